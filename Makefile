@@ -1,0 +1,32 @@
+# Two commands: `make serve` and `make test`. Both set up what they need in .venv and may be repeated.
+#   make serve MODEL=path PORT=8001 ARGS="--max-sequences 8"
+#   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
+MODEL ?=
+PORT ?= 8000
+ARGS ?=
+PIP_ARGS ?=
+export PIP_ARGS
+
+INPUTS := pyproject.toml constraints.txt scripts/setup
+
+.PHONY: serve test check clean
+
+serve: .venv/.ready
+	@exec .venv/bin/noria serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: .venv/.ready-dev
+	.venv/bin/python -m pytest $(ARGS)
+
+check: .venv/.ready-dev
+	scripts/check
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.ready: $(INPUTS)
+	@scripts/setup
+	@touch $@
+
+.venv/.ready-dev: $(INPUTS)
+	@scripts/setup dev
+	@touch $@ .venv/.ready

@@ -1,0 +1,126 @@
+"""The seam between scheduler and network: plain data and one protocol. No torch.
+
+A step computes, for each of several sequences, the next few tokens that the sequence lacks. There is no prefill
+and no decode: a `Slice` of one token and a `Slice` of five hundred differ in nothing but length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from model.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """Pages of one sequence in one pool, in logical order.
+
+    `pages[i]` holds positions `(first_block + i) * page_size` and the `page_size - 1` after it. Blocks before
+    `first_block` have left the window. Worked example: page_size 4, window 5, next position 9: positions 5..8 are
+    still visible, so blocks 1 and 2 are held: `first_block` 1, two pages.
+    """
+
+    first_block: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Positions `start..stop-1` of one sequence, to be computed in this step.
+
+    `tokens` are all tokens of the sequence known so far, prompt first: a read-only view, `len(tokens) >= stop`.
+    `tables` has one entry a pool, in the order of `RunnerInfo.pools`, with room for position `stop - 1`.
+    `choice` numbers the sequence among the choices of its request; with the seed and the output index it fixes
+    the noise of a draw.
+    """
+
+    sequence_id: int
+    tokens: Sequence[int]
+    n_prompt: int
+    start: int
+    stop: int
+    tables: tuple[PageTable, ...]
+    params: SamplingParams
+    choice: int = 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is drawn after this slice: it ends at the last known token and more are wanted."""
+        return self.stop == len(self.tokens) and self.stop - self.n_prompt < self.params.max_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of prompt tokens are wanted from this slice."""
+        return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """All slices of one step; no sequence appears twice."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(item.stop - item.start for item in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOutput:
+    """What one slice gave: a drawn token (None unless `Slice.draws`) and the logprobs that were asked for.
+
+    `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
+    """
+
+    token: int | None
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One `SliceOutput` for each slice, in order."""
+
+    slices: tuple[SliceOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """One pool of pages: all layers with this attention window (None: full attention)."""
+
+    window: int | None
+    n_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What the scheduler and the service must know of a loaded model.
+
+    `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits.
+    `description` is for people: backend, dtype, device, scheme (shown in the log and in `/version`).
+    """
+
+    page_size: int
+    pools: tuple[PoolSpec, ...]
+    max_model_len: int
+    vocab_size: int
+    description: dict[str, str]
+
+
+class Runner(Protocol):
+    """A loaded model: computes steps. Owned by one thread."""
+
+    info: RunnerInfo
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
+        ...

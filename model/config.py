@@ -1,0 +1,117 @@
+"""What a model is and how it is to be run: frozen, torch-free. Adapters from files live in `families.py`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from model.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotation frequencies are stretched, fixed once at load.
+
+    kind "linear" divides all by `factor`; "llama3" divides low frequencies only, blending between
+    `original_max_position / low_freq_factor` and `/ high_freq_factor`; "yarn" as in arXiv 2309.00071, with
+    `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "dynamic" (NTK) is resolved to a theta at load.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A network of the family, in the words of the papers and of `params.json`.
+
+    `windows` has one entry a layer: a token attends to itself and the `window - 1` before it; None is full
+    attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the trained context in tokens.
+    `dtype` is the checkpoint's own: "bfloat16", "float16" or "float32".
+
+    Raises ModelError for shapes that cannot be.
+    """
+
+    family: str
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_dim: int
+    vocab_size: int
+    norm_eps: float
+    rope_theta: float
+    max_position: int
+    windows: tuple[int | None, ...]
+    rope_fraction: float = 1.0
+    rope_scaling: RopeScaling | None = None
+    n_experts: int = 0
+    n_experts_per_token: int = 0
+    tied_head: bool = False
+    attention_bias: bool = False
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1, the checkpoint has {getattr(self, name)}")
+        if self.n_heads % self.n_kv_heads:
+            raise ModelError(f"n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})")
+        if self.head_dim % 2:
+            raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
+        if len(self.windows) != self.n_layers:
+            raise ModelError(f"windows must have one entry for each of {self.n_layers} layers, got {len(self.windows)}")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ModelError(f"a sliding window must be at least 1, got {min(w for w in self.windows if w is not None)}")
+        if not 0.0 <= self.rope_fraction <= 1.0:
+            raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
+        if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:
+            raise ModelError(f"n_experts_per_token must be 1..{self.n_experts}, got {self.n_experts_per_token}")
+
+    @property
+    def pool_windows(self) -> tuple[int | None, ...]:
+        """The distinct windows, one page pool each, in order of first appearance."""
+        return tuple(dict.fromkeys(self.windows))
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
+        attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
+        if self.attention_bias:
+            attention += self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
+        feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
+        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
+        return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How to load and run a model. `model` is a local directory in HF or native format.
+
+    `cache_memory` is bytes for keys and values (None: a quarter of the free memory on CPU). `sliding_window`
+    0 keeps the checkpoint's windows, a positive number gives every layer that window.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    quantize: str = "none"
+    attention: str = "auto"
+    sliding_window: int = 0
+    max_model_len: int | None = None
+    max_sequences: int = 64
+    max_step_tokens: int = 512
+    cache_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What `generation_config.json` and the tokenizer say: tokens that end an output, sampling defaults."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    sampling: dict[str, float | int] = field(default_factory=dict)

@@ -1,0 +1,126 @@
+"""What a request may ask of the sampler: fields, ranges, defaults. No torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from model.errors import ParameterError
+
+# field -> (least, greatest); OpenAI's ranges where it has the field, vLLM's elsewhere.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 10.0),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_tokens": (0, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+MAX_STOPS = 16
+MAX_STOP_CHARS = 512
+MAX_BIASED_TOKENS = 1024
+BIAS_LIMIT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one choice is drawn and when it ends.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` is the number of alternatives
+    reported beside each drawn token (None: no logprobs at all), `prompt_logprobs` the same for prompt tokens.
+    `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
+    `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
+
+    Raises ParameterError, naming field, value and limit.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (least, greatest) in RANGES.items():
+            _check_range(name, getattr(self, name), least, greatest)
+        if self.top_p == 0.0:
+            raise ParameterError("top_p", "top_p must be greater than 0, got 0")
+        if self.min_tokens > self.max_tokens:
+            raise ParameterError(
+                "min_tokens", f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        _check_stops(self.stop)
+        _check_bias(self.logit_bias)
+
+    def check_ids(self, vocab_size: int) -> None:
+        """Raise ParameterError for a token id outside the logits' width."""
+        for name, ids in (
+            ("logit_bias", (token for token, _ in self.logit_bias)),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise ParameterError(name, f"{name} has token id {token}, the vocabulary is 0..{vocab_size - 1}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the pipe: only what differs from the defaults."""
+        default = _DEFAULTS
+        return {name: value for name, value in asdict(self).items() if value != default[name]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
+        """Inverse of `to_json`; JSON lists become tuples again."""
+        values = dict(data)
+        for name in ("stop", "stop_token_ids"):
+            if name in values:
+                values[name] = tuple(values[name])
+        if "logit_bias" in values:
+            values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
+        return cls(**values)
+
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+
+
+def _check_range(name: str, value: float | None, least: float, greatest: float) -> None:
+    if value is None and _DEFAULTS[name] is None:
+        return
+    if value is None or not math.isfinite(value) or not least <= value <= greatest:
+        raise ParameterError(name, f"{name} must be between {least:g} and {greatest:g}, got {value}")
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise ParameterError("stop", f"stop takes at most {MAX_STOPS} strings, got {len(stops)}")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise ParameterError(
+                "stop", f"each stop string must have 1 to {MAX_STOP_CHARS} characters, got one of {len(stop)}"
+            )
+
+
+def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise ParameterError("logit_bias", f"logit_bias takes at most {MAX_BIASED_TOKENS} tokens, got {len(bias)}")
+    for token, value in bias:
+        if not -BIAS_LIMIT <= value <= BIAS_LIMIT:
+            raise ParameterError(
+                "logit_bias", f"logit_bias of token {token} must be between -{BIAS_LIMIT:g} and {BIAS_LIMIT:g}, got {value}"
+            )

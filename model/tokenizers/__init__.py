@@ -1,0 +1,1 @@
+"""Tokenizers: SentencePiece (`tokenizer.model`) and `tokenizers` (`tokenizer.json`), one file each."""

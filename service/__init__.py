@@ -1,0 +1,1 @@
+"""The HTTP service. Never imports torch: tensors live in the engine process."""

@@ -1,0 +1,1 @@
+"""Scheduler, page tables and process host: standard library and the seam (`model.batch`) only."""

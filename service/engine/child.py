@@ -1,0 +1,102 @@
+"""The engine's own process (or, in tests, thread): load the model, then run the loop until the service goes away."""
+
+import importlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from model.batch import Runner
+from model.errors import NoriaError
+from service.engine.loop import EngineLoop
+from service.engine.messages import Beat, Failed, Load, Loading, Ready, Stop, ToEngine
+from service.engine.scheduler import Scheduler
+from service.engine.wire import Wire
+
+log = logging.getLogger("noria.engine")
+
+BEAT_SECONDS = 0.25
+
+CreateRunner = Callable[..., Runner]
+
+
+def import_callable(name: str) -> CreateRunner:
+    """`"module:callable"` -> the callable."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Child:
+    """One engine life on one wire. `on_orphaned` is called when the service closes its end."""
+
+    def __init__(self, wire: Wire, on_orphaned: Callable[[], None]) -> None:
+        self._wire = wire
+        self._on_orphaned = on_orphaned
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._ended = threading.Event()
+
+    def run(self, runner: str) -> None:
+        """Load and serve; returns when told to stop, or after a failed load was reported."""
+        reader = threading.Thread(target=self._read, name="noria-engine-inbox", daemon=True)
+        beat = threading.Thread(target=self._beat, name="noria-engine-beat", daemon=True)
+        reader.start()
+        beat.start()
+        try:
+            self._serve(runner)
+        except OSError as error:
+            log.warning("the engine ends: %s", error)
+        finally:
+            self._ended.set()
+            self._wire.close()
+            reader.join()
+            beat.join()
+            self._wire.release()
+
+    def _serve(self, name: str) -> None:
+        try:
+            loaded = self._load(name)
+        except NoriaError as error:
+            self._wire.send(Failed(str(error)))
+        except Exception as error:
+            log.exception("the model cannot be loaded")
+            self._wire.send(Failed(f"the model cannot be loaded: {type(error).__name__}: {error}"))
+        else:
+            if loaded is not None:
+                runner, scheduler = loaded
+                self._wire.send(Ready(runner.info))
+                EngineLoop(runner, scheduler, self._receive, self._wire.send).run()
+
+    def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
+        """Import at once, while the service is still finding the model's files; load when told to."""
+        create = import_callable(name)
+        load = self._inbox.get()
+        if not isinstance(load, Load):
+            return None
+        options = dict(load.options)
+        runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **options)
+        scheduler = Scheduler(
+            runner.info,
+            max_sequences=options["max_sequences"],
+            max_step_tokens=options["max_step_tokens"],
+        )
+        return runner, scheduler
+
+    def _receive(self, block: bool) -> list[ToEngine]:
+        messages = [self._inbox.get()] if block else []
+        while not self._inbox.empty():
+            messages.append(self._inbox.get())
+        return messages
+
+    def _read(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            self._inbox.put(message)
+        self._inbox.put(Stop())
+        if not self._ended.is_set():
+            self._on_orphaned()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self._wire.send(Beat())
+            except OSError:
+                return

@@ -1,0 +1,242 @@
+"""The service's side of the engine: start it, watch it, replace it, hand out mailboxes. Lives on the event loop.
+
+A life is one engine process from spawn to end. The first life's failure is the service's failure; later lives are
+replaced until one serves again. Nothing here blocks the loop: the wire is buffered both ways.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from model.batch import RunnerInfo
+from model.errors import NoriaError
+from model.sampling_params import SamplingParams
+from service.engine.hosts import Host
+from service.engine.mailbox import EngineUnavailable, Mailbox
+from service.engine.messages import (
+    Abort,
+    Beat,
+    Failed,
+    FromEngine,
+    Load,
+    Loading,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+    ToEngine,
+    decode,
+)
+from service.engine.wire import HEADER, frame
+
+log = logging.getLogger("noria.engine")
+
+WATCH_SECONDS = 0.2
+LOADING_STALL_SECONDS = 120.0
+LONGEST_BACKOFF_SECONDS = 30.0
+
+
+class EngineClient:
+    """Submits sequences and delivers their updates, whichever engine process is serving.
+
+    `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
+    describe loading. `info` is set once ready. An engine is replaced when it dies, when it is silent for
+    `stall_timeout` seconds, and when it has work but finishes no step in `step_timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        host_factory: Callable[[], Host],
+        *,
+        step_timeout: float = 60.0,
+        stall_timeout: float = 2.0,
+        on_report: Callable[[Report], None] = lambda report: None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = "starting"
+        self.stage = "starting"
+        self.progress = 0.0
+        self.info: RunnerInfo | None = None
+        self.stats = Stats()
+        self._host_factory = host_factory
+        self._step_timeout = step_timeout
+        self._stall_timeout = stall_timeout
+        self._on_report = on_report
+        self._on_restart = on_restart
+        self._ids = itertools.count(1)
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._host: Host | None = None
+        self._sock: socket.socket | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._heard = 0.0
+        self._stepped = 0.0
+        self._failure: str | None = None
+
+    def spawn(self) -> None:
+        """Start an engine process now; it imports what it needs while the caller goes on. Needs no event loop."""
+        self._host = self._host_factory()
+        self._sock = self._host.spawn()
+
+    async def start(self, options: Mapping[str, Any]) -> None:
+        """Load the model with these runner options and wait until it serves. Raises NoriaError if it cannot."""
+        if self._host is None:
+            self.spawn()
+        ready = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise(Load(dict(options)), ready), name="engine-supervisor")
+        await ready
+
+    def note(self, stage: str, progress: float) -> None:
+        """Say how far loading is, for readiness answers."""
+        self.stage, self.progress = stage, progress
+
+    def submit(self, prompt: list[int], params: SamplingParams, choice: int = 0) -> Mailbox:
+        """Queue one sequence. Raises EngineUnavailable unless the engine is ready."""
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+        if not self._mailboxes:
+            self._stepped = self._now()
+        mailbox = Mailbox(next(self._ids), self._close_mailbox)
+        self._mailboxes[mailbox.id] = mailbox
+        self._send(Submit(mailbox.id, prompt, params, choice))
+        return mailbox
+
+    async def close(self) -> None:
+        """End the engine; requests still running get EngineDied."""
+        self.state = "stopped"
+        self._fail_mailboxes()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._host is not None:
+            self._host.kill()
+        if self._sock is not None:
+            self._sock.close()
+
+    async def _supervise(self, load: Load, ready: asyncio.Future[None]) -> None:
+        """Run one life after the other; only the first may give up."""
+        failures = 0
+        while True:
+            served = await self._live(load, ready)
+            self._fail_mailboxes()
+            ending = self._host.kill() if self._host else ""
+            if not ready.done():
+                self.state = "failed"
+                ready.set_exception(NoriaError(self._failure or f"the engine ended while loading the model ({ending})"))
+                return
+            failures = 0 if served else failures + 1
+            self.state, self.stage, self.progress = "restarting", "restarting", 0.0
+            self.stats = Stats()
+            self._on_restart()
+            log.error("the engine is gone (%s); starting a fresh one", ending)
+            await asyncio.sleep(min(0.5 * (2**failures - 1), LONGEST_BACKOFF_SECONDS))
+            self.spawn()
+
+    async def _live(self, load: Load, ready: asyncio.Future[None]) -> bool:
+        """One life, until its wire closes; whether it got as far as serving."""
+        assert self._sock is not None
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._sock)
+        self._sock = None
+        self._send(load)
+        self._heard = self._now()
+        watchdog = asyncio.create_task(self._watch(), name="engine-watchdog")
+        served = False
+        try:
+            while (message := await self._receive(reader)) is not None:
+                self._take(message)
+                if isinstance(message, Ready):
+                    served = True
+                    if not ready.done():
+                        ready.set_result(None)
+        finally:
+            watchdog.cancel()
+            self._writer.close()
+            self._writer = None
+        return served
+
+    async def _receive(self, reader: asyncio.StreamReader) -> FromEngine | None:
+        try:
+            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+            return decode(await reader.readexactly(size))  # type: ignore[return-value]
+        except (asyncio.IncompleteReadError, OSError):
+            return None
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            log.exception("the engine sent something that is not a message")
+            return None
+
+    def _take(self, message: FromEngine) -> None:
+        self._heard = self._now()
+        if isinstance(message, Report):
+            self._deliver(message)
+        elif isinstance(message, Loading):
+            self.state = "loading" if self.info is None else "restarting"
+            self.note(message.stage, message.progress)
+        elif isinstance(message, Ready):
+            self.info, self.state = message.info, "ready"
+            self.note("ready", 1.0)
+            self._stepped = self._now()
+        elif isinstance(message, Failed):
+            self._failure = message.message
+            log.debug("the engine cannot load: %s", message.message)
+        else:
+            assert isinstance(message, Beat)
+
+    def _deliver(self, report: Report) -> None:
+        self._stepped = self._heard
+        self.stats = report.stats
+        self._on_report(report)
+        for update in report.updates:
+            mailbox = self._mailboxes.get(update.id)
+            if mailbox is None:
+                continue
+            if update.finish is not None:
+                del self._mailboxes[update.id]
+            mailbox.put(update)
+
+    async def _watch(self) -> None:
+        """Kill an engine that is silent or stuck. Time that this loop itself lost is not held against it."""
+        while True:
+            before = self._now()
+            await asyncio.sleep(WATCH_SECONDS)
+            late = self._now() - before - WATCH_SECONDS
+            self._heard += late
+            self._stepped += late
+            reason = self._stalled()
+            if reason and self._host is not None:
+                log.error("%s; killing it", reason)
+                self._fail_mailboxes()
+                self._host.kill()
+                return
+
+    def _stalled(self) -> str | None:
+        now = self._now()
+        limit = self._stall_timeout if self.state == "ready" else LOADING_STALL_SECONDS
+        if now - self._heard > limit:
+            return f"the engine has been silent for {limit:g} s"
+        if self._mailboxes and now - self._stepped > self._step_timeout:
+            return f"the engine has finished no step in {self._step_timeout:g} s"
+        return None
+
+    def _fail_mailboxes(self) -> None:
+        """Every request in flight ends now; new ones are refused until an engine is ready again."""
+        if self.state == "ready":
+            self.state = "restarting"
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail()
+
+    def _close_mailbox(self, sequence_id: int) -> None:
+        if self._mailboxes.pop(sequence_id, None) is not None:
+            self._send(Abort(sequence_id))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None:
+            self._writer.write(frame(message))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

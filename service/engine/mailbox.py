@@ -1,0 +1,75 @@
+"""What one request waits on: updates of one sequence, merged while the reader is busy elsewhere."""
+
+import asyncio
+from collections.abc import Callable
+
+from service.engine.messages import Update
+
+
+class EngineUnavailable(Exception):
+    """The engine cannot take a request now: it is loading, restarting or stopped."""
+
+
+class EngineDied(Exception):
+    """The engine ended while it served this request."""
+
+
+def merge(first: Update, second: Update) -> Update:
+    """Both updates as one, in order."""
+    return Update(
+        id=first.id,
+        tokens=first.tokens + second.tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
+        finish=second.finish,
+        cached=first.cached if second.cached is None else second.cached,
+        queued=first.queued if second.queued is None else second.queued,
+    )
+
+
+class Mailbox:
+    """Async iterator over the updates of one sequence; ends after the update whose `finish` is set.
+
+    Raises EngineDied when the engine does. `close` tells the engine to forget an unfinished sequence.
+    """
+
+    def __init__(self, sequence_id: int, on_close: Callable[[int], None]) -> None:
+        self.id = sequence_id
+        self._on_close = on_close
+        self._pending: Update | None = None
+        self._died = False
+        self._finished = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, update: Update) -> None:
+        """Deliver an update; called once a step at most."""
+        self._pending = update if self._pending is None else merge(self._pending, update)
+        self._wake()
+
+    def fail(self) -> None:
+        """The engine is gone: the reader gets what is pending, then EngineDied."""
+        self._died = True
+        self._wake()
+
+    def close(self) -> None:
+        """Abort the sequence unless it has finished. May be called again."""
+        self._on_close(self.id)
+
+    def __aiter__(self) -> "Mailbox":
+        return self
+
+    async def __anext__(self) -> Update:
+        if self._finished:
+            raise StopAsyncIteration
+        while self._pending is None:
+            if self._died:
+                raise EngineDied("the engine stopped while serving this request; a fresh one is being started")
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        update, self._pending = self._pending, None
+        self._finished = update.finish is not None
+        return update
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,213 @@
+"""What crosses the pipe between service and engine: plain data as JSON, never pickles.
+
+To the engine:    Load, Submit, Abort, Stop
+From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from model.batch import PoolSpec, RunnerInfo, TokenLogprob
+from model.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model: `options` are the keyword arguments of the runner's callable."""
+
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One sequence to complete; `id` is unique in the engine's life."""
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget a sequence; unknown ids are fine (it may have finished meanwhile)."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Start-up progress: a stage's name and a fraction 0..1."""
+
+    stage: str
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded and answers."""
+
+    info: RunnerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The model cannot be loaded; `message` is one line for a person."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The engine process is alive (sent while idle and inside long steps)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a step gave one sequence.
+
+    `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error".
+    `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
+    """
+
+    id: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish: str | None = None
+    cached: int | None = None
+    queued: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Pages of one pool by state."""
+
+    window: int | None
+    held: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine after a step. Counters are totals since the engine started."""
+
+    running: int = 0
+    waiting: int = 0
+    step_tokens: int = 0
+    step_seconds: float = 0.0
+    preemptions: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    pools: tuple[PoolStats, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One a step: all updates, and the engine's state."""
+
+    updates: tuple[Update, ...]
+    stats: Stats = field(default_factory=Stats)
+
+
+ToEngine = Load | Submit | Abort | Stop
+FromEngine = Loading | Ready | Failed | Beat | Report
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One message as JSON bytes; fields that hold their default stay home."""
+    fields = {"kind": type(message).__name__, **_ENCODERS[type(message)](message)}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> ToEngine | FromEngine:
+    """Inverse of `encode`. Raises KeyError, TypeError or ValueError for anything else."""
+    fields = json.loads(data)
+    return _DECODERS[fields.pop("kind")](fields)
+
+
+def _encode_submit(message: Submit) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "prompt": message.prompt,
+        "params": message.params.to_json(),
+        "choice": message.choice,
+    }
+
+
+def _decode_submit(fields: dict[str, Any]) -> Submit:
+    return Submit(fields["id"], fields["prompt"], SamplingParams.from_json(fields["params"]), fields["choice"])
+
+
+def _encode_update(update: Update) -> dict[str, Any]:
+    fields: dict[str, Any] = {"id": update.id, "tokens": update.tokens}
+    if update.logprobs:
+        fields["logprobs"] = [(item.token, item.logprob, item.top) for item in update.logprobs]
+    if update.prompt_logprobs:
+        fields["prompt_logprobs"] = [(item.token, item.logprob, item.top) for item in update.prompt_logprobs]
+    for name in ("finish", "cached", "queued"):
+        if (value := getattr(update, name)) is not None:
+            fields[name] = value
+    return fields
+
+
+def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, logprob, tuple((other, value) for other, value in top)) for token, logprob, top in items
+    )
+
+
+def _decode_update(fields: dict[str, Any]) -> Update:
+    fields["tokens"] = tuple(fields["tokens"])
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in fields:
+            fields[name] = _decode_logprobs(fields[name])
+    return Update(**fields)
+
+
+def _encode_report(report: Report) -> dict[str, Any]:
+    return {"updates": [_encode_update(update) for update in report.updates], "stats": asdict(report.stats)}
+
+
+def _decode_report(fields: dict[str, Any]) -> Report:
+    stats = fields["stats"]
+    stats["pools"] = tuple(PoolStats(**pool) for pool in stats["pools"])
+    return Report(tuple(_decode_update(update) for update in fields["updates"]), Stats(**stats))
+
+
+def _decode_ready(fields: dict[str, Any]) -> Ready:
+    info = fields["info"]
+    info["pools"] = tuple(PoolSpec(**pool) for pool in info["pools"])
+    return Ready(RunnerInfo(**info))
+
+
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Load: asdict,
+    Submit: _encode_submit,
+    Abort: asdict,
+    Stop: asdict,
+    Loading: asdict,
+    Ready: asdict,
+    Failed: asdict,
+    Beat: asdict,
+    Report: _encode_report,
+}
+_DECODERS: dict[str, Callable[[dict[str, Any]], ToEngine | FromEngine]] = {
+    "Load": lambda fields: Load(**fields),
+    "Submit": _decode_submit,
+    "Abort": lambda fields: Abort(**fields),
+    "Stop": lambda fields: Stop(),
+    "Loading": lambda fields: Loading(**fields),
+    "Ready": _decode_ready,
+    "Failed": lambda fields: Failed(**fields),
+    "Beat": lambda fields: Beat(),
+    "Report": _decode_report,
+}

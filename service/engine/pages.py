@@ -1,0 +1,141 @@
+"""The wheel's bookkeeping: which page is held, cached or free, and what a page contains. Ints only.
+
+A page is *held* (one or more sequences use it), *cached* (nobody does, its named content may be reused, least
+recently used goes first) or *free*. A full page is named by a chained hash of all tokens up to its end, so equal
+names mean equal keys and values.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from model.batch import PoolSpec
+from service.engine.messages import PoolStats
+
+NAME_BYTES = 16
+
+
+def page_name(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Name of the page that holds `tokens` and follows the page named `parent` (b"" for a first page)."""
+    return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=NAME_BYTES).digest()
+
+
+class PagePool:
+    """Pages of all layers that share one window."""
+
+    def __init__(self, spec: PoolSpec, page_size: int) -> None:
+        self.window = spec.window
+        self.page_size = page_size
+        self.n_pages = spec.n_pages
+        self._free = list(range(spec.n_pages - 1, -1, -1))
+        self._holders = [0] * spec.n_pages
+        self._n_held = 0
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._names: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can give: free ones, then cached ones whose content is given up."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def stats(self) -> PoolStats:
+        return PoolStats(self.window, self._n_held, len(self._cached), len(self._free))
+
+    def blocks(self, n_tokens: int) -> int:
+        """Number of pages that cover `n_tokens` positions from 0."""
+        return -(-n_tokens // self.page_size)
+
+    def first_visible_block(self, position: int) -> int:
+        """First block with a position that the token at `position` still attends to, or will.
+
+        Window 5, page size 4, position 9: it sees 5..9, so block 1 (positions 4..7) is the first.
+        """
+        if self.window is None:
+            return 0
+        return max(0, position - self.window + 1) // self.page_size
+
+    def most_blocks(self, n_tokens: int, chunk: int) -> int:
+        """Pages a sequence of `n_tokens` holds at most at one time when computed `chunk` tokens a step."""
+        if self.window is None:
+            return self.blocks(n_tokens)
+        return min(self.blocks(n_tokens), self.blocks(self.window - 1 + chunk) + 1)
+
+    def contains(self, name: bytes) -> bool:
+        """Whether a held or cached page has this content."""
+        return name in self._pages
+
+    def take(self) -> int:
+        """A page to write to, held once. Raises IndexError when none is available."""
+        if self._free:
+            page = self._free.pop()
+        elif self._cached:
+            page, _ = self._cached.popitem(last=False)
+            del self._pages[self._names.pop(page)]
+        else:
+            raise IndexError("no page is available")
+        self._holders[page] = 1
+        self._n_held += 1
+        return page
+
+    def share(self, name: bytes) -> int:
+        """Hold the page of this name once more, to read only. Raises KeyError when there is none."""
+        page = self._pages[name]
+        if self._holders[page] == 0:
+            del self._cached[page]
+            self._n_held += 1
+        self._holders[page] += 1
+        return page
+
+    def name(self, page: int, name: bytes) -> None:
+        """Say what a held, full page contains. The first page of a name keeps it."""
+        if name not in self._pages and page not in self._names:
+            self._names[page] = name
+            self._pages[name] = page
+
+    def release(self, page: int) -> None:
+        """Give up one hold; the last holder's page becomes cached if it has a name, else free."""
+        if self._holders[page] < 1:
+            raise ValueError(f"page {page} is released but nobody holds it")
+        self._holders[page] -= 1
+        if self._holders[page]:
+            return
+        self._n_held -= 1
+        if page in self._names:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
+
+    def check(self) -> None:
+        """Raise AssertionError unless free + cached + held = total and every name leads back to its page."""
+        held = sum(1 for holders in self._holders if holders)
+        assert held == self._n_held, f"{held} pages have holders, {self._n_held} are counted"
+        assert len(self._free) + len(self._cached) + held == self.n_pages, "free + cached + held is not the total"
+        assert len(set(self._free) | set(self._cached)) == len(self._free) + len(self._cached), "a page is listed twice"
+        assert not any(self._holders[page] for page in (*self._free, *self._cached)), "a page in use may be given away"
+        assert {page: name for name, page in self._pages.items()} == self._names, "names and pages disagree"
+
+
+def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes]) -> int:
+    """Longest page boundary, in blocks, from which a sequence with these page names may start.
+
+    A windowed pool needs only the blocks that the next token sees; a full pool needs all before the boundary.
+    """
+    runs = [_runs(pool, names) for pool in pools]
+    for blocks in range(len(names), 0, -1):
+        if all(
+            run[blocks] >= blocks - pool.first_visible_block(blocks * pool.page_size)
+            for pool, run in zip(pools, runs, strict=True)
+        ):
+            return blocks
+    return 0
+
+
+def _runs(pool: PagePool, names: Sequence[bytes]) -> list[int]:
+    """runs[b]: how many blocks in a row, ending just before block b, this pool contains."""
+    runs = [0]
+    for name in names:
+        runs.append(runs[-1] + 1 if pool.contains(name) else 0)
+    return runs

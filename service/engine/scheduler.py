@@ -1,0 +1,219 @@
+"""Who computes what in the next step. The only mutator of queues, sequences and page tables.
+
+A step first serves every sequence that lacks a single token (it decodes), then longer lacks (prompt chunks) oldest
+first, then admits from the waiting queue, up to `max_step_tokens`. When pages run out, the youngest is preempted:
+it gives up its pages, keeps its tokens and waits at the head of the queue.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
+from service.engine.messages import Stats, Submit, Update
+from service.engine.pages import PagePool, reusable_blocks
+from service.engine.sequence import Sequence, Table
+
+
+class _Draft:
+    """The step being planned: sequence -> position where its slice stops."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.stops: dict[Sequence, int] = {}
+
+    def add(self, sequence: Sequence, n_tokens: int) -> None:
+        self.stops[sequence] = sequence.computed + n_tokens
+        self.budget -= n_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        if (stop := self.stops.pop(sequence, None)) is not None:
+            self.budget += stop - sequence.computed
+
+
+class Scheduler:
+    """Queues and pages of one engine. `plan` and `commit` alternate; `submit` and `abort` come between steps."""
+
+    def __init__(
+        self,
+        info: RunnerInfo,
+        *,
+        max_sequences: int,
+        max_step_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 1 <= max_sequences <= max_step_tokens:
+            raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
+        self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
+        self._max_sequences = max_sequences
+        self._max_step_tokens = max_step_tokens
+        self._max_model_len = info.max_model_len
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
+        self._planned: dict[Sequence, int] = {}
+        self._preemptions = 0
+        self._queried_tokens = 0
+        self._hit_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def submit(self, request: Submit) -> None:
+        """Queue a sequence. Raises ValueError for one that could never finish."""
+        length = len(request.prompt) + request.params.max_tokens
+        if not request.prompt or length > self._max_model_len:
+            raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
+        self._waiting.append(Sequence(request, self.pools, self._clock()))
+
+    def abort(self, sequence_id: int) -> None:
+        """Forget a sequence and release its pages; an unknown id is fine."""
+        for sequence in (*self._running, *self._waiting):
+            if sequence.id == sequence_id:
+                self._forget(sequence)
+                return
+
+    def plan(self) -> StepBatch:
+        """Choose the tokens of the next step and give their sequences the pages to write to."""
+        draft = _Draft(self._max_step_tokens)
+        for sequence in sorted(self._running, key=lambda item: item.lacks > 1):
+            if draft.budget and sequence in self._running:
+                self._extend(sequence, draft)
+        while draft.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
+            self._extend(next(reversed(self._running)), draft)
+        self._planned = draft.stops
+        return StepBatch(tuple(sequence.slice(stop) for sequence, stop in draft.stops.items()))
+
+    def commit(self, output: StepOutput) -> list[Update]:
+        """Take in what the planned step computed: append tokens, finish sequences, release pages."""
+        planned, self._planned = self._planned, {}
+        updates = []
+        for (sequence, stop), result in zip(planned.items(), output.slices, strict=True):
+            update = self._advance(sequence, stop, result)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def fail_step(self) -> list[Update]:
+        """The planned step was not computed: end its sequences with an error, keep the others."""
+        planned, self._planned = self._planned, {}
+        for sequence in planned:
+            self._forget(sequence)
+        return [Update(sequence.id, finish="error") for sequence in planned]
+
+    def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
+        return Stats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            step_tokens=step_tokens,
+            step_seconds=step_seconds,
+            preemptions=self._preemptions,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            pools=tuple(pool.stats for pool in self.pools),
+        )
+
+    def check_idle(self) -> None:
+        """Raise AssertionError unless the pages add up and, with no work left, nothing is held."""
+        for pool in self.pools:
+            pool.check()
+            assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
+
+    def _extend(self, sequence: Sequence, draft: _Draft) -> None:
+        """Put the sequence's next tokens into the step, as many as budget and pages allow."""
+        wanted = min(sequence.lacks, draft.budget)
+        while (room := min(table.fits() for table in sequence.tables) - sequence.computed) < 1:
+            victim = next(reversed(self._running))
+            draft.drop(victim)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        n_tokens = min(wanted, room)
+        for table in sequence.tables:
+            table.grow(sequence.computed + n_tokens)
+        draft.add(sequence, n_tokens)
+
+    def _forget(self, sequence: Sequence) -> None:
+        sequence.reset()
+        if sequence in self._running:
+            del self._running[sequence]
+        else:
+            self._waiting.remove(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._forget(sequence)
+        self._waiting.appendleft(sequence)
+        self._preemptions += 1
+
+    def _admit(self) -> bool:
+        """Move the head of the queue to the running sequences if its known tokens have room, reusing pages."""
+        sequence = self._waiting[0]
+        reused = self._reuse(sequence)
+        if not self._has_room(sequence):
+            sequence.reset()
+            return False
+        self._waiting.popleft()
+        self._running[sequence] = None
+        if sequence.queued is None:
+            sequence.queued = self._clock() - sequence.arrived
+            sequence.cached = reused
+            self._queried_tokens += sequence.n_prompt
+            self._hit_tokens += reused
+        return True
+
+    def _reuse(self, sequence: Sequence) -> int:
+        """Share pages that already hold the sequence's first tokens; at least one token is left to compute."""
+        if sequence.scored < sequence.n_prompt:  # prompt logprobs are wanted: every position must be computed
+            return 0
+        size = self.pools[0].page_size
+        names = sequence.names((len(sequence.tokens) - 1) // size)
+        names = names[: reusable_blocks(self.pools, names)]
+        for table in sequence.tables:
+            table.share(names)
+        sequence.computed = len(names) * size
+        return sequence.computed
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the sequence's tokens fit beside what the running ones still lack, plus a page to grow for each."""
+        unfinished = [item for item in self._running if item.lacks > 1]
+        for index, table in enumerate(sequence.tables):
+            promised = sum(self._to_come(item, item.tables[index]) for item in unfinished) + len(self._running)
+            if table.pool.available < self._to_come(sequence, table) + promised:
+                return False
+        return True
+
+    def _to_come(self, sequence: Sequence, table: Table) -> int:
+        """Pages that the sequence will take beyond those it has until all its known tokens are computed."""
+        most = table.pool.most_blocks(len(sequence.tokens), self._max_step_tokens)
+        return min(table.missing(len(sequence.tokens)), most - len(table.pages))
+
+    def _advance(self, sequence: Sequence, stop: int, result: SliceOutput) -> Update | None:
+        start = sequence.computed
+        sequence.advance(stop)
+        prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
+        sequence.scored += len(prompt_logprobs)
+        if result.token is not None:
+            sequence.tokens.append(result.token)
+        finish = self._finish_reason(sequence, result.token)
+        if finish is not None:
+            self._forget(sequence)
+        if result.token is None and finish is None and not prompt_logprobs:
+            return None
+        first, sequence.first_update = sequence.first_update, False
+        return Update(
+            id=sequence.id,
+            tokens=() if result.token is None else (result.token,),
+            logprobs=() if result.logprob is None else (result.logprob,),
+            prompt_logprobs=prompt_logprobs,
+            finish=finish,
+            cached=sequence.cached if first else None,
+            queued=sequence.queued if first else None,
+        )
+
+    def _finish_reason(self, sequence: Sequence, token: int | None) -> str | None:
+        if token is not None and token in sequence.params.stop_token_ids:
+            return "stop"
+        if sequence.n_output >= sequence.params.max_tokens and sequence.computed >= sequence.n_prompt:
+            return "length"
+        return None

@@ -1,0 +1,125 @@
+"""One sequence on the wheel: its tokens, how far they are computed, the pages that hold their keys and values."""
+
+from collections.abc import Sequence as Items
+
+from model.batch import PageTable, Slice
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit
+from service.engine.pages import PagePool, page_name
+
+
+class Table:
+    """Pages of one sequence in one pool: `pages[i]` is logical block `first_block + i`."""
+
+    __slots__ = ("first_block", "pages", "pool")
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.first_block = 0
+        self.pages: list[int] = []
+
+    @property
+    def end_block(self) -> int:
+        return self.first_block + len(self.pages)
+
+    def missing(self, n_tokens: int) -> int:
+        """Pages to take before position `n_tokens - 1` can be written."""
+        return max(0, self.pool.blocks(n_tokens) - self.end_block)
+
+    def fits(self) -> int:
+        """Length that the sequence could reach with the pages available now."""
+        return (self.end_block + self.pool.available) * self.pool.page_size
+
+    def grow(self, n_tokens: int) -> None:
+        """Take the pages that are missing for `n_tokens` positions."""
+        for _ in range(self.missing(n_tokens)):
+            self.pages.append(self.pool.take())
+
+    def share(self, names: Items[bytes]) -> None:
+        """Start with the pages of these names, less those that the next token cannot see. Reads only."""
+        self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
+        self.pages = [self.pool.share(name) for name in names[self.first_block :]]
+
+    def turn(self, next_position: int) -> None:
+        """Release the pages that have left the window of the next token to compute."""
+        gone = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
+        if gone > 0:
+            for page in self.pages[:gone]:
+                self.pool.release(page)
+            del self.pages[:gone]
+            self.first_block += gone
+
+    def clear(self) -> None:
+        """Release all, the end first: beginnings are shared more often and should stay longest."""
+        for page in reversed(self.pages):
+            self.pool.release(page)
+        self.pages = []
+        self.first_block = 0
+
+
+class Sequence:
+    """Tokens to compute. `computed` positions have keys and values in pages, the others are lacking."""
+
+    def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float) -> None:
+        self.id = submit.id
+        self.tokens = list(submit.prompt)
+        self.n_prompt = len(submit.prompt)
+        self.params: SamplingParams = submit.params
+        self.choice = submit.choice
+        self.arrived = arrived
+        self.computed = 0
+        self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
+        self.first_update = True
+        self.cached = 0
+        self.queued: float | None = None
+        self.tables = tuple(Table(pool) for pool in pools)
+        self._page_size = pools[0].page_size
+        self._names: list[bytes] = []
+
+    @property
+    def lacks(self) -> int:
+        """Tokens known but not computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    def names(self, n_blocks: int) -> list[bytes]:
+        """Names of the first `n_blocks` full pages, kept for next time."""
+        size = self._page_size
+        for block in range(len(self._names), n_blocks):
+            parent = self._names[-1] if self._names else b""
+            self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
+        return self._names[:n_blocks]
+
+    def slice(self, stop: int) -> Slice:
+        """The part of this sequence that the next step computes: up to position `stop - 1`."""
+        return Slice(
+            sequence_id=self.id,
+            tokens=self.tokens,
+            n_prompt=self.n_prompt,
+            start=self.computed,
+            stop=stop,
+            tables=tuple(PageTable(table.first_block, table.pages) for table in self.tables),
+            params=self.params,
+            choice=self.choice,
+        )
+
+    def advance(self, stop: int) -> None:
+        """Positions up to `stop - 1` are computed: name the pages that became full, release those out of the window."""
+        full_before, full = self.computed // self._page_size, stop // self._page_size
+        self.computed = stop
+        if full > full_before:
+            names = self.names(full)
+            for table in self.tables:
+                for block in range(max(full_before, table.first_block), full):
+                    table.pool.name(table.pages[block - table.first_block], names[block])
+        for table in self.tables:
+            table.turn(stop)
+
+    def reset(self) -> None:
+        """Give up all pages; the tokens stay and will be computed again."""
+        for table in self.tables:
+            table.clear()
+        self.computed = 0

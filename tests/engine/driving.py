@@ -1,0 +1,87 @@
+"""Drive a scheduler with the fake model, checking the laws of the wheel after every step."""
+
+from collections import defaultdict
+
+from model.batch import RunnerInfo, StepBatch
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit, Update
+from service.engine.scheduler import Scheduler
+from tests.fakes import END, FakeRunner, next_token
+
+
+def expected(prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
+    """What the fake model says to a request served alone, computed without any engine."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < params.max_tokens:
+        token = next_token(tokens, choice)
+        if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids:
+            token = END
+        tokens.append(token)
+        if token in params.stop_token_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+class Drive:
+    """A scheduler, the fake model and what every sequence has answered so far."""
+
+    def __init__(self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8) -> None:
+        self.info = info
+        self.max_step_tokens = max_step_tokens
+        self.runner = FakeRunner(info)
+        self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
+        self.answers: dict[int, list[int]] = defaultdict(list)
+        self.updates: dict[int, list[Update]] = defaultdict(list)
+        self.finished: dict[int, str] = {}
+
+    def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0) -> None:
+        self.scheduler.submit(Submit(sequence_id, prompt, params, choice))
+
+    def step(self) -> StepBatch:
+        """One plan, step and commit, with every invariant checked."""
+        batch = self.scheduler.plan()
+        self.check(batch)
+        for update in self.scheduler.commit(self.runner.step(batch)):
+            assert update.id not in self.finished
+            self.answers[update.id] += update.tokens
+            self.updates[update.id].append(update)
+            if update.finish:
+                self.finished[update.id] = update.finish
+        for pool in self.scheduler.pools:
+            pool.check()
+        return batch
+
+    def run(self, limit: int = 2000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                self.scheduler.check_idle()
+                return
+            assert self.step().slices, "work is left but the step is empty"
+        raise AssertionError(f"not done after {limit} steps")
+
+    def check(self, batch: StepBatch) -> None:
+        assert batch.n_tokens <= self.max_step_tokens
+        assert len({item.sequence_id for item in batch.slices}) == len(batch.slices)
+        for index, spec in enumerate(self.info.pools):
+            self._check_writers(batch, index)
+            if spec.window is not None:
+                self._check_bound(batch, index, spec.window)
+
+    def _check_writers(self, batch: StepBatch, index: int) -> None:
+        """A page that one sequence writes is in no other sequence's table."""
+        size = self.info.page_size
+        users: dict[int, set[int]] = defaultdict(set)
+        for item in batch.slices:
+            for page in item.tables[index].pages:
+                users[page].add(item.sequence_id)
+        for item in batch.slices:
+            table = item.tables[index]
+            for block in range(item.start // size, (item.stop - 1) // size + 1):
+                assert users[table.pages[block - table.first_block]] == {item.sequence_id}
+
+    def _check_bound(self, batch: StepBatch, index: int, window: int) -> None:
+        for item in batch.slices:
+            chunk = item.stop - item.start
+            bound = -(-(window - 1 + chunk) // self.info.page_size) + 1
+            assert len(item.tables[index].pages) <= bound

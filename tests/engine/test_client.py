@@ -1,0 +1,193 @@
+"""The engine as the service sees it: real processes and threads, a model that is arithmetic."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from model.errors import NoriaError
+from model.sampling_params import SamplingParams
+from service.engine.client import EngineClient
+from service.engine.hosts import Host, ProcessHost, ThreadHost
+from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
+from service.engine.messages import Update
+from tests.engine.driving import expected
+
+OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
+PARAMS = SamplingParams(max_tokens=20)
+
+
+def process(runner: str = "create_fake") -> ProcessHost:
+    return ProcessHost(f"tests.fakes:{runner}")
+
+
+def thread() -> ThreadHost:
+    return ThreadHost("tests.fakes:create_fake")
+
+
+async def collect(mailbox: Mailbox) -> list[int]:
+    return [token async for update in mailbox for token in update.tokens]
+
+
+def with_client(
+    host: Callable[[], Host],
+    body: Callable[[EngineClient], Awaitable[None]],
+    model: str = "fake",
+    **settings: float,
+) -> None:
+    async def main() -> None:
+        client = EngineClient(host, **settings)  # type: ignore[arg-type]
+        await client.start({**OPTIONS, "model": model})
+        try:
+            await body(client)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("host", [process, thread])
+def test_sequences_together_answer_as_alone(host: Callable[[], Host]) -> None:
+    async def body(client: EngineClient) -> None:
+        prompts = [list(range(1, 3 + 7 * n)) for n in range(12)]
+        answers = await asyncio.gather(*(collect(client.submit(prompt, PARAMS)) for prompt in prompts))
+        assert answers == [expected(prompt, PARAMS) for prompt in prompts]
+        await until(lambda: client.stats.running == 0)
+        assert client.stats.pools[0].held == 0
+        assert client.state == "ready"
+
+    with_client(host, body)
+
+
+def test_closing_a_mailbox_aborts_the_sequence() -> None:
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1, 2, 3], SamplingParams(max_tokens=400))
+        first = await anext(mailbox)
+        assert first.cached == 0
+        assert first.queued is not None
+        mailbox.close()
+        mailbox.close()
+        await until(lambda: client.stats.running == 0)
+        assert client.stats.pools[0].held == 0
+
+    with_client(thread, body, model="slow")
+
+
+def test_updates_are_merged_while_the_reader_is_away() -> None:
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1, 2, 3], PARAMS)
+        await until(lambda: client.stats.queried_tokens == 3 and client.stats.running == 0)
+        updates = [update async for update in mailbox]
+        assert len(updates) == 1
+        assert list(updates[0].tokens) == expected([1, 2, 3], PARAMS)
+        assert updates[0].finish == "length"
+
+    with_client(thread, body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: signal.Signals) -> None:
+    hosts: list[ProcessHost] = []
+
+    def host() -> ProcessHost:
+        hosts.append(process())
+        return hosts[-1]
+
+    async def body(client: EngineClient) -> None:
+        mailboxes = [client.submit([n + 1], SamplingParams(max_tokens=400)) for n in range(6)]
+        for mailbox in mailboxes:
+            await anext(mailbox)
+        os.kill(hosts[0].pid or 0, number)
+        for mailbox in mailboxes:
+            with pytest.raises(EngineDied):
+                await collect(mailbox)
+        with pytest.raises(EngineUnavailable, match="restarting"):
+            client.submit([1], PARAMS)
+        await until(lambda: client.state == "ready")
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        assert len(hosts) == 2
+
+    with_client(host, body, model="slow")
+
+
+def test_a_step_that_hangs_is_noticed_although_the_process_lives() -> None:
+    async def body(client: EngineClient) -> None:
+        with pytest.raises(EngineDied):
+            await collect(client.submit([1], PARAMS))
+        await until(lambda: client.state == "ready")
+
+    with_client(lambda: process("create_hanging"), body, step_timeout=1.0)
+
+
+def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:
+    async def body(client: EngineClient) -> None:
+        updates = [update async for update in client.submit([255], PARAMS)]
+        assert updates == [Update(updates[0].id, finish="error")]
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(thread, body)
+
+
+@pytest.mark.parametrize(
+    ("host", "model", "message"),
+    [
+        (process, "broken", "found nothing at 'broken', expected a model"),
+        (thread, "broken", "found nothing at 'broken', expected a model"),
+        (process, "crash", "cannot be loaded: RuntimeError: the fake model cannot be built"),
+        (process, "exit", r"the engine ended while loading the model \("),
+    ],
+)
+def test_the_first_load_that_fails_is_an_error_for_the_caller(
+    host: Callable[[], Host], model: str, message: str
+) -> None:
+    async def main() -> None:
+        client = EngineClient(host)
+        with pytest.raises(NoriaError, match=message):
+            await client.start({**OPTIONS, "model": model})
+        assert client.state == "failed"
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
+    script = (
+        "import asyncio, os, signal, sys\n"
+        "from service.engine.client import EngineClient\n"
+        "from service.engine.hosts import ProcessHost\n"
+        "async def main():\n"
+        "    host = ProcessHost('tests.fakes:create_fake')\n"
+        "    client = EngineClient(lambda: host, stall_timeout=60)\n"
+        f"    await client.start({OPTIONS!r})\n"
+        "    if sys.argv[1] == 'stopped': os.kill(host.pid, signal.SIGSTOP)\n"
+        "    print(host.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    for state in ("running", "stopped"):
+        with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            parent.kill()
+        deadline = time.monotonic() + 5
+        while _alive(child):
+            assert time.monotonic() < deadline, f"engine {child} outlived its {state} parent"
+            time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,51 @@
+"""What crosses the wire comes out as it went in."""
+
+import pytest
+
+from model.batch import TokenLogprob
+from model.sampling_params import SamplingParams
+from service.engine.mailbox import merge
+from service.engine.messages import (
+    Abort,
+    Beat,
+    Failed,
+    Load,
+    Loading,
+    PoolStats,
+    Ready,
+    Report,
+    Stats,
+    Stop,
+    Submit,
+    Update,
+    decode,
+    encode,
+)
+from tests.fakes import make_info
+
+SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
+UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Load({"model": "m", "dtype": "auto"}),
+        Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
+        Abort(1),
+        Stop(),
+        Loading("loading weights", 0.25),
+        Ready(make_info(pools=((None, 4), (16, 8)))),
+        Failed("no"),
+        Beat(),
+        Report((UPDATE, Update(4)), Stats(1, 2, 3, 0.5, 4, 5, 6, (PoolStats(None, 1, 2, 3), PoolStats(16, 0, 0, 9)))),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_round_trip(message: object) -> None:
+    assert decode(encode(message)) == message  # type: ignore[arg-type]
+
+
+def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
+    merged = merge(Update(3, (1,), cached=4, queued=0.5), Update(3, (2, 3), finish="length"))
+    assert merged == Update(3, (1, 2, 3), finish="length", cached=4, queued=0.5)

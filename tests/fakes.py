@@ -1,0 +1,147 @@
+"""A model that is arithmetic and a tokenizer that is a table: the engine and the service are tested without torch."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from model.batch import PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.errors import ModelError
+
+VOCAB = 256
+END = 0
+
+
+def next_token(tokens: Sequence[int], choice: int = 0) -> int:
+    """What the fake model says after `tokens`: depends on all of them, never END."""
+    state = 17 + choice
+    for token in tokens:
+        state = (state * 31 + token + 7) % 104729
+    return 33 + state % 90
+
+
+class FakeRunner:
+    """Remembers what each page was given and draws from that memory, so a wrong page table gives a wrong token."""
+
+    def __init__(self, info: RunnerInfo, step_seconds: float = 0.0) -> None:
+        self.info = info
+        self.steps: list[StepBatch] = []
+        self._step_seconds = step_seconds
+        self._content: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self.steps.append(batch)
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        assert len({item.sequence_id for item in batch.slices}) == len(batch.slices), "a sequence is twice in a step"
+        for item in batch.slices:
+            if 255 in item.tokens:
+                raise RuntimeError("token 255 breaks the fake model")
+            self._write(item)
+        return StepOutput(tuple(self._compute(item) for item in batch.slices))
+
+    def _write(self, item: Slice) -> None:
+        size = self.info.page_size
+        for pool, table in enumerate(item.tables):
+            for position in range(item.start, item.stop):
+                block = position // size
+                assert block >= table.first_block, "a position to write has no page"
+                page = table.pages[block - table.first_block]
+                slots = self._content.setdefault((pool, page), {})
+                slots[position % size] = (position, item.tokens[position])
+
+    def _compute(self, item: Slice) -> SliceOutput:
+        self._check_visible(item)
+        scored: tuple[TokenLogprob, ...] = ()
+        if item.scores_prompt:
+            stop = min(item.stop, item.n_prompt - 1)
+            scored = tuple(TokenLogprob(item.tokens[p + 1], -float(p + 1)) for p in range(item.start, stop))
+        if not item.draws:
+            return SliceOutput(None, None, scored)
+        token = next_token(item.tokens, item.choice)
+        if item.params.temperature == 0.0 and token % 29 == 0 and END in item.params.stop_token_ids:
+            token = END
+        logprob = None
+        if item.params.logprobs is not None:
+            top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
+            logprob = TokenLogprob(token, -0.5, top)
+        return SliceOutput(token, logprob, scored)
+
+    def _check_visible(self, item: Slice) -> None:
+        """Every position inside the window must be on its page with the right token."""
+        size = self.info.page_size
+        for pool, (spec, table) in enumerate(zip(self.info.pools, item.tables, strict=True)):
+            first = 0 if spec.window is None else max(0, item.start - spec.window + 1)
+            for position in range(first, item.stop):
+                page = table.pages[position // size - table.first_block]
+                found = self._content[pool, page].get(position % size)
+                assert found == (position, item.tokens[position]), f"position {position}: page holds {found}"
+
+
+def make_info(
+    *,
+    page_size: int = 4,
+    pools: Sequence[tuple[int | None, int]] = ((None, 64),),
+    max_model_len: int = 128,
+) -> RunnerInfo:
+    return RunnerInfo(
+        page_size=page_size,
+        pools=tuple(PoolSpec(window, n_pages) for window, n_pages in pools),
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        description={"device": "fake", "attention": "fake"},
+    )
+
+
+def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
+    """What a host loads in tests. `model` says how: "fake", "slow" (20 ms a step), "broken", "crash" or "exit"."""
+    progress("loading weights", 0.5)
+    model = options["model"]
+    if model == "broken":
+        raise ModelError("found nothing at 'broken', expected a model")
+    if model == "crash":
+        raise RuntimeError("the fake model cannot be built")
+    if model == "exit":
+        os._exit(3)
+    length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=length)
+    return FakeRunner(info, step_seconds=0.02 if model == "slow" else 0.0)
+
+
+class HangingRunner(FakeRunner):
+    """Sleeps through its third step."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        if len(self.steps) == 2:
+            threading.Event().wait(30)
+        return super().step(batch)
+
+
+def create_hanging(progress: Callable[[str, float], None], **options: object) -> HangingRunner:
+    return HangingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+
+
+class IntegerTokenizer:
+    """One token a byte, 1..255; 0 ends a text. Bytes from 128 on build UTF-8 sequences as real tokenizers do."""
+
+    vocab_size = VOCAB
+    bos_id: int | None = None
+    eos_id: int | None = END
+    strips_leading_space = False
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        parts = text.split("<end>") if parse_control else [text]
+        tokens: list[int] = []
+        for index, part in enumerate(parts):
+            tokens += [END] if index else []
+            tokens += part.encode()
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token else b""
+
+    def name(self, token: int) -> str:
+        return self.piece(token).decode("latin-1") if token else "<end>"
+
+    def decode(self, tokens: list[int]) -> str:
+        return b"".join(self.piece(token) for token in tokens).decode(errors="replace")
