@@ -1,9 +1,13 @@
 """Everything the service was started with, frozen. Flags and `NORIA_*` variables end here (see cli.py)."""
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.errors import OptionError
+
 EMBEDDED_MODEL = "smollm2-135m-instruct"
+MAX_SEQUENCES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,34 @@ class Settings:
     # logs
     log_format: str = "human"
     log_level: str = "info"
+
+    @property
+    def sequences(self) -> int:
+        """Sequences computed at once: each takes at least one token of a step."""
+        return min(MAX_SEQUENCES, self.max_step_tokens) if self.max_sequences is None else self.max_sequences
+
+    def check(self) -> None:
+        """Raise OptionError for what cannot work, before anything is started."""
+        if self.max_sequences is not None and self.max_sequences > self.max_step_tokens:
+            raise OptionError(
+                f"--max-sequences {self.max_sequences} is more than --max-step-tokens {self.max_step_tokens}: "
+                "each running sequence needs a token of every step; lower the one or raise the other"
+            )
+        if any(not key.strip() for key in self.api_keys):
+            raise OptionError("--api-key must not be empty")
+        if self.chat_template is not None and not self.chat_template.is_file():
+            raise OptionError(f"--chat-template {self.chat_template}: no such file")
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        if self.ssl_certfile is None and self.ssl_keyfile is None:
+            return
+        if self.ssl_certfile is None:
+            raise OptionError("--ssl-keyfile needs --ssl-certfile")
+        for flag, path in (("--ssl-certfile", self.ssl_certfile), ("--ssl-keyfile", self.ssl_keyfile)):
+            if path is not None and not path.is_file():
+                raise OptionError(f"{flag} {path}: no such file")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+        except OSError as error:
+            raise OptionError(f"--ssl-certfile {self.ssl_certfile} cannot be used: {error}") from error

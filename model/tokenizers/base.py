@@ -15,6 +15,8 @@ class Tokenizer(Protocol):
     eos_id: int | None
     strips_leading_space: bool
     """SentencePiece adds a space before the first word; a decoded text that starts a message drops it."""
+    control: dict[str, int]
+    """Names of the control tokens, to ids."""
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         """Ids of `text`. With `parse_control`, names of control tokens in the text become those tokens;

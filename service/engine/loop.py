@@ -35,6 +35,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until a Stop arrives. An error that repeats is raised: the process is then replaced."""
+        self._send(Report((), self._scheduler.stats()))  # the pools can be seen before the first request
         while True:
             if not self._scheduler.has_work:
                 self._scheduler.check_idle()

@@ -63,7 +63,7 @@ class Mailbox:
             raise StopAsyncIteration
         while self._pending is None:
             if self._died:
-                raise EngineDied("the engine stopped while serving this request; a fresh one is being started")
+                raise EngineDied
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         update, self._pending = self._pending, None

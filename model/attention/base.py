@@ -1,0 +1,39 @@
+"""The attention interface: prepare once a step and pool, attend once a layer.
+
+The one rule, whatever the backend: a query sees keys of the *same sequence* with *key <= query* and
+*query - key < window*.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.cache import LayerCache
+from model.packing import PoolInputs
+
+
+class Attention(ABC):
+    """A backend. It alone writes keys and values, and reads none that were not written."""
+
+    page_size: int
+    """Positions a page, at most 256."""
+
+    @abstractmethod
+    def prepare(self, inputs: PoolInputs) -> Any:
+        """What all layers of this pool share in this step: indices and masks."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Any) -> Tensor:
+        """Store k, v [T, n_kv_heads, head_dim], then attend q [T, n_heads, head_dim] over the cache.
+
+        q and k are rotated already. Returns [T, n_heads, head_dim].
+        """
+
+
+def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:
+    """For each span the slots [n_keys] of its visible keys, in logical order: only slots that have been written."""
+    within = torch.arange(inputs.page_size, device=inputs.pages.device)
+    slots = (inputs.pages[:, None] * inputs.page_size + within).flatten()  # [P * page_size]
+    return tuple(slots.narrow(0, span.page * inputs.page_size + span.offset, span.n_keys) for span in inputs.spans)

@@ -1,0 +1,52 @@
+"""The oracle: one dense mask over all queries and keys of the step, in float32. Slow on purpose."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.attention.base import Attention, slots_of_keys
+from model.cache import LayerCache
+from model.packing import PoolInputs
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Where to write [T], what to read [S], who sees what [T, S]."""
+
+    slots: Tensor
+    keys: Tensor
+    mask: Tensor
+
+
+class ReferenceAttention(Attention):
+    """Materialises the rule as a boolean matrix."""
+
+    page_size = 32
+
+    def prepare(self, inputs: PoolInputs) -> Prepared:
+        device = inputs.slots.device
+        spans = inputs.spans
+
+        def column(values: list[int], repeats: list[int]) -> Tensor:
+            return torch.repeat_interleave(torch.tensor(values), torch.tensor(repeats)).to(device)
+
+        n_queries, n_keys = [span.n_queries for span in spans], [span.n_keys for span in spans]
+        query_owner, key_owner = column([*range(len(spans))], n_queries), column([*range(len(spans))], n_keys)
+        query = torch.arange(sum(n_queries), device=device) + column([s.start - s.row for s in spans], n_queries)
+        key = torch.cat([torch.arange(s.first_key, s.first_key + s.n_keys, device=device) for s in spans])
+        distance = query[:, None] - key  # [T, S]
+        mask = (query_owner[:, None] == key_owner) & (distance >= 0)
+        if inputs.window is not None:
+            mask &= distance < inputs.window
+        return Prepared(inputs.slots, torch.cat(slots_of_keys(inputs)), mask)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+        cache.write(prepared.slots, k, v)
+        group = q.shape[1] // k.shape[1]
+        keys, values = (
+            rows.index_select(0, prepared.keys).float().repeat_interleave(group, dim=1) for rows in cache.slots()
+        )  # [S, n_heads, head_dim] each
+        scores = torch.einsum("thd,shd->hts", q.float(), keys) * q.shape[-1] ** -0.5  # [n_heads, T, S]
+        weights = scores.masked_fill(~prepared.mask, float("-inf")).softmax(dim=-1)
+        return torch.einsum("hts,shd->thd", weights, values).to(q.dtype)  # [T, n_heads, head_dim]

@@ -1,0 +1,52 @@
+"""Keys and values of all sequences: pools of pages, one pool for each distinct window."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.batch import PoolSpec
+from model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer, each [n_pages, page_size, n_kv_heads, head_dim].
+
+    Slot `page * page_size + position % page_size` holds one position. Memory that no one has written holds anything,
+    NaN included, and must not be read.
+    """
+
+    k: Tensor
+    v: Tensor
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values with one slot a row: views [n_pages * page_size, n_kv_heads, head_dim]."""
+        return self.k.flatten(0, 1), self.v.flatten(0, 1)
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [T, n_kv_heads, head_dim] at `slots` [T]."""
+        keys, values = self.slots()
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePools:
+    """The cache of a model: `layers[i]` belongs to layer i, whose pool is `pool_of_layer[i]`."""
+
+    layers: tuple[LayerCache, ...]
+    pool_of_layer: tuple[int, ...]
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, specs: Sequence[PoolSpec], page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> "PagePools":
+        """Reserve memory, uninitialised, for `specs` (one a distinct window, in the order of `config.pool_windows`)."""
+        pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
+        layers = tuple(
+            LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+            for shape in ((specs[i].n_pages, page_size, config.n_kv_heads, config.head_dim) for i in pool_of_layer)
+        )
+        return cls(layers, pool_of_layer)

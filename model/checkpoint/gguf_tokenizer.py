@@ -1,0 +1,145 @@
+"""A tokenizer from GGUF metadata: the tokens, merges or scores inside become a `tokenizer.json`.
+
+Two kinds cover the family: "gpt2" (byte-level BPE; its pre-tokenizer is named) and "llama" (SentencePiece BPE with
+byte fallback; its merges follow from the pieces' scores).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from model.errors import ModelError
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+Metadata = Mapping[str, Any]
+
+
+def write_tokenizer(metadata: Metadata, directory: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for a tokenizer of another kind."""
+    kind = metadata.get("tokenizer.ggml.model", "")
+    if kind not in _BUILDERS:
+        raise ModelError(f"the GGUF has a {kind!r} tokenizer, supported are {', '.join(_BUILDERS)}")
+    tokenizer = _BUILDERS[kind](metadata)
+    for token_type, special in ((UNKNOWN, True), (CONTROL, True), (USER_DEFINED, False)):
+        names = _tokens_of_type(metadata, token_type)
+        tokenizer.add_tokens([AddedToken(name, special=special, normalized=False) for name in names])
+    config = tokenizer_config(metadata)
+    if config["add_bos_token"]:
+        bos = config["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"],
+            pair=[bos, "$A", "$B"],
+            special_tokens=[(bos, metadata["tokenizer.ggml.bos_token_id"])],
+        )
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    """Special tokens by role, and the chat template, as transformers names them."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    for role, key in _ROLES.items():
+        if (token := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+            config[f"{role}_token"] = tokens[token]
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama")
+    config["add_bos_token"] = bool(adds_bos) and "bos_token" in config
+    if template := metadata.get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    return config
+
+
+def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    return [token for token, kind in zip(tokens, types, strict=True) if kind == token_type]
+
+
+def _byte_level(metadata: Metadata) -> Tokenizer:
+    name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if name not in _PRE_TOKENIZERS:
+        raise ModelError(f"the GGUF has pre-tokenizer {name!r}, supported are {', '.join(_PRE_TOKENIZERS)}")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=_vocab(metadata),
+            merges=[_pair(merge) for merge in metadata["tokenizer.ggml.merges"]],
+            ignore_merges=name == "llama-bpe",
+        )
+    )
+    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, right = merge.split(" ")
+    return left, right
+
+
+def _vocab(metadata: Metadata) -> dict[str, int]:
+    return {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+
+
+def _smollm() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def _llama3() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _sentencepiece(metadata: Metadata) -> Tokenizer:
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    vocab = _vocab(metadata)
+    merges = score_merges(vocab, metadata["tokenizer.ggml.scores"], set(_tokens_of_type(metadata, CONTROL)))
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    replace = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prefix else [replace])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set[str]) -> list[tuple[str, str]]:
+    """Merges of a SentencePiece BPE model: every split of a piece into two pieces, best score of the whole first.
+
+    SentencePiece joins the adjacent pair whose joined piece scores highest; a ranked merge list in score order
+    does the same. Control pieces are no text and take no part.
+    """
+    merges = []
+    for piece, index in vocab.items():
+        if piece in control:
+            continue
+        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        known = [pair for pair in splits if pair[0] in vocab and pair[1] in vocab and control.isdisjoint(pair)]
+        merges += [(-scores[index], vocab[left], vocab[right], (left, right)) for left, right in known]
+    return [pair for *_, pair in sorted(merges)]
+
+
+_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "smollm": _smollm,
+    "llama-bpe": _llama3,
+    "gpt-2": _gpt2,
+}
+_BUILDERS: Mapping[str, Callable[[Metadata], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}

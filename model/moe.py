@@ -1,0 +1,34 @@
+"""Sparse mixture of experts (Mixtral, arXiv 2401.04088)."""
+
+import torch
+from torch import Tensor, nn
+
+from model.layers import FeedForward
+from model.linear import make_linear
+
+
+def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts]."""
+    chosen, experts = logits.topk(k, dim=-1)
+    return experts, chosen.float().softmax(dim=-1)
+
+
+class MoE(nn.Module):
+    """Each token goes to its `n_used` best experts; their outputs are summed by the gate's weights."""
+
+    def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
+        super().__init__()
+        self.n_used = n_used
+        self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
+        self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        experts, weights = route(self.gate(x), self.n_used)  # [T, k] each
+        order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
+        counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
+        groups = x.index_select(0, order // self.n_used).split(counts)  # n_experts x [n, dim]
+        results = [expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)]
+        y = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
+        y[order] = torch.cat(results)  # back to (token, choice) order
+        weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
+        return weighted.sum(dim=1)  # [T, dim]

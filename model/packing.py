@@ -1,0 +1,160 @@
+"""StepBatch -> PackedInputs: the only place where ints become tensors.
+
+All new tokens of a step are concatenated into one row axis `[T]`, without padding. Worked example: three slices of
+3, 4 and 5 tokens from position 0 give T = 12, positions 0-2, 0-3, 0-4 and spans whose rows are 0-3, 3-7, 7-12.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Slice, StepBatch
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One slice in one pool, on the host.
+
+    Rows `row..row+n_queries-1` of the batch are positions `start..` of the sequence. Its visible keys are positions
+    `first_key..start+n_queries-1`; they lie in `n_pages` pages from entry `page` of `PoolInputs.pages`, beginning
+    `offset` slots into the first. `first_slot` is the slot of the first key if the pages follow one another, else None.
+    """
+
+    row: int
+    n_queries: int
+    start: int
+    first_key: int
+    page: int
+    n_pages: int
+    offset: int
+    first_slot: int | None
+
+    @property
+    def n_keys(self) -> int:
+        return self.start + self.n_queries - self.first_key
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInputs:
+    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order."""
+
+    window: int | None
+    page_size: int
+    slots: Tensor
+    pages: Tensor
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInputs:
+    """A step as tensors: `tokens` [T], `positions` [T], one entry a pool, and where logits are wanted.
+
+    `draw_rows` [D] are the rows after which a token is drawn; `score_rows[i]` are the first row and the number of
+    rows of slice i whose logits score prompt tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    pools: tuple[PoolInputs, ...]
+    draw_rows: Tensor
+    score_rows: tuple[tuple[int, int], ...]
+
+
+def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
+    """Integer arrays as int64 tensors on `device`, in one transfer."""
+    sizes = [len(array) for array in arrays]
+    return torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True).split(sizes)
+
+
+def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device: torch.device) -> PackedInputs:
+    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`."""
+    slices = batch.slices
+    tokens: list[int] = []
+    rows: list[int] = []
+    for item in slices:
+        rows.append(len(tokens))
+        tokens.extend(item.tokens[item.start : item.stop])
+    starts = np.array([item.start for item in slices], dtype=np.int64)
+    lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
+    owner = np.repeat(np.arange(len(slices)), lengths)
+    positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
+    draws = [row + item.stop - item.start - 1 for row, item in zip(rows, slices, strict=True) if item.draws]
+
+    arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(draws, dtype=np.int64)]
+    spans: list[tuple[Span, ...]] = []
+    for index, window in enumerate(windows):
+        pages, pool_spans = _place(slices, rows, index, window, page_size)
+        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages]
+        spans.append(pool_spans)
+    token_ids, where, draw_rows, *placed = upload(arrays, device)
+    return PackedInputs(
+        tokens=token_ids,
+        positions=where,
+        pools=tuple(
+            PoolInputs(window, page_size, placed[2 * i], placed[2 * i + 1], spans[i])
+            for i, window in enumerate(windows)
+        ),
+        draw_rows=draw_rows,
+        score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
+    )
+
+
+def _n_scored(item: Slice) -> int:
+    """Row p predicts the token at p + 1, so the last prompt position scores nothing."""
+    return min(item.stop, item.n_prompt - 1) - item.start if item.scores_prompt else 0
+
+
+def _place(
+    slices: Sequence[Slice], rows: Sequence[int], index: int, window: int | None, page_size: int
+) -> tuple[Ints, tuple[Span, ...]]:
+    """Page ids [P] of the visible blocks of every slice, and the spans over them."""
+    pages: list[int] = []
+    spans: list[Span] = []
+    for row, item in zip(rows, slices, strict=True):
+        first_key = 0 if window is None else max(0, item.start - window + 1)
+        visible = _visible_pages(item, index, first_key, page_size)
+        offset = first_key % page_size
+        consecutive = visible[-1] - visible[0] == len(visible) - 1 and _ascends(visible)
+        spans.append(
+            Span(
+                row=row,
+                n_queries=item.stop - item.start,
+                start=item.start,
+                first_key=first_key,
+                page=len(pages),
+                n_pages=len(visible),
+                offset=offset,
+                first_slot=visible[0] * page_size + offset if consecutive else None,
+            )
+        )
+        pages.extend(visible)
+    return np.array(pages, dtype=np.int64), tuple(spans)
+
+
+def _ascends(pages: Sequence[int]) -> bool:
+    return all(after == before + 1 for before, after in pairwise(pages))
+
+
+def _visible_pages(item: Slice, index: int, first_key: int, page_size: int) -> Sequence[int]:
+    table = item.tables[index]
+    first = first_key // page_size - table.first_block
+    last = (item.stop - 1) // page_size - table.first_block
+    if first < 0 or last >= len(table.pages):
+        raise ValueError(
+            f"sequence {item.sequence_id} needs blocks {first + table.first_block}..{last + table.first_block} of pool "
+            f"{index}, its table has {table.first_block}..{table.first_block + len(table.pages) - 1}"
+        )
+    return table.pages[first : last + 1]
+
+
+def _slots(positions: Ints, owner: Ints, pages: Ints, spans: Sequence[Span], page_size: int) -> Ints:
+    """Slot [T] of every new token: `page id * page_size + position % page_size`."""
+    shift = np.array([span.page - span.first_key // page_size for span in spans], dtype=np.int64)
+    return pages[positions // page_size + shift[owner]] * page_size + positions % page_size

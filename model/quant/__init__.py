@@ -1,0 +1,11 @@
+"""Weight schemes for projections: one file a scheme, chosen here by name."""
+
+from model.errors import OptionError
+
+SCHEMES = ("none",)
+
+
+def check(name: str) -> None:
+    """Raise OptionError for a scheme that is not there."""
+    if name not in SCHEMES:
+        raise OptionError(f"--quantize {name} is not known, choose one of: {', '.join(SCHEMES)}")

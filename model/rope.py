@@ -1,0 +1,92 @@
+"""Rotary positions (Su 2021, arXiv 2104.09864) in one internal layout: half-split.
+
+Pair i (from 0) of a head is (x[i], x[i + head_dim/2]) and turns by `theta^(-2i/head_dim)` radians a position.
+Checkpoints that pair neighbours (x[2i], x[2i+1]) have their q and k rows reordered once at load.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig, RopeScaling
+
+
+def frequencies(config: ModelConfig) -> Tensor:
+    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that `rope_fraction` leaves unturned.
+
+    Only the first `round(fraction * head_dim / 2)` pairs turn, the fastest (p-RoPE, arXiv 2410.06205).
+    """
+    half = config.head_dim // 2
+    freqs = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    if config.rope_scaling is not None:
+        freqs = _scale(freqs, config.rope_scaling, config)
+    freqs[round(config.rope_fraction * half) :] = 0.0
+    return freqs
+
+
+def attention_factor(scaling: RopeScaling | None) -> float:
+    """What yarn multiplies q and k by."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+
+
+def _scale(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    if scaling.kind == "linear":
+        return freqs / scaling.factor
+    if scaling.kind == "llama3":
+        return _llama3(freqs, scaling)
+    return _yarn(freqs, scaling, config)
+
+
+def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
+    """Blend from freqs/factor to freqs where a wavelength goes from original/low to original/high positions."""
+    turns = scaling.original_max_position * freqs / (2 * math.pi)
+    keep = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    return keep * freqs + (1 - keep) * freqs / scaling.factor
+
+
+def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    """Section 3.2 of arXiv 2309.00071: pairs that turn often in the trained context stay, rare turners stretch."""
+
+    def pair_with(turns: float) -> float:
+        """The (fractional) pair that turns this often over the original context."""
+        wavelengths = scaling.original_max_position / (turns * 2 * math.pi)
+        return config.head_dim * math.log(wavelengths) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(pair_with(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_with(scaling.beta_slow)), config.head_dim - 1)
+    ramp = (torch.arange(len(freqs), dtype=torch.float64) - low) / max(high - low, 0.001)
+    stretch = ramp.clamp(0, 1)
+    return (1 - stretch) * freqs + stretch * freqs / scaling.factor
+
+
+def rotation_table(config: ModelConfig, length: int, device: torch.device) -> Tensor:
+    """cos and sin for positions 0..length-1: [length, 2, head_dim/2] float32.
+
+    A table, computed in float64: the bits of a position never depend on which step or batch it is computed in.
+    """
+    freqs = frequencies(config)
+    factor = attention_factor(config.rope_scaling)
+    table = torch.empty(length, 2, len(freqs))
+    for first in range(0, length, 8192):
+        angles = torch.arange(first, min(first + 8192, length), dtype=torch.float64)[:, None] * freqs
+        table[first : first + 8192, 0] = angles.cos() * factor
+        table[first : first + 8192, 1] = angles.sin() * factor
+    return table.to(device)
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Turn every head of x [T, heads, head_dim] by `turn` [T, 2, head_dim/2]; computed in float32, same dtype out."""
+    cos, sin = turn[:, None, 0], turn[:, None, 1]  # [T, 1, head_dim/2] each
+    first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def adjacent_to_half(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder q or k rows [heads * head_dim, ...] from adjacent pairs (0,1),(2,3).. to half-split pairs."""
+    pairs = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).flatten(0, 2)

@@ -1,0 +1,169 @@
+"""ModelRunner: load a model, size its cache, compute steps."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model import memory, packing, quant, sampler, weights
+from model.attention import choose
+from model.attention.base import Attention
+from model.batch import PageTable, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.cache import PagePools
+from model.checkpoint.open import open_checkpoint
+from model.config import ModelConfig, RunnerOptions
+from model.device import choose_device, choose_dtype, free_bytes, name_of
+from model.errors import OptionError
+from model.rope import rotation_table
+from model.sampling_params import SamplingParams
+from model.transformer import Transformer
+
+Progress = Callable[[str, float], None]
+LOGIT_VALUES = 2**23
+"""Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
+"""Part of the memory free after the weights that keys and values get by default."""
+
+
+class ModelRunner:
+    """A loaded model. Satisfies `model.batch.Runner`; owned by one thread."""
+
+    def __init__(
+        self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo
+    ) -> None:
+        self.info = info
+        self._model = model
+        self._pools = pools
+        self._attention = attention
+        self._table = table  # [max_model_len, 2, head_dim/2]
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
+        windows = [pool.window for pool in self.info.pools]
+        inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
+        hidden = self._model(inputs, self._table, self._attention, self._pools)  # [T, dim]
+        drawing = [item for item in batch.slices if item.draws]
+        drawn = iter(self._draw(hidden.index_select(0, inputs.draw_rows), drawing))
+        outputs = []
+        for item, (row, n_rows) in zip(batch.slices, inputs.score_rows, strict=True):
+            token, logprob = next(drawn) if item.draws else (None, None)
+            prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
+            outputs.append(SliceOutput(token, logprob, prompt))
+        return StepOutput(tuple(outputs))
+
+    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[tuple[int, TokenLogprob | None]]:
+        """One token after each row of hidden [N, dim]."""
+        size = self._block_rows()
+        for first in range(0, len(slices), size):
+            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
+            yield from sampler.sample(logits, slices[first : first + size])
+
+    def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
+        size = self._block_rows()
+        found: list[TokenLogprob] = []
+        for first in range(0, len(hidden), size):
+            logprobs = sampler.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
+            after = item.start + first + 1
+            tokens = item.tokens[after : after + len(logprobs)]
+            found += sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
+        return tuple(found)
+
+    def _block_rows(self) -> int:
+        return max(1, LOGIT_VALUES // self.info.vocab_size)
+
+
+def create(progress: Progress, **options: Any) -> ModelRunner:
+    """Load a model as `RunnerOptions(**options)` says; `progress` gets (stage, fraction 0..1).
+
+    Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be honoured;
+    memory is checked before weights are read.
+    """
+    return load(RunnerOptions(**options), progress)
+
+
+@torch.inference_mode()
+def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
+    """Open, check, read, warm up."""
+    _check_counts(options)
+    quant.check(options.quantize)
+    device = choose_device(options.device)
+    attention_name, attention = choose(options.attention, device)
+    progress("checking memory", 0.0)
+    checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
+    config = _with_window(checkpoint.config, options.sliding_window)
+    dtype = choose_dtype(options.dtype, config.dtype, device)
+    plan = memory.PoolPlan(config, attention.page_size, dtype.itemsize, options.max_step_tokens, options.max_sequences)
+    length, budget = _fit(plan, dtype, device, options)
+    with torch.device("meta"):
+        model = Transformer(config, options.quantize)
+    progress("loading weights", 0.0)
+    weights.load(
+        model,
+        config,
+        checkpoint.rotation,
+        checkpoint.tensors(),
+        dtype,
+        device,
+        lambda done: progress("loading weights", done),
+    )
+    info = RunnerInfo(
+        page_size=attention.page_size,
+        pools=plan.pools(length, budget),
+        max_model_len=length,
+        vocab_size=config.vocab_size,
+        description=_describe(config, device, dtype, attention_name, options.quantize),
+    )
+    pools = PagePools.allocate(config, info.pools, info.page_size, dtype, device)
+    runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info)
+    progress("warming up", 0.0)
+    _warm_up(runner)
+    return runner
+
+
+def _check_counts(options: RunnerOptions) -> None:
+    for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
+        if getattr(options, name) < least:
+            flag = name.replace("_", "-")
+            raise OptionError(f"--{flag} must be at least {least}, got {getattr(options, name)}")
+
+
+def _with_window(config: ModelConfig, window: int) -> ModelConfig:
+    return replace(config, windows=(window,) * config.n_layers) if window else config
+
+
+def _fit(plan: memory.PoolPlan, dtype: torch.dtype, device: torch.device, options: RunnerOptions) -> tuple[int, int]:
+    """The longest sequence to serve and the bytes for keys and values; raises OptionError."""
+    where = "the GPU" if device.type == "cuda" else "this machine"
+    free = free_bytes(device)
+    free -= memory.check_weights(plan.config, name_of(dtype), dtype.itemsize, free, where)
+    budget = memory.cache_budget(options.cache_memory, free, CACHE_SHARE[device.type], where)
+    return plan.length(options.max_model_len, budget), budget
+
+
+def _describe(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, attention: str, scheme: str
+) -> dict[str, str]:
+    return {
+        "family": config.family,
+        "parameters": str(config.n_parameters),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "dtype": name_of(dtype),
+        "attention": attention,
+        "quantize": scheme,
+        "torch": torch.__version__,
+    }
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """One ordinary step on pages that nobody holds yet, so that the first request does not pay for set-up."""
+    info = runner.info
+    blocks = [range(pool.n_pages) for pool in info.pools]
+    n = min(info.page_size, info.max_model_len)
+    tables = tuple(PageTable(0, pages) for pages in blocks)
+    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1)),))
+    runner.step(batch)

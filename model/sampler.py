@@ -1,0 +1,250 @@
+"""Logits to tokens: ordered steps, each paid for only by the rows that need it, then one draw a row.
+
+Order: logprobs of the model's own distribution; min_tokens, logit_bias, penalties; greedy rows take the greatest
+logit (lowest id on ties); temperature, min_p, top_k, top_p; inverse CDF at one uniform number, which depends on
+(seed, choice, output index) alone. So a row's result depends on no other row, batch or retry.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Slice, TokenLogprob
+from model.packing import upload
+from model.sampling_params import SamplingParams
+
+HIDDEN = float("-inf")
+LEAST_TEMPERATURE = 1e-30
+"""Below it differences of float32 logits overflow; the draw is greedy long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Changes the rows of logits [n, vocab_size], in place, for which `applies`."""
+
+    applies: Callable[[SamplingParams], bool]
+    change: Callable[[Tensor, Sequence[Slice]], None]
+
+
+def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
+    """Draw one token after each slice. logits [N, vocab_size] float32 are overwritten."""
+    wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
+    own = log_softmax(logits[wanted]) if wanted else None
+    for step in BEFORE:
+        _apply(step, logits, slices)
+    tokens = logits.argmax(dim=-1)  # [N]; the first of equals
+    drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    if drawing:
+        rows = slice(None) if len(drawing) == len(slices) else drawing
+        chosen = [slices[row] for row in drawing]
+        tokens[rows] = _draw(logits[rows], chosen)
+    ids: list[int] = tokens.tolist()
+    logprobs: dict[int, TokenLogprob] = {}
+    if own is not None:
+        counts = [slices[row].params.logprobs or 0 for row in wanted]
+        logprobs = dict(zip(wanted, token_logprobs(own, [ids[row] for row in wanted], counts), strict=True))
+    return [(token, logprobs.get(row)) for row, token in enumerate(ids)]
+
+
+def _apply(step: Step, logits: Tensor, slices: Sequence[Slice]) -> None:
+    rows = [row for row, item in enumerate(slices) if step.applies(item.params)]
+    if len(rows) == len(slices):
+        step.change(logits, slices)
+    elif rows:
+        part = logits[rows]
+        step.change(part, [slices[row] for row in rows])
+        logits[rows] = part
+
+
+# Logprobs
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Natural log probabilities [n, vocab_size] float32 of the model's own distribution."""
+    return logits.log_softmax(dim=-1)
+
+
+def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+    """Logprobs of tokens[i] in row i of `logprobs` and of the counts[i] likeliest tokens beside it, ties by id."""
+    (picked,) = upload([np.array(tokens, dtype=np.int64)], logprobs.device)
+    ids = torch.cat((picked[:, None], _ranked(logprobs, max(counts))), dim=1)  # [n, 1 + most]
+    values = logprobs.gather(1, ids).tolist()
+    return [
+        TokenLogprob(token, own, tuple(zip(best[:count], others[:count], strict=True)))
+        for (token, *best), (own, *others), count in zip(ids.tolist(), values, counts, strict=True)
+    ]
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Distinct int64 keys [n, vocab_size]: greater for greater values, and for lower ids among equals."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0 and 0 equal
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.long() << 32) - torch.arange(values.shape[1], device=values.device)
+
+
+def _ranked(values: Tensor, n: int) -> Tensor:
+    """Ids [rows, n] of the greatest values in descending order, ties by id."""
+    if n == 0:
+        return torch.empty(len(values), 0, dtype=torch.int64, device=values.device)
+    return _keys(values).topk(min(n, values.shape[1]), dim=-1).indices
+
+
+# Steps before the greedy choice
+
+
+def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """No end token before `min_tokens` have been drawn."""
+    for row, item in enumerate(slices):
+        if item.stop - item.n_prompt < item.params.min_tokens:
+            logits[row, list(item.params.stop_token_ids)] = HIDDEN
+
+
+def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
+    biases = [dict(item.params.logit_bias) for item in slices]
+    rows, ids = _coordinates([np.array([*bias], dtype=np.int64) for bias in biases], logits.device)
+    values = torch.tensor([value for bias in biases for value in bias.values()], device=logits.device)
+    logits[rows, ids] += values
+
+
+def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Tokens of prompt and output: positive logits divided, negative ones multiplied (arXiv 1909.05858)."""
+    seen = [np.unique(np.array(item.tokens[: item.stop], dtype=np.int64)) for item in slices]
+    rows, ids = _coordinates(seen, logits.device)
+    penalty = _column([item.params.repetition_penalty for item in slices], logits.device)[rows, 0]
+    values = logits[rows, ids]
+    logits[rows, ids] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _presence_and_frequency(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Output tokens only: minus presence penalty once, minus frequency penalty for each occurrence."""
+    output = [np.array(item.tokens[item.n_prompt : item.stop], dtype=np.int64) for item in slices]
+    counted = [np.unique(tokens, return_counts=True) for tokens in output]
+    rows, ids = _coordinates([tokens for tokens, _ in counted], logits.device)
+    (counts,) = upload([np.concatenate([count for _, count in counted])], logits.device)
+    presence = _column([item.params.presence_penalty for item in slices], logits.device)[rows, 0]
+    frequency = _column([item.params.frequency_penalty for item in slices], logits.device)[rows, 0]
+    logits[rows, ids] -= presence + frequency * counts
+
+
+def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row numbers and column ids, flat, of ids[row] for every row."""
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    first, second = upload([rows, np.concatenate(ids)], device)
+    return first, second
+
+
+def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One float a row: [n, 1]."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+
+BEFORE = (
+    Step(lambda params: bool(params.min_tokens and params.stop_token_ids), _min_tokens),
+    Step(lambda params: bool(params.logit_bias), _logit_bias),
+    Step(lambda params: params.repetition_penalty != 1.0, _repetition_penalty),
+    Step(lambda params: bool(params.presence_penalty or params.frequency_penalty), _presence_and_frequency),
+)
+
+
+# Steps that shape the distribution
+
+
+def _temperature(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Shifted to a maximum of 0 first, so that no temperature overflows."""
+    temperatures = _column([max(item.params.temperature, LEAST_TEMPERATURE) for item in slices], logits.device)
+    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures)
+
+
+def _min_p(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep tokens at least `min_p` times as likely as the likeliest."""
+    least = logits.amax(dim=-1, keepdim=True) + _column([item.params.min_p for item in slices], logits.device).log()
+    logits.masked_fill_(logits < least, HIDDEN)
+
+
+def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep the k likeliest, ties by id."""
+    counts = [min(item.params.top_k, logits.shape[1]) for item in slices]
+    (kept,) = upload([np.array(counts)], logits.device)
+    best = logits.topk(max(counts), dim=-1).values
+    _keep(logits, best.gather(1, kept[:, None] - 1), kept[:, None])
+
+
+def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep the fewest likeliest tokens whose probabilities reach `top_p`, ties by id.
+
+    Most rows reach it within their first few tokens; only those that do not are looked into deeper.
+    """
+    share = _column([item.params.top_p for item in slices], logits.device, torch.float64)
+    wanted = share * logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)  # [n, 1]
+    cut, kept = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
+    rows = torch.arange(len(slices), device=logits.device)
+    depth = 64
+    while len(rows):
+        depth = min(depth, logits.shape[1])
+        best = (logits if len(rows) == len(logits) else logits[rows]).topk(depth, dim=-1).values
+        reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= wanted[rows]  # [rows, depth]
+        reached[:, -1] |= depth == logits.shape[1]
+        last = reached.int().argmax(dim=-1, keepdim=True)
+        cut[rows], kept[rows] = best.gather(1, last), last + 1
+        rows = rows[~reached[:, -1]]
+        depth *= 16
+    _keep(logits, cut, kept)
+
+
+def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
+    """Keep the counts [n, 1] greatest of each row, the least of which equals cut [n, 1]; ties by id."""
+    hidden = logits < cut
+    crowded = torch.nonzero((~hidden).sum(dim=-1) > counts[:, 0])[:, 0]  # rows with more equals than places
+    if len(crowded):
+        values = logits[crowded]
+        equal = values == cut[crowded]
+        places = counts[crowded] - (values > cut[crowded]).sum(dim=-1, keepdim=True)
+        hidden[crowded] |= equal & (equal.cumsum(dim=-1) > places)
+    logits.masked_fill_(hidden, HIDDEN)
+
+
+DISTRIBUTION = (
+    Step(lambda params: True, _temperature),
+    Step(lambda params: params.min_p > 0, _min_p),
+    Step(lambda params: params.top_k > 0, _top_k),
+    Step(lambda params: params.top_p < 1, _top_p),
+)
+
+
+# The draw
+
+
+def uniforms(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, choice, output index): splitmix64 over the three, chained."""
+    state = np.zeros(len(seeds), dtype=np.uint64)
+    for words in (seeds, choices, indices):
+        state = _mix(state ^ np.array([word & (2**64 - 1) for word in words], dtype=np.uint64))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64 (Steele, Lea, Flood 2014); arithmetic wraps at 2^64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [n]: the first id at which the cumulated probability, in float64, passes the row's uniform."""
+    for step in DISTRIBUTION:
+        _apply(step, logits, slices)
+    cumulated = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [n, vocab_size]
+    noise = uniforms(
+        [item.params.seed for item in slices],
+        [item.choice for item in slices],
+        [item.stop - item.n_prompt for item in slices],
+    )
+    # The greatest uniform, 1 - 2^-53, times the total still rounds to less than the total.
+    target = torch.from_numpy(noise).to(logits.device)[:, None] * cumulated[:, -1:]
+    tokens = torch.searchsorted(cumulated, target, right=True)[:, 0]
+    return tokens.clamp_max(logits.shape[1] - 1)  # a row without any number (NaN logits) must still end

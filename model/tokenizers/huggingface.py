@@ -1,0 +1,131 @@
+"""`tokenizer.json`: byte-level BPE, and SentencePiece-style BPE with byte fallback."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models
+
+from model.checkpoint.files import read_json
+from model.errors import ModelError
+from model.tokenizers.pieces import decode_pieces
+
+_DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizers` pipeline. Its special added tokens are the control tokens.
+
+    `control` maps their names to ids. Raises ModelError for a pipeline that is no BPE.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+        if not isinstance(tokenizer.model, models.BPE):
+            raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model, supported is BPE")
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.control: dict[str, int] = {token.content: index for index, token in added.items() if token.special}
+        self._control_names = {index: name for name, index in self.control.items()}
+        self._steps = _decoder_steps(tokenizer)
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.bos_id: int | None = tokenizer.token_to_id(bos) if bos else None
+        self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
+        self.strips_leading_space = any(_strips(step) for step in self._steps.values())
+        self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
+
+    @classmethod
+    def load(cls, directory: Path) -> "HuggingFaceTokenizer":
+        """From `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"cannot read tokenizer.json: {str(error).splitlines()[0]}") from error
+        path = directory / "tokenizer_config.json"
+        config = read_json(path) if path.is_file() else {}
+        return cls(tokenizer, bos=token_text(config, "bos_token"), eos=token_text(config, "eos_token"))
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        tokenizer = self._tokenizer if parse_control else self._plain
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return self._prefix + ids if add_bos else ids
+
+    def piece(self, token: int) -> bytes:
+        if token in self._control_names or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:
+            return b""
+        if "ByteLevel" in self._steps:
+            return _from_byte_level(text)
+        if "ByteFallback" in self._steps and len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("▁", " ").encode()
+
+    def name(self, token: int) -> str:
+        return self._control_names.get(token) or self.piece(token).decode("utf-8", errors="replace")
+
+    def decode(self, tokens: list[int]) -> str:
+        return decode_pieces(self, tokens)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """A twin that cannot produce control tokens from text.
+
+        Not matching them in the text is not enough: merges, or a vocabulary that is looked up whole
+        (`ignore_merges`), can spell a control token's name. So they get names that nobody can spell; removing them
+        would renumber the added tokens behind them.
+        """
+        spec = json.loads(self._tokenizer.to_str())
+        secret = secrets.token_hex(16)
+        hidden = {name: f"\ue000{secret}-{token}" for name, token in self.control.items()}
+        for token in spec["added_tokens"]:
+            token["content"] = hidden.get(token["content"], token["content"])
+        model = spec["model"]
+        model["vocab"] = {hidden.get(text, text): token for text, token in model["vocab"].items()}
+        model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+        model["merges"] = [
+            (left, right) for left, right in model["merges"] if hidden.keys().isdisjoint((left, right, left + right))
+        ]
+        spec["post_processor"] = None
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def token_text(config: Mapping[str, Any], role: str) -> str | None:
+    """A special token in `tokenizer_config.json`: a string, or an object with `content`."""
+    value = config.get(role)
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
+    if tokenizer.decoder is None:
+        raise ModelError("tokenizer.json has no decoder, supported are byte-level and byte-fallback BPE")
+    state = json.loads(tokenizer.decoder.__getstate__())
+    steps = {step["type"]: step for step in state.get("decoders", [state])}
+    if unknown := [name for name in steps if name not in _DECODERS]:
+        raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}, supported are {', '.join(_DECODERS)}")
+    return steps
+
+
+def _strips(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return step.get("prepend_scheme", "always") != "never"
+    return step["type"] == "Strip" and step["start"] > 0
+
+
+def _from_byte_level(text: str) -> bytes:
+    """Bytes of a byte-level token; one with characters outside GPT-2's alphabet is taken as it is written."""
+    try:
+        return bytes(map(_BYTES.__getitem__, text))
+    except KeyError:
+        return text.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES: Mapping[str, int] = _byte_alphabet()

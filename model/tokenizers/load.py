@@ -1,0 +1,33 @@
+"""A directory's tokenizer: `tokenizer.json` before `tokenizer.model*`."""
+
+import re
+from pathlib import Path
+
+from model.errors import ModelError
+from model.tokenizers.base import Tokenizer
+
+_SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a model directory. Raises ModelError, one line, when there is none that can be read."""
+    if (directory / "tokenizer.json").is_file():
+        from model.tokenizers.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer.load(directory)
+    if path := sentencepiece_file(directory):
+        from model.tokenizers.sentencepiece import SentencePieceTokenizer
+
+        return SentencePieceTokenizer(path)
+    if (directory / "tekken.json").is_file():
+        raise ModelError(
+            f"{directory.name!r} has a tekken.json tokenizer, which is not supported yet: "
+            "expected tokenizer.json or tokenizer.model"
+        )
+    raise ModelError(f"no tokenizer in {directory.name!r}: expected tokenizer.json or tokenizer.model")
+
+
+def sentencepiece_file(directory: Path) -> Path | None:
+    """`tokenizer.model.v3` and the like, the newest version first, before a plain `tokenizer.model`."""
+    found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
+    return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None

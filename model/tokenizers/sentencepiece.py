@@ -1,0 +1,61 @@
+"""SentencePiece: `tokenizer.model`, and Mistral's `tokenizer.model.v2`, `.v3`, ..."""
+
+from pathlib import Path
+
+from model.errors import ModelError
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model. Its control pieces are never found in text: the library sees to that.
+
+    Raises ModelError when the file is no SentencePiece model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._model = SentencePieceProcessor()
+        try:
+            self._model.LoadFromSerializedProto(path.read_bytes())
+        except (OSError, RuntimeError) as error:
+            raise ModelError(f"{path.name} is no readable SentencePiece model; download it again") from error
+        self.vocab_size: int = self._model.vocab_size()
+        self.bos_id: int | None = _present(self._model.bos_id())
+        self.eos_id: int | None = _present(self._model.eos_id())
+        self.control: dict[str, int] = {
+            self._model.id_to_piece(token): token for token in range(self.vocab_size) if self._is_control(token)
+        }
+        self._pattern = control_pattern(self.control)
+        # The proto that says so needs protobuf to read; what the model does with a bare word says it too.
+        self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        ids = [self.bos_id] if add_bos and self.bos_id is not None else []
+        if not parse_control:
+            return ids + self._model.encode(text)
+        return ids + list(encode_with_control(text, self.control, self._pattern, self._model.encode))
+
+    def piece(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size or self._is_control(token):
+            return b""
+        if self._model.is_byte(token):
+            return bytes([int(self._model.id_to_piece(token)[3:5], 16)])
+        return self._model.id_to_piece(token).replace("▁", " ").encode()
+
+    def name(self, token: int) -> str:
+        if not 0 <= token < self.vocab_size:
+            return ""
+        if self._is_control(token):
+            return self._model.id_to_piece(token)
+        return self.piece(token).decode("utf-8", errors="replace")
+
+    def decode(self, tokens: list[int]) -> str:
+        return decode_pieces(self, tokens)
+
+    def _is_control(self, token: int) -> bool:
+        return self._model.is_control(token) or self._model.is_unknown(token) or self._model.is_unused(token)
+
+
+def _present(token: int) -> int | None:
+    return token if token >= 0 else None

@@ -1,0 +1,111 @@
+"""Checkpoint tensors into a Transformer: reorder, fuse, cast, assign; nothing missing, nothing left over."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.errors import ModelError
+from model.rope import adjacent_to_half
+from model.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint tensor goes: rows `first..first+shape[0]-1` of a parameter.
+
+    `head_dim` is set for tensors whose rows are rotated and may need reordering.
+    """
+
+    parameter: str
+    first: int
+    shape: tuple[int, ...]
+    head_dim: int | None = None
+
+
+def load(
+    model: Transformer,
+    config: ModelConfig,
+    rotation: str,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> None:
+    """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
+
+    `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
+    Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
+    """
+    places = dict(_places(config))
+    n_places = len(places)
+    for name, tensor in tensors:
+        place = places.pop(name, None)
+        if place is None:
+            raise ModelError(f"the checkpoint has a tensor {name!r} that a {config.family} model has no place for")
+        if tuple(tensor.shape) != place.shape:
+            raise ModelError(
+                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration asks for {list(place.shape)}"
+            )
+        if rotation == "adjacent" and place.head_dim is not None:
+            tensor = adjacent_to_half(tensor, place.head_dim)
+        target = _materialise(model, place.parameter, dtype, device)
+        target.narrow(0, place.first, place.shape[0]).copy_(tensor)
+        progress(1 - len(places) / n_places)
+    if places:
+        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
+
+
+def _materialise(model: Transformer, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The parameter's memory, reserved when the first of its parts arrives."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    parameter = getattr(module, leaf)
+    if parameter.is_meta:
+        parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
+        setattr(module, leaf, parameter)
+    return parameter.data
+
+
+def _places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    dim = config.dim
+    yield "tok_embeddings.weight", Place("tok_embeddings.weight", 0, (config.vocab_size, dim))
+    for layer in range(config.n_layers):
+        prefix = f"layers.{layer}"
+        yield from _attention_places(f"{prefix}.attention", config)
+        for name in (f"{prefix}.attention_norm.weight", f"{prefix}.ffn_norm.weight"):
+            yield name, Place(name, 0, (dim,))
+        if not config.n_experts:
+            yield from _feed_forward_places(f"{prefix}.feed_forward", config)
+            continue
+        gate = f"{prefix}.feed_forward.gate.weight"
+        yield gate, Place(gate, 0, (config.n_experts, dim))
+        for expert in range(config.n_experts):
+            yield from _feed_forward_places(f"{prefix}.feed_forward.experts.{expert}", config)
+    yield "norm.weight", Place("norm.weight", 0, (dim,))
+    if not config.tied_head:
+        yield "output.weight", Place("output.weight", 0, (config.vocab_size, dim))
+
+
+def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    parts = (
+        ("wq", 0, q_rows, config.head_dim),
+        ("wk", q_rows, kv_rows, config.head_dim),
+        ("wv", q_rows + kv_rows, kv_rows, None),
+    )
+    for name, first, rows, head_dim in parts:
+        yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), head_dim)
+        if config.attention_bias:
+            yield f"{prefix}.{name}.bias", Place(f"{prefix}.wqkv.bias", first, (rows,), head_dim)
+    yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
+
+
+def _feed_forward_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    shape = (config.hidden_dim, config.dim)
+    yield f"{prefix}.w1.weight", Place(f"{prefix}.w13.weight", 0, shape)
+    yield f"{prefix}.w3.weight", Place(f"{prefix}.w13.weight", config.hidden_dim, shape)
+    yield f"{prefix}.w2.weight", Place(f"{prefix}.w2.weight", 0, (config.dim, config.hidden_dim))

@@ -1,0 +1,5 @@
+"""`python -m service` is `noria`."""
+
+from service.cli import main
+
+main()

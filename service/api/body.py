@@ -1,0 +1,40 @@
+"""A request's body: read up to the limit, checked, never more in memory than allowed."""
+
+from typing import TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from service.errors import BodyTooLarge, HttpError, invalid_body
+from service.schemas import Body
+from service.state import State
+
+B = TypeVar("B", bound=Body)
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    """The body as `kind`. Raises BodyTooLarge, HttpError (415) or InvalidRequest."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
+    state: State = request.app.state.noria
+    try:
+        body = kind.model_validate_json(await read_bytes(request, state.settings.max_body_bytes))
+    except ValidationError as error:
+        raise invalid_body(error) from None
+    body.check()
+    return body
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """At most `limit` bytes. Raises BodyTooLarge as soon as there are more, or more are announced."""
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise BodyTooLarge(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        parts.append(part)
+    return b"".join(parts)

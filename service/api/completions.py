@@ -1,0 +1,23 @@
+"""`POST /v1/completions`."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.answer import answer
+from service.api.body import read_body
+from service.ordering import order_completion
+from service.response_shapes import CompletionShape
+from service.schemas import CompletionBody
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    body = await read_body(request, CompletionBody)
+    return await answer(
+        request,
+        body,
+        lambda served: order_completion(body, served),
+        lambda served, name: CompletionShape(name, served.tokenizer, body.logprobs is not None, body.include_usage),
+    )

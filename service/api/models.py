@@ -1,0 +1,33 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from service.served import ServedModel
+from service.state import State
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    state: State = request.app.state.noria
+    served = state.reception.require()
+    return {"object": "list", "data": [card(served, name) for name in served.names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    state: State = request.app.state.noria
+    return card(state.reception.require(name), name)
+
+
+def card(served: ServedModel, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "noria",
+        "max_model_len": served.info.max_model_len,
+    }

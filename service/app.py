@@ -1,0 +1,86 @@
+"""The application: routes, middleware, and the life of engine and model behind them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from service.api import chat, completions, health, metrics, models, tokens
+from service.engine.client import EngineClient
+from service.errors import as_api_error
+from service.metrics import Metrics
+from service.middleware import Envelope
+from service.reception import Reception
+from service.served import ServedModel, load_served
+from service.settings import Settings
+from service.state import State
+
+log = logging.getLogger("noria")
+
+Load = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
+ROUTERS = (completions.router, chat.router, models.router, tokens.router, health.router, metrics.router)
+
+
+def create_app(
+    settings: Settings,
+    client: EngineClient,
+    measured: Metrics,
+    *,
+    load: Load = load_served,
+    on_ready: Callable[[ServedModel], None] = lambda served: None,
+    on_failed: Callable[[Exception], None] = lambda error: None,
+) -> FastAPI:
+    """The ASGI application. It answers at once and loads the model in the background.
+
+    `measured` must be what `client` reports to. `on_ready` and `on_failed` tell how loading ended.
+    """
+
+    async def bring_up(reception: Reception) -> None:
+        try:
+            reception.model = await load(settings, client)
+        except Exception as error:
+            on_failed(error)
+        else:
+            on_ready(reception.model)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        reception = Reception(settings, client)
+        app.state.noria = State(settings, client, measured, reception)
+        tasks = [asyncio.create_task(bring_up(reception)), asyncio.create_task(measured.watch_event_loop())]
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+        reception.close()
+
+    return _assemble(settings, measured, lifespan)
+
+
+def _assemble(
+    settings: Settings, measured: Metrics, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
+) -> FastAPI:
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _routing_error)
+    app.add_middleware(Envelope, api_keys=settings.api_keys, metrics=measured)
+    if settings.cors_origins:  # outermost: a preflight carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return app
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    return as_api_error(error).response()

@@ -1,0 +1,160 @@
+"""`noria`: the command line. Every flag of `serve` is also a variable NORIA_<FLAG>.
+
+Imports here are few: `serve` starts the engine process before anything slow is imported, so that both load at once.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from model.errors import NoriaError, OptionError
+from service.settings import EMBEDDED_MODEL, Settings
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write 4GiB, 512MiB or bytes")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def _option(text: str, **limits: Any) -> Any:
+    return typer.Option(help=text, **limits)
+
+
+def _size(text: str) -> Any:
+    return typer.Option(help=text, parser=parse_size, metavar="SIZE")
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A directory, a .gguf file, a hub name or the embedded model.", envvar="NORIA_MODEL")
+    ] = EMBEDDED_MODEL,
+    host: Annotated[str, _option("Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    device: Annotated[Literal["auto", "cpu", "cuda"], _option("Where to compute.")] = "auto",
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], _option("Of weights and activations.")
+    ] = "auto",
+    quantize: Annotated[Literal["none"], _option("Scheme for the weights.")] = "none",
+    attention: Annotated[str, _option("Attention backend.")] = "auto",
+    sliding_window: Annotated[
+        int | None, _option("Give every layer this window, in tokens; else the checkpoint's.", min=1)
+    ] = None,
+    max_model_len: Annotated[int | None, _option("Longest prompt plus output, in tokens.", min=1)] = None,
+    max_sequences: Annotated[
+        int | None, _option("Sequences computed at once; else 64, or --max-step-tokens if less.", min=1)
+    ] = None,
+    max_step_tokens: Annotated[int, _option("Tokens computed in a step.", min=1)] = 512,
+    cache_memory: Annotated[int | None, _size("For keys and values, such as 4GiB; else from the free memory.")] = None,
+    served_model_name: Annotated[list[str] | None, _option("Id of the model; repeat for aliases.")] = None,
+    chat_template: Annotated[Path | None, _option("File with a Jinja chat template.")] = None,
+    api_key: Annotated[list[str] | None, _option("Required of clients; repeat for more.", show_envvar=True)] = None,
+    api_key_file: Annotated[Path | None, _option("File of API keys, one a line.")] = None,
+    cors_origin: Annotated[list[str] | None, _option("Origin that browsers may call from; repeat for more.")] = None,
+    ssl_certfile: Annotated[Path | None, _option("TLS certificate chain (PEM).")] = None,
+    ssl_keyfile: Annotated[Path | None, _option("TLS private key (PEM).")] = None,
+    max_queue: Annotated[int, _option("Requests that may wait beyond those computed.", min=0)] = 256,
+    max_body: Annotated[int, _size("Largest request body.")] = "8MiB",  # type: ignore[assignment]
+    drain_timeout: Annotated[float, _option("Seconds for running requests after SIGTERM.", min=0)] = 30.0,
+    step_timeout: Annotated[float, _option("Seconds after which a step counts as hung.", min=1)] = 60.0,
+    cache_dir: Annotated[Path | None, _option("For converted models; else ~/.cache/noria.")] = None,
+    revision: Annotated[str | None, _option("Branch, tag or commit of a hub model.")] = None,
+    log_format: Annotated[Literal["human", "json"], _option("Of the log on stderr.")] = "human",
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _option("Least level to log.")] = "info",
+) -> None:
+    """Serve MODEL over HTTP with OpenAI's API."""
+    values = dict(locals())
+    keys = tuple(values.pop("api_key") or ()) + _read_keys(values.pop("api_key_file"))
+    for name in ("served_model_name", "cors_origin"):
+        values[name] = tuple(values[name] or ())
+    settings = Settings(
+        api_keys=keys, cors_origins=values.pop("cors_origin"), max_body_bytes=values.pop("max_body"), **values
+    )
+    raise typer.Exit(run(settings))
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. Raises NoriaError for what cannot be started."""
+    settings.check()
+    from service.server_socket import listen
+
+    with listen(settings.host, settings.port) as sock:
+        from service.engine.client import EngineClient
+        from service.engine.hosts import ProcessHost
+
+        client = EngineClient(
+            ProcessHost,
+            step_timeout=settings.step_timeout,
+            on_report=lambda report: metrics.observe_report(report),
+            on_restart=lambda: metrics.observe_restart(),
+        )
+        client.spawn()
+        from service import logs
+        from service.metrics import Metrics
+        from service.server import Server
+
+        logs.configure(settings.log_format, settings.log_level)
+        metrics = Metrics(lambda: client.stats)
+        progress = settings.log_format == "human" and sys.stderr.isatty()
+        server = Server(settings, client, metrics, sock.getsockname()[1], progress=progress)
+        server.run([sock])
+    return int(server.failed)
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--api-key-file {path}: cannot be read ({type(error).__name__})") from error
+    if not keys:
+        raise OptionError(f"--api-key-file {path}: holds no key; write one a line")
+    return keys
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from service.version import version
+
+        typer.echo(f"noria {version()}")
+        raise typer.Exit
+
+
+def build(arguments: list[str]) -> typer.Typer:
+    """The commands. `chat` and `bench` import slow things: they are left out when `serve` is asked for."""
+    app = typer.Typer(name="noria", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        """Serves Mistral-family language models over HTTP."""
+
+    app.command(context_settings={"auto_envvar_prefix": "NORIA"})(serve)
+    if arguments[:1] != ["serve"]:
+        from service.bench import bench
+        from service.terminal import chat
+
+        app.command()(chat)
+        app.command()(bench)
+    return app
+
+
+def main() -> None:
+    """Entry point: what a person can cause is one line on stderr and exit code 1."""
+    try:
+        build(sys.argv[1:])()
+    except NoriaError as error:
+        typer.echo(f"noria: {error}", err=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,139 @@
+"""All choices of one request, from submission to the last token."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from model.tokenizers.base import Tokenizer
+from service.choice import Choice, Delta, Order
+from service.engine.client import EngineClient
+from service.engine.messages import Update
+from service.metrics import Metrics
+from service.record import RequestRecord
+from service.sse import ClientGone
+from service.text import StopString, TextStream
+
+Event = tuple[Choice, Delta]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request so far; a prompt counts once, however many choices it has."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Generation:
+    """The choices of an order. Use as a context: leaving it aborts what is unfinished and notes the outcome.
+
+    Raises EngineUnavailable on construction when the engine takes no requests.
+    """
+
+    def __init__(
+        self, order: Order, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, record: RequestRecord
+    ) -> None:
+        self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
+        self.choices: list[Choice] = []
+        self._n = order.n
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._record = record
+        self._cut = False
+        self._pumps: list[asyncio.Task[None]] = []
+        self._submit(order, client)
+        metrics.observe_prompt(self.usage.prompt)
+        record.prompt_tokens = self.usage.prompt
+
+    def _submit(self, order: Order, client: EngineClient) -> None:
+        params = order.params
+        stops = [StopString.compile(stop) for stop in params.stop]
+        strip = order.starts_message and self._tokenizer.strips_leading_space
+        try:
+            for prompt in order.prompts:
+                for number in range(order.n):
+                    mailbox = client.submit(prompt.tokens, params, number)
+                    text = TextStream(self._tokenizer, stops, min_tokens=params.min_tokens, strip_leading_space=strip)
+                    self.choices.append(Choice(len(self.choices), prompt, params, mailbox, text))
+        except BaseException:
+            self._close()
+            raise
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
+        if len(self.choices) == 1:
+            async for event in self._follow(self.choices[0]):
+                yield event
+            return
+        queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
+        self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        unfinished = len(self._pumps)
+        while unfinished:
+            item = await queue.get()
+            if item is None:
+                unfinished -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+
+    async def _pump(self, choice: Choice, queue: "asyncio.Queue[Event | Exception | None]") -> None:
+        try:
+            async for event in self._follow(choice):
+                await queue.put(event)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    async def _follow(self, choice: Choice) -> AsyncIterator[Event]:
+        async for update in choice.mailbox:
+            before = choice.n_generated
+            delta = choice.absorb(update, self._tokenizer)
+            self._measure(choice, update, choice.n_generated - before)
+            if delta:
+                yield choice, delta
+            if delta.finish is not None:
+                self._cut |= delta.finish == "length"
+                return
+
+    def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
+        if update.queued is not None:
+            self._metrics.observe_queue(update.queued)
+            self._record.queue_seconds = max(self._record.queue_seconds or 0.0, update.queued)
+        if update.cached is not None and choice.index % self._n == 0:
+            self.usage.cached += update.cached
+        if not n_tokens:
+            return
+        now = time.perf_counter()
+        if choice.last_token is None:
+            self._metrics.observe_first_token(now - self._record.started)
+            if self._record.first_token_seconds is None:
+                self._record.first_token_seconds = now - self._record.started
+        self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
+        self.usage.completion += n_tokens
+        choice.last_token = now
+
+    def _close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        for choice in self.choices:
+            choice.mailbox.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+        self._record.cached_tokens = self.usage.cached
+        self._record.generated_tokens = self.usage.completion
+        if error is None:
+            self._record.outcome = "length" if self._cut else "stop"
+        else:
+            gone = isinstance(error, ClientGone | asyncio.CancelledError)
+            self._record.outcome = "abort" if gone else "error"

@@ -1,0 +1,154 @@
+"""Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts rest on them."""
+
+import asyncio
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from service.engine.messages import Report, Stats
+
+LATENCY_BUCKETS = tuple(
+    milliseconds / 1000
+    for milliseconds in (
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750),
+        *(1_000, 1_500, 2_500, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000),
+    )
+)
+STEP_BUCKETS = tuple(2.0**n for n in range(15))
+OUTCOMES = ("stop", "length", "abort", "error", "refused")
+LAG_INTERVAL = 0.25
+LAG_SAMPLES = 60
+
+
+class Metrics:
+    """All that is counted. `stats` gives the engine's latest; its counters are totals of one engine life.
+
+    Outcomes of requests: "stop" and "length" as finish_reason says ("length" if any choice was cut), "abort" the
+    client went away, "error" a failure of ours after admission, "refused" any 4xx, and 503 before admission.
+    """
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._totals = EngineTotals()
+        registry.register(EngineCollector(stats, self._totals))
+        self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
+        for outcome in OUTCOMES:
+            self._requests.labels(outcome)
+        self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
+        self._generated = Counter("noria_generated_tokens", "Tokens generated.", registry=registry)
+        self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
+        self._step_tokens = Histogram(
+            "noria_step_tokens", "Tokens computed in one step.", buckets=STEP_BUCKETS, registry=registry
+        )
+        self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
+        self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
+        self._between = self._latency("inter_token", "Between two tokens of one sequence.")
+        self._request = self._latency("request", "From a request's arrival to the end of its answer.")
+        self._lags: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
+        lag = Gauge(
+            "noria_event_loop_lag_seconds", "Largest delay of the event loop in the last 15 s.", registry=registry
+        )
+        lag.set_function(lambda: max(self._lags))
+
+    def _latency(self, name: str, text: str) -> Histogram:
+        return Histogram(f"noria_{name}_seconds", text, buckets=LATENCY_BUCKETS, registry=self.registry)
+
+    def observe_report(self, report: Report) -> None:
+        """Once a step."""
+        self._totals.observe(report.stats)
+        if report.stats.step_tokens:
+            self._step_tokens.observe(report.stats.step_tokens)
+
+    def observe_restart(self) -> None:
+        self._totals.restart()
+        self._restarts.inc()
+
+    def observe_prompt(self, n_tokens: int) -> None:
+        self._prompt_tokens.inc(n_tokens)
+
+    def observe_queue(self, seconds: float) -> None:
+        self._queue.observe(seconds)
+
+    def observe_first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
+        """`n_tokens` came together, `seconds` after the one before them (None: they open their sequence)."""
+        self._generated.inc(n_tokens)
+        gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
+        for _ in range(gaps):
+            self._between.observe(gap)
+
+    def observe_request(self, outcome: str, seconds: float) -> None:
+        self._requests.labels(outcome).inc()
+        if outcome != "refused":
+            self._request.observe(seconds)
+
+    async def watch_event_loop(self) -> None:
+        """Measure, until cancelled, how late the event loop wakes us."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_INTERVAL
+            await asyncio.sleep(LAG_INTERVAL)
+            self._lags.append(max(0.0, loop.time() - due))
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class EngineTotals:
+    """The engine's counters across restarts: what past engines counted, plus the latest of this one."""
+
+    def __init__(self) -> None:
+        self._past: Tally[str] = Tally()
+        self._current: Tally[str] = Tally()
+
+    def observe(self, stats: Stats) -> None:
+        self._current = Tally(
+            preemptions=stats.preemptions,
+            prefix_cache_queried_tokens=stats.queried_tokens,
+            prefix_cache_hit_tokens=stats.hit_tokens,
+        )
+
+    def restart(self) -> None:
+        self._past += self._current
+        self._current = Tally()
+
+    def __getitem__(self, name: str) -> int:
+        return self._past[name] + self._current[name]
+
+
+class EngineCollector(Collector):
+    """The engine's state, read when Prometheus asks, so that a step costs nothing here."""
+
+    def __init__(self, stats: Callable[[], Stats], totals: EngineTotals) -> None:
+        self._stats = stats
+        self._totals = totals
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        stats = self._stats()
+        yield GaugeMetricFamily("noria_requests_running", "Sequences being computed.", stats.running)
+        yield GaugeMetricFamily("noria_requests_waiting", "Sequences waiting for room.", stats.waiting)
+        pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["window", "state"])
+        usage = [0.0]
+        for pool in stats.pools:
+            window = "full" if pool.window is None else str(pool.window)
+            for state in ("held", "cached", "free"):
+                pages.add_metric([window, state], getattr(pool, state))
+            usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
+        yield pages
+        yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
+        for name, text in (
+            ("preemptions", "Sequences put back to be recomputed."),
+            ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
+            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+        ):
+            yield CounterMetricFamily(f"noria_{name}", text, self._totals[name])

@@ -1,0 +1,96 @@
+"""Fields of OpenAI and of other servers that mean nothing here: each passes while it holds one of the values that
+describe what happens anyway, or null. An empty tuple: null only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+ANY_STRING = object()
+"""Any string passes: a name that is neither used nor logged."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    # OpenAI
+    "user": (ANY_STRING,),
+    "safety_identifier": (ANY_STRING,),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    # vLLM
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "prompt_logprobs": (),
+    "priority": (0,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    # llama.cpp
+    "cache_prompt": (True,),
+    "n_probs": (0,),
+    "typical_p": (1, 1.0),
+    "mirostat": (0,),
+    "repeat_penalty": (1, 1.0),
+    "dynatemp_range": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "xtc_probability": (0, 0.0),
+    "grammar": ("",),
+    "id_slot": (-1,),
+}
+NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "add_special_tokens": (True,),
+}
+NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "prompt_cache_key": (),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "best_of": (1,),
+}
+NEUTRAL_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "name": (ANY_STRING,),
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "tool_calls": ([],),
+    "function_call": (),
+    "reasoning_content": ("",),
+}
+
+
+def accepts(allowed: tuple[Any, ...], value: Any) -> bool:
+    """Whether a neutral field may hold `value`; True is not 1 here."""
+    return value is None or any(
+        isinstance(value, str) if other is ANY_STRING else type(value) is type(other) and value == other
+        for other in allowed
+    )

@@ -1,0 +1,246 @@
+"""What a client may send. Unknown fields are refused by name; null means the default everywhere.
+
+Fields of OpenAI and of other servers that mean nothing here pass while they hold a value that describes what
+happens anyway (`neutral.py`). Everything else that is not a field is a 400.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.errors import InvalidRequest, shown
+from service.neutral import ANY_STRING, NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE, accepts
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 1024
+
+
+class Body(BaseModel):
+    """Strict types, finite numbers, no unknown fields save the neutral ones."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="after")
+    def _refuse_extras(self) -> Self:
+        extras = self.__pydantic_extra__ or {}
+        unknown = [name for name in extras if name not in self.neutral]
+        if unknown:
+            raise unsupported(unknown[0], f"unknown or unsupported field: {', '.join(map(shown, unknown))}")
+        for name, value in extras.items():
+            allowed = self.neutral[name]
+            if not accepts(allowed, value):
+                choices = " or ".join(
+                    ["a string" if other is ANY_STRING else repr(other) for other in allowed] + ["null"]
+                )
+                raise unsupported(name, f"{name} is not supported: only {choices} passes, got {shown(value)}")
+        return self
+
+    def check(self) -> None:
+        """What needs more than one field to judge. Raises InvalidRequest."""
+
+
+def unsupported(name: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
+
+
+def _expect(expected: str) -> WrapValidator:
+    """One message for a union, in place of one for each of its members."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValueError:
+            raise PydanticCustomError("expected", "must be {expected}", {"expected": expected}) from None
+
+    return WrapValidator(validate)
+
+
+TokenIds = list[int]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Prompts = Annotated[
+    str | list[str] | TokenIds | list[TokenIds],
+    _expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
+]
+Stops = Annotated[str | list[str], _expect("a string or a list of strings")]
+
+
+class StreamOptions(Body):
+    neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What completions and chat share. None: the model's default, or ours."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Integer | None = None
+    stop: Stops | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def n_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        try:
+            return tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+        except ValueError:
+            raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
+
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`. `logprobs` k reports the k likeliest tokens beside each token; 0 only the token's own."""
+
+    neutral = NEUTRAL_COMPLETION
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Integer | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        """One or more prompts, each a string or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
+
+    def check(self) -> None:
+        super().check()
+        n_prompts = len(self.prompts)
+        if not n_prompts:
+            raise InvalidRequest("prompt must not be an empty list", param="prompt")
+        if n_prompts > MAX_PROMPTS:
+            raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts, got {n_prompts}", param="prompt")
+        if n_prompts * self.n_choices > MAX_SEQUENCES:
+            message = f"prompts x n must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_choices}"
+            raise InvalidRequest(message, param="n")
+        if self.best_of not in (None, self.n_choices):
+            message = f"best_of is not supported: it must equal n ({self.n_choices}), got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    str | list[TextPart],
+    _expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
+]
+ROLES = ("system", "developer", "user", "assistant")
+
+
+class Message(Body):
+    """One turn. Text parts are concatenated; only an assistant's content may be null."""
+
+    neutral = NEUTRAL_MESSAGE
+    role: str
+    content: Content | None = None
+
+    @model_validator(mode="after")
+    def _check_turn(self) -> Self:
+        if self.role not in ROLES:
+            raise unsupported("role", f"role {shown(self.role)} is not supported: expected one of {', '.join(ROLES)}")
+        if self.content is None and self.role != "assistant":
+            raise unsupported("content", f"content is required in a message of role {self.role}")
+        return self
+
+    def plain(self) -> dict[str, str]:
+        content = self.content or ""
+        return {
+            "role": self.role,
+            "content": content if isinstance(content, str) else "".join(part.text for part in content),
+        }
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
+
+    neutral = NEUTRAL_CHAT
+    messages: list[Message]
+    max_completion_tokens: Integer | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            message = f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) differ"
+            raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
+        if 0 in limits:
+            raise InvalidRequest("max_tokens must be at least 1, got 0", param="max_tokens")
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
+
+    neutral = {"chat_template": (), "chat_template_kwargs": ({},), "tools": ([],)}
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("send either prompt or messages", param="prompt")
+        if self.messages is not None and not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        if self.messages is not None and self.add_special_tokens:
+            message = "add_special_tokens is not supported with messages: the chat format brings its own"
+            raise InvalidRequest(message, param="add_special_tokens")
+        if self.prompt is not None and self.add_generation_prompt is not None:
+            raise InvalidRequest("add_generation_prompt needs messages", param="add_generation_prompt")
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds

@@ -1,0 +1,110 @@
+"""The model being served, as the API sees it: names, tokenizer, chat format, defaults. And how it comes to be."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model.batch import RunnerInfo
+from model.chat import ChatFormat, load_chat
+from model.checkpoint.resolve import default_name, resolve
+from model.config import GenerationDefaults, RunnerOptions
+from model.errors import OptionError
+from model.families import read_generation
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.load import load_tokenizer
+from service.engine.client import EngineClient
+from service.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format."""
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    chat: ChatFormat | None
+    defaults: GenerationDefaults
+    info: RunnerInfo
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What the service itself reads from a model's directory."""
+
+    tokenizer: Tokenizer
+    chat: ChatFormat | None
+    defaults: GenerationDefaults
+
+
+async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
+    """Find the model's files, then load tokenizer and network at the same time. Raises NoriaError."""
+    directory = await _in_thread(
+        lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
+    )
+    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template)))
+    try:
+        await client.start(runner_options(settings, directory))
+        side = await text
+    finally:
+        text.cancel()
+    assert client.info is not None
+    names = settings.served_model_name or (default_name(settings.model),)
+    return ServedModel(names, side.tokenizer, side.chat, side.defaults, client.info)
+
+
+def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
+    """Tokenizer, chat format and generation defaults of a model directory."""
+    tokenizer = load_tokenizer(directory)
+    return TextSide(tokenizer, load_chat(directory, tokenizer, _read(chat_template)), read_generation(directory))
+
+
+def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
+    """Keyword arguments of the runner: the fields of RunnerOptions."""
+    options = RunnerOptions(
+        model=str(directory),
+        device=settings.device,
+        dtype=settings.dtype,
+        quantize=settings.quantize,
+        attention=settings.attention,
+        sliding_window=settings.sliding_window or 0,
+        max_model_len=settings.max_model_len,
+        max_sequences=settings.sequences,
+        max_step_tokens=settings.max_step_tokens,
+        cache_memory=settings.cache_memory,
+    )
+    return asdict(options)
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return path.read_text() if path else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--chat-template {path}: cannot be read ({type(error).__name__})") from error
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run `work` on a daemon thread, which does not keep the process from ending (an executor's would)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(setter: Callable[..., None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, future.set_result, result)
+
+    threading.Thread(target=run, name="noria-load", daemon=True).start()
+    return await future

@@ -1,0 +1,125 @@
+"""Tokens to text as they come: whole UTF-8 sequences only, nothing of a stop string ever shown."""
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model.tokenizers.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StopString:
+    """A stop string with its Knuth-Morris-Pratt table.
+
+    `borders[i]` is the length of the longest proper prefix of `text[:i + 1]` that is also its suffix.
+    """
+
+    text: str
+    borders: tuple[int, ...]
+
+    @classmethod
+    def compile(cls, text: str) -> "StopString":
+        borders = [0]
+        for char in text[1:]:
+            length = borders[-1]
+            while length and text[length] != char:
+                length = borders[length - 1]
+            borders.append(length + (text[length] == char))
+        return cls(text, tuple(borders))
+
+    def advance(self, matched: int, char: str) -> int:
+        """Length of the longest prefix that the text ends with, after `char`; `matched` is that before it."""
+        while matched and self.text[matched] != char:
+            matched = self.borders[matched - 1]
+        return matched + (self.text[matched] == char)
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Text that may be shown, and where each token that it completes starts (in characters of the whole text)."""
+
+    text: str
+    starts: tuple[int, ...]
+
+
+class TextStream:
+    """The text of one choice. `push` tokens, `take` what may be shown.
+
+    Text that could be the start of a stop string waits until it is known not to be. Matching goes by character,
+    so how the text is cut into tokens does not change where it ends. The text of the first `min_tokens` tokens
+    is not searched. An incomplete UTF-8 sequence at the very end is dropped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[StopString] = (),
+        *,
+        min_tokens: int = 0,
+        strip_leading_space: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._matched = [0] * len(stops)
+        self._min_tokens = min_tokens
+        self._strip = strip_leading_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._pending = ""
+        self._length = 0  # characters decoded so far, shown or not
+        self._pushed = 0
+        self._open: list[int] = []  # starts of tokens whose last bytes do not make a character yet
+        self._closed: deque[tuple[int, int]] = deque()  # (start, end) of tokens not shown yet
+        self._ended = False
+
+    def push(self, token: int) -> bool:
+        """Add a token. True if it completes a stop string: the text ends before it, and no token may follow."""
+        text = self._decoder.decode(self._tokenizer.piece(token))
+        if self._strip and text:
+            text, self._strip = text.removeprefix(" "), False
+        self._pushed += 1
+        self._open.append(self._length)
+        self._pending += text
+        self._length += len(text)
+        if not self._decoder.getstate()[0]:
+            self._close()
+        if self._pushed > self._min_tokens and self._stops:
+            self._search(text)
+        return self._ended
+
+    def take(self, *, final: bool = False) -> Released:
+        """What may be shown now and was not yet; with `final`, all that is left."""
+        final = final or self._ended
+        if final:
+            self._close()
+        held = 0 if final else max(self._matched, default=0)
+        shown = len(self._pending) - held
+        text, self._pending = self._pending[:shown], self._pending[shown:]
+        limit = self._length - held
+        starts = []
+        while self._closed and self._closed[0][1] <= limit:
+            starts.append(self._closed.popleft()[0])
+        return Released(text, tuple(starts))
+
+    def _close(self) -> None:
+        self._closed.extend((start, self._length) for start in self._open)
+        self._open.clear()
+
+    def _search(self, text: str) -> None:
+        for index, char in enumerate(text):
+            self._matched = [
+                stop.advance(matched, char) for stop, matched in zip(self._stops, self._matched, strict=True)
+            ]
+            found = [n for stop, n in zip(self._stops, self._matched, strict=True) if n == len(stop.text)]
+            if found:
+                self._cut(len(text) - index - 1 + max(found))
+                return
+
+    def _cut(self, n_chars: int) -> None:
+        """End the text `n_chars` before its end; tokens that keep none of their text go with it."""
+        self._close()
+        self._ended = True
+        self._pending = self._pending[: len(self._pending) - n_chars]
+        self._length -= n_chars
+        kept = [(start, min(end, self._length)) for start, end in self._closed if start < self._length]
+        self._closed = deque(kept)

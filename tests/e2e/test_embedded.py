@@ -1,0 +1,131 @@
+"""The embedded model through a real server and the openai client."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.live import MODEL, LiveServer, serving
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+STORY = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "temperature": 0}
+LONG = {**STORY, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving("--dtype", "float32", "--max-sequences", "32") as live:
+        yield live
+
+
+def test_chat_answers(server: LiveServer) -> None:
+    answer = server.openai.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == ANSWER
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_chat_streams_the_same(server: LiveServer) -> None:
+    stream = server.openai.chat.completions.create(  # type: ignore[call-overload]
+        model=MODEL, messages=QUESTION, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
+    assert len(chunks) > 5
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+def test_completions_stream_and_whole_agree(server: LiveServer) -> None:
+    ask = {"model": MODEL, "prompt": "The three primary colours are", "max_tokens": 24, "temperature": 0}
+    whole = server.openai.completions.create(**ask)  # type: ignore[call-overload]
+    parts = server.openai.completions.create(**ask, stream=True)  # type: ignore[call-overload]
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    assert whole.usage.completion_tokens == 24
+
+
+def test_a_seed_reproduces_whatever_else_runs(server: LiveServer) -> None:
+    ask = {"model": MODEL, "prompt": "My favourite animal", "max_tokens": 12, "seed": 5, "n": 3, "temperature": 0.9}
+
+    def texts() -> list[str]:
+        choices = server.openai.completions.create(**ask).choices  # type: ignore[call-overload]
+        return [choice.text for choice in sorted(choices, key=lambda choice: choice.index)]
+
+    alone = texts()
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda _: texts(), range(4)))
+    assert len(set(alone)) == 3
+    assert all(found == alone for found in together)
+
+
+def test_thirty_two_streams_answer_as_alone(server: LiveServer) -> None:
+    words = ["the", "wheel", "turns", "and", "each", "bucket", "fills", "with", "water", "then", "empties"]
+
+    def ask(number: int) -> str:
+        prompt = " ".join(words[(number + n) % len(words)] for n in range(3 + 5 * number))
+        chunks = server.openai.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=4 + number % 13, temperature=0, stream=True
+        )
+        return "".join(chunk.choices[0].text for chunk in chunks)
+
+    alone = [ask(number) for number in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(ask, range(32)))
+    assert together == alone
+    assert all(alone)
+    server.wait_idle()
+    assert server.metric("noria_kv_pages", window="full", state="held") == 0
+
+
+def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
+    with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+        assert server.metric("noria_requests_running") == 1
+    server.wait_idle(seconds=3)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.5)
+    server.wait_idle(seconds=3)
+    assert server.metric("noria_kv_pages", window="full", state="held") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_dies_or_hangs_is_replaced_under_six_streams(server: LiveServer, number: signal.Signals) -> None:
+    flowing = threading.Barrier(7)
+
+    def stream(_: int) -> str:
+        chunks = server.openai.completions.create(**STORY, stream=True, extra_body={"ignore_eos": True})  # type: ignore[call-overload]
+        iterator = iter(chunks)
+        next(iterator)
+        flowing.wait(30)
+        with pytest.raises(openai.APIError) as caught:
+            for _chunk in iterator:
+                pass
+        return str(caught.value)
+
+    restarts = server.metric("noria_engine_restarts_total")
+    with ThreadPoolExecutor(6) as pool:
+        answers = pool.map(stream, range(6))
+        flowing.wait(30)
+        os.kill(server.engine_pid, number)
+        assert all("the engine failed" in answer for answer in answers)
+    assert server.http.get("/live").status_code == 200
+    server.wait_ready(seconds=20)
+    assert server.metric("noria_engine_restarts_total") == restarts + 1
+    answer = server.openai.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == ANSWER
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    with serving("--max-sequences", "4") as server, ThreadPoolExecutor(1) as pool:
+        ask = {**LONG, "max_tokens": 60}
+        answer = pool.submit(lambda: server.http.post("/v1/completions", json=ask).json())
+        while server.metric("noria_requests_running") < 1:
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        assert answer.result()["usage"]["completion_tokens"] == 60
+        assert server.process.wait(timeout=10) == 0

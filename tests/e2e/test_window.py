@@ -1,0 +1,64 @@
+"""A prompt far longer than its window: pages stay bounded, and the answer is that of attention without any cache."""
+
+import json
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+from model.attention.sdpa import SdpaAttention
+from tests.e2e.live import MODEL, serving
+
+WINDOW = 256
+CHUNK = 512
+N_PROMPT = 3000
+
+
+def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]:
+    """Log probabilities by `transformers`: the same weights as a Mistral with a sliding window, and no cache."""
+    fields = json.loads((directory / "config.json").read_text())
+    fields = {key: value for key, value in fields.items() if key not in {"architectures", "model_type", "dtype"}}
+    config = MistralConfig(**{**fields, "sliding_window": WINDOW, "attn_implementation": "sdpa"})
+    model = MistralForCausalLM.from_pretrained(directory, config=config, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens]), use_cache=False, logits_to_keep=len(tokens) + 1).logits
+    logprobs = logits[0, :-1].log_softmax(-1)
+    assert logprobs.argmax(-1).tolist() == tokens, "the served tokens are not the greedy ones"
+    return logprobs.amax(-1).tolist()
+
+
+def test_pages_are_bounded_by_the_window(embedded_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model)
+    words = ["river", "wheel", "bucket", "water", "turns", "slowly", "under", "old", "stone", "bridge", "rain"]
+    choose = random.Random(7)
+    prompt = tokenizer(" ".join(choose.choice(words) for _ in range(N_PROMPT)))["input_ids"][:N_PROMPT]
+    assert len(prompt) == N_PROMPT
+    ask = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1}
+
+    with serving("--sliding-window", str(WINDOW), "--dtype", "float32", "--max-step-tokens", str(CHUNK)) as server:
+        held: list[float] = []
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.is_set():
+                held.append(server.metric("noria_kv_pages", window=str(WINDOW), state="held"))
+                time.sleep(0.01)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            answer = server.openai.completions.create(**ask)  # type: ignore[call-overload]
+        finally:
+            done.set()
+            watcher.join()
+
+    page_size = SdpaAttention.page_size
+    bound = -(-(WINDOW - 1 + CHUNK) // page_size) + 1
+    assert 0 < max(held) <= bound < N_PROMPT / page_size
+    tokens = tokenizer(answer.choices[0].text)["input_ids"]
+    assert len(tokens) == 8
+    assert answer.choices[0].logprobs.token_logprobs == pytest.approx(oracle(embedded_model, prompt, tokens), abs=1e-3)

@@ -1,0 +1,150 @@
+"""Drives the network in tests as the engine does: a small page allocator, sequences, packed steps.
+
+Memory that has not been written, or has been released, holds NaN: reading any of it shows in the result.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model import weights
+from model.attention.base import Attention
+from model.batch import PageTable, PoolSpec, Slice, StepBatch
+from model.cache import PagePools
+from model.config import ModelConfig
+from model.packing import pack
+from model.rope import rotation_table
+from model.sampling_params import SamplingParams
+from model.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> ModelConfig:
+    """A model of a few thousand weights with one layer a window."""
+    values: dict[str, object] = {
+        "family": "mistral",
+        "dim": 32,
+        "n_layers": len(windows),
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 8,
+        "hidden_dim": 48,
+        "vocab_size": 64,
+        "norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position": 512,
+        "windows": tuple(windows),
+        "dtype": "float32",
+    }
+    return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """A checkpoint under native names, large enough weights to make attention sharp."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, place in weights._places(config):
+        tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
+        yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
+
+
+def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(config)
+    weights.load(model, config, "half", random_tensors(config, seed), torch.float32, CPU, lambda _: None)
+    return model
+
+
+@dataclass
+class Wheel:
+    """Free pages of every pool, handed out in order or shuffled."""
+
+    pools: tuple[PoolSpec, ...]
+    page_size: int
+    shuffle: int | None = None
+    free: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = [list(range(pool.n_pages))[::-1] for pool in self.pools]
+        if self.shuffle is not None:
+            for pages in self.free:
+                random.Random(self.shuffle).shuffle(pages)
+
+
+@dataclass
+class Rider:
+    """Tokens of one sequence, how many are computed, and its pages."""
+
+    tokens: list[int]
+    n_prompt: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    done: int = 0
+    tables: list[tuple[int, list[int]]] = field(default_factory=list)
+
+
+class Driver:
+    """A model with its pools; `step` computes the next tokens of several sequences at once."""
+
+    def __init__(
+        self, model: Transformer, attention: Attention, n_pages: int = 64, shuffle: int | None = None, length: int = 512
+    ) -> None:
+        config = model.config
+        specs = tuple(PoolSpec(window, n_pages) for window in config.pool_windows)
+        self.model, self.attention, self.windows = model, attention, config.pool_windows
+        self.pools = PagePools.allocate(config, specs, attention.page_size, torch.float32, CPU)
+        self.table = rotation_table(config, length, CPU)
+        self.wheel = Wheel(specs, attention.page_size, shuffle)
+        for layer in self.pools.layers:
+            layer.k.fill_(float("nan"))
+            layer.v.fill_(float("nan"))
+
+    def start(self, tokens: Sequence[int]) -> Rider:
+        return Rider(list(tokens), len(tokens), tables=[(0, []) for _ in self.windows])
+
+    @torch.inference_mode()
+    def step(self, parts: Sequence[tuple[Rider, int]]) -> list[Tensor]:
+        """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
+        slices = tuple(self._slice(sequence, n) for sequence, n in parts)
+        inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, CPU)
+        logits = self.model.logits(self.model(inputs, self.table, self.attention, self.pools))
+        for sequence, n in parts:
+            sequence.done += n
+        return list(logits.split([n for _, n in parts]))
+
+    def whole(self, tokens: Sequence[int], chunk: int | None = None) -> Tensor:
+        """Logits [len(tokens), vocab_size] of one sequence computed in chunks (None: at once)."""
+        sequence = self.start(tokens)
+        parts = []
+        while sequence.done < len(tokens):
+            parts += self.step([(sequence, min(chunk or len(tokens), len(tokens) - sequence.done))])
+        return torch.cat(parts)
+
+    def _slice(self, sequence: Rider, n: int) -> Slice:
+        start, stop = sequence.done, sequence.done + n
+        for i, window in enumerate(self.windows):
+            sequence.tables[i] = self._turn(i, window, sequence.tables[i], start, stop)
+        tables = tuple(PageTable(first, tuple(pages)) for first, pages in sequence.tables)
+        return Slice(id(sequence), sequence.tokens, sequence.n_prompt, start, stop, tables, sequence.params)
+
+    def _turn(
+        self, pool: int, window: int | None, table: tuple[int, list[int]], start: int, stop: int
+    ) -> tuple[int, list[int]]:
+        """Release what has left the window, then take what the new positions need."""
+        first, pages = table
+        size = self.attention.page_size
+        while window is not None and pages and (first + 1) * size <= start - window + 1:
+            self._release(pool, pages.pop(0))
+            first += 1
+        while (first + len(pages)) * size < stop:
+            pages.append(self.wheel.free[pool].pop())
+        return first, pages
+
+    def _release(self, pool: int, page: int) -> None:
+        for layer, owner in zip(self.pools.layers, self.pools.pool_of_layer, strict=True):
+            if owner == pool:
+                layer.k[page] = float("nan")
+                layer.v[page] = float("nan")
+        self.wheel.free[pool].append(page)

@@ -1,0 +1,159 @@
+"""The contract of every attention backend, against a dense computation that knows no pages."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import BACKENDS, choose
+from model.attention.base import Attention
+from model.batch import PageTable, Slice, StepBatch
+from model.cache import LayerCache
+from model.errors import OptionError
+from model.packing import pack
+from model.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Attention:
+    return BACKENDS[request.param]()
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """q [n, heads, d], k and v [n, kv_heads, d] of one whole sequence, query by query in float64."""
+    n, heads, width = q.shape
+    out = torch.empty(n, heads, width, dtype=torch.float64)
+    for i, head in itertools.product(range(n), range(heads)):
+        first = 0 if window is None else max(0, i - window + 1)
+        key_head = head // (heads // k.shape[1])
+        keys, values = k[first : i + 1, key_head].double(), v[first : i + 1, key_head].double()
+        out[i, head] = (keys @ q[i, head].double() / width**0.5).softmax(0) @ values
+    return out
+
+
+def cut(length: int, chunks: list[int]) -> list[tuple[int, int]]:
+    """(start, stop) of chunks that cycle until `length` is covered."""
+    cuts, start = [], 0
+    for size in itertools.cycle(chunks):
+        if start == length:
+            return cuts
+        cuts.append((start, min(start + size, length)))
+        start = cuts[-1][1]
+    raise AssertionError
+
+
+def run(
+    backend: Attention,
+    lengths: list[int],
+    chunks: list[int],
+    window: int | None,
+    heads: tuple[int, int],
+    ordered: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compute sequences of these lengths together, each cut into chunks, and compare all of them with `dense`."""
+    torch.manual_seed(len(lengths) + sum(lengths))
+    width, size = 8, backend.page_size
+    data = [[torch.randn(n, h, width).to(dtype) for h in (heads[0], heads[1], heads[1])] for n in lengths]
+    blocks = [-(-n // size) for n in lengths]
+    order = torch.arange(sum(blocks)) if ordered else torch.randperm(sum(blocks))
+    pages = [part.tolist() for part in order.split(blocks)]
+    shape = (sum(blocks), size, heads[1], width)
+    cache = LayerCache(torch.full(shape, float("nan"), dtype=dtype), torch.full(shape, float("nan"), dtype=dtype))
+    results: list[list[Tensor]] = [[] for _ in lengths]
+    for step in itertools.zip_longest(*(cut(n, chunks) for n in lengths)):
+        active = [(i, *part) for i, part in enumerate(step) if part]
+        slices = tuple(
+            Slice(i, [0] * stop, lengths[i], start, stop, (_table(pages[i], start, window, size),), SamplingParams())
+            for i, start, stop in active
+        )
+        inputs = pack(StepBatch(slices), size, [window], CPU)
+        q, k, v = (torch.cat([data[i][part][start:stop] for i, start, stop in active]) for part in range(3))
+        out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
+        assert out.dtype == dtype
+        for (i, *_), rows in zip(active, out.split([stop - start for _, start, stop in active]), strict=True):
+            results[i].append(rows)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for (q, k, v), parts in zip(data, results, strict=True):
+        torch.testing.assert_close(torch.cat(parts).double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
+
+
+def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:
+    """What the engine still holds: nothing that has left the window."""
+    first = 0 if window is None else max(0, start - window + 1) // size
+    return PageTable(first, pages[first:])
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])
+@pytest.mark.parametrize("chunks", [[1], [7], [200], [40, 1, 1, 3]])
+def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -> None:
+    run(backend, [75], chunks, window, (4, 2))
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
+def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
+    run(backend, [1, 3, 64, 37, 38, 65], chunks, window, (4, 2))
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
+def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
+    run(backend, [35, 20], [6, 1, 1], 11, heads)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | None) -> None:
+    size = backend.page_size
+    run(backend, [2 * size - 1], [size, 1], window, (2, 1), ordered=True)
+    run(backend, [2 * size + 1], [size - 1, 1, 1], window, (2, 1), ordered=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(backend: Attention, dtype: torch.dtype) -> None:
+    run(backend, [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
+
+
+def test_page_size_is_within_limits(backend: Attention) -> None:
+    assert 1 <= backend.page_size <= 256
+
+
+def test_window_of_five_on_nine_tokens(backend: Attention) -> None:
+    """Equal keys weigh all visible values alike: with one-hot values the row shows who is seen."""
+    seen = visibility(backend, 9, [9], 5)
+    assert seen[8] == {4, 5, 6, 7, 8}  # row 9 sees 5..9, counted from 1
+    assert seen[3] == {0, 1, 2, 3}
+
+
+def test_chunks_of_a_window_of_four_over_eleven_tokens(backend: Attention) -> None:
+    seen = visibility(backend, 11, [4, 4, 3], 4)
+    assert seen[4] == {1, 2, 3, 4}
+    assert seen[7] == {4, 5, 6, 7}
+    assert seen[8] == {5, 6, 7, 8}
+    assert seen[9] == {6, 7, 8, 9}
+    assert seen[10] == {7, 8, 9, 10}
+
+
+def visibility(backend: Attention, length: int, chunks: list[int], window: int) -> list[set[int]]:
+    shape = (1, backend.page_size, 1, 16)
+    cache = LayerCache(torch.full(shape, float("nan")), torch.full(shape, float("nan")))
+    values = torch.eye(length, 16)[:, None]
+    rows: list[Tensor] = []
+    for start, stop in cut(length, chunks):
+        item = Slice(0, [0] * stop, length, start, stop, (PageTable(0, (0,)),), SamplingParams())
+        inputs = pack(StepBatch((item,)), backend.page_size, [window], CPU)
+        flat = torch.zeros(stop - start, 1, 16)
+        rows.append(backend.attend(flat, flat, values[start:stop], cache, backend.prepare(inputs.pools[0])))
+    weights = torch.cat(rows)[:, 0]
+    visible = [{i for i in range(length) if weight[i] > 0} for weight in weights.tolist()]
+    for weight, ids in zip(weights, visible, strict=True):
+        torch.testing.assert_close(weight[list(ids)], torch.full((len(ids),), 1 / len(ids)))
+    return visible
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="--attention flash is not known, choose one of: auto, reference, sdpa"):
+        choose("flash", CPU)
+    assert choose("auto", CPU)[0] == "sdpa"

@@ -1,0 +1,234 @@
+"""ModelRunner from a directory to tokens, and what it says when it cannot."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import device, memory, runner
+from model.batch import PageTable, Slice, SliceOutput, StepBatch
+from model.checkpoint.open import Checkpoint
+from model.errors import OptionError
+from model.runner import ModelRunner, create
+from model.sampling_params import SamplingParams
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,
+    "attn_implementation": "eager",
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[[list[int], int | None], Tensor]]:
+    """A directory with a Llama, and transformers' logits [n, vocab] for tokens, with a window or without."""
+    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(2)
+    directory = tmp_path_factory.mktemp("llama")
+    plain = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    plain.save_pretrained(directory)
+
+    @torch.no_grad()
+    def logits(tokens: list[int], window: int | None = None) -> Tensor:
+        theirs: Any = plain
+        if window is not None:
+            theirs = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=window)).eval()
+            theirs.load_state_dict(plain.state_dict())
+        return theirs(torch.tensor([tokens])).logits[0]
+
+    return directory, logits
+
+
+def start(directory: Path, **options: Any) -> ModelRunner:
+    return create(lambda stage, done: None, model=str(directory), **{"device": "cpu", "dtype": "float32", **options})
+
+
+def run(loaded: ModelRunner, tokens: list[int], cuts: list[int], params: SamplingParams) -> list[SliceOutput]:
+    """Compute one prompt in slices that end at `cuts`."""
+    outputs, begin = [], 0
+    tables = tuple(PageTable(0, [1, 0, 3, 2]) for _ in loaded.info.pools)
+    for stop in cuts:
+        part = Slice(0, tokens, len(PROMPT), begin, stop, tables, params)
+        outputs += loaded.step(StepBatch((part,))).slices
+        begin = stop
+    return outputs
+
+
+@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved: Any, attention: str) -> None:
+    directory, theirs = saved
+    loaded = start(directory, attention=attention)
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=3)
+    tokens = list(PROMPT)
+    for _ in range(8):
+        output = run(loaded, tokens, [5, len(tokens)], params)[-1]
+        expected = theirs(tokens)[-1].log_softmax(-1)
+        assert output.token == int(expected.argmax())
+        assert output.logprob is not None
+        assert output.logprob.logprob == pytest.approx(expected.max().item(), abs=1e-4)
+        assert [token for token, _ in output.logprob.top] == expected.topk(3).indices.tolist()
+        tokens.append(output.token)
+
+
+def test_a_slice_that_ends_early_or_wants_nothing_draws_nothing(saved: Any) -> None:
+    loaded = start(saved[0])
+    assert run(loaded, PROMPT, [4], SamplingParams()) == [SliceOutput(None)]
+    assert run(loaded, PROMPT, [13], SamplingParams(max_tokens=0)) == [SliceOutput(None)]
+
+
+@pytest.mark.parametrize("cuts", [[13], [1, 2, 9, 13], [12, 13]])
+def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scored in blocks of two rows, so that blocks and chunks cross."""
+    monkeypatch.setattr(runner, "LOGIT_VALUES", 2 * 96)
+    directory, theirs = saved
+    outputs = run(start(directory), PROMPT, cuts, SamplingParams(prompt_logprobs=1, max_tokens=2))
+    expected = theirs(PROMPT).log_softmax(-1)
+    found = [logprob for output in outputs for logprob in output.prompt_logprobs]
+    assert [item.token for item in found] == PROMPT[1:]
+    for item, row, token in zip(found, expected, PROMPT[1:], strict=False):
+        assert item.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        assert item.top[0][0] == int(row.argmax())
+        assert len(item.top) == 1
+    assert [output.token is not None for output in outputs] == [False] * (len(cuts) - 1) + [True]
+
+
+def test_many_rows_are_drawn_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, theirs = saved
+    loaded = start(directory)
+    params = SamplingParams(temperature=0.0)
+    slices = tuple(Slice(i, PROMPT[: i + 2], i + 2, 0, i + 2, (PageTable(0, [i]),), params) for i in range(7))
+    monkeypatch.setattr(runner, "LOGIT_VALUES", 3 * 96)
+    drawn = [output.token for output in loaded.step(StepBatch(slices)).slices]
+    assert drawn == [int(theirs(PROMPT[: i + 2])[-1].argmax()) for i in range(7)]
+
+
+def test_window_on_a_model_without_one(saved: Any) -> None:
+    directory, theirs = saved
+    loaded = start(directory, sliding_window=4)
+    assert [pool.window for pool in loaded.info.pools] == [4]
+    params = SamplingParams(temperature=0.0, logprobs=0)
+    (output,) = run(loaded, PROMPT, [13], params)
+    expected = theirs(PROMPT, 4)[-1].log_softmax(-1)
+    assert output.logprob is not None
+    assert (output.token, output.logprob.logprob) == (
+        int(expected.argmax()),
+        pytest.approx(expected.max().item(), abs=1e-4),
+    )
+    assert not torch.allclose(expected, theirs(PROMPT)[-1].log_softmax(-1), atol=1e-2)
+
+
+def test_info_tells_what_runs(saved: Any) -> None:
+    info = start(saved[0], max_model_len=100, max_sequences=2, cache_memory=2**20).info
+    assert (info.max_model_len, info.vocab_size, info.page_size) == (100, 96, 32)
+    # a page holds 32 positions x 2 layers x 2 x 16 values of 4 bytes: 8 KiB; two sequences of 4 pages, twice
+    assert [(pool.window, pool.n_pages) for pool in info.pools] == [(None, 16)]
+    assert info.description == {
+        "family": "llama",
+        "parameters": "21664",
+        "device": "cpu",
+        "dtype": "float32",
+        "attention": "sdpa",
+        "quantize": "none",
+        "torch": torch.__version__,
+    }
+
+
+def test_progress_names_its_stages(saved: Any) -> None:
+    seen: list[tuple[str, float]] = []
+    create(lambda stage, done: seen.append((stage, done)), model=str(saved[0]), device="cpu")
+    assert list(dict.fromkeys(stage for stage, _ in seen)) == ["checking memory", "loading weights", "warming up"]
+    assert ("loading weights", 1.0) in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "--device tpu is not known, choose one of: auto, cpu, cuda"),
+        ({"dtype": "int8"}, "--dtype int8 is not known, choose one of: auto, bfloat16, float16, float32"),
+        ({"attention": "flash"}, "--attention flash is not known"),
+        ({"quantize": "q4"}, "--quantize q4 is not known"),
+        ({"max_model_len": 129}, "--max-model-len 129 is more than the model's context of 128"),
+        ({"sliding_window": -1}, "--sliding-window must be at least 0, got -1"),
+        ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1, got 0"),
+        ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
+        ({"cache_memory": 1000}, "one sequence of 1 tokens needs 8.0 KiB"),
+        ({"cache_memory": 2**60}, "--cache-memory 1073741824.00 GiB is more than this machine has free"),
+    ],
+)
+def test_options_that_cannot_be_honoured(saved: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        start(saved[0], **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match=r"--device cuda: PyTorch .* sees no CUDA device; use --device cpu"):
+        device.choose_device("cuda")
+    assert device.choose_device("auto").type == "cpu"
+
+
+def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(Checkpoint, "tensors", read)
+    monkeypatch.setattr(memory, "free_memory", lambda: 80_000)
+    with pytest.raises(
+        OptionError, match=r"weights need 84.6 KiB in float32, .* 78.1 KiB free; --dtype bfloat16 would"
+    ):
+        start(saved[0])
+    monkeypatch.setattr(memory, "free_memory", lambda: 180_000)
+    with pytest.raises(
+        OptionError, match=r"100 tokens needs 32.0 KiB .* the cache has 22.8 KiB; --max-model-len 64 would fit"
+    ):
+        start(saved[0], max_model_len=100)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "bfloat16", "float16"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\n", True, False),
+        ("flags\t\t: fpu amx_bf16 avx512_fp16\n", True, True),
+        ("flags\t\t: fpu avx2\n", False, False),
+        ("Features\t: fp asimd asimdhp bf16\n", True, True),
+        ("Features\t: fp asimd\n", False, False),
+    ],
+)
+def test_auto_dtype_is_what_the_processor_computes(tmp_path: Path, cpuinfo: str, bfloat16: bool, float16: bool) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\n" + cpuinfo)
+    assert device.native(torch.bfloat16, path) is bfloat16
+    assert device.native(torch.float16, path) is float16
+    assert device.native(torch.float32, path)
+
+
+def test_dtype_on_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert device.choose_dtype("auto", "bfloat16", cuda) is torch.float16
+    assert device.choose_dtype("auto", "float32", cuda) is torch.float32
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert device.choose_dtype("auto", "bfloat16", cuda) is torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs(saved: Any, dtype: str) -> None:
+    directory, theirs = saved
+    params = SamplingParams(temperature=0.0, logprobs=0)
+    (output,) = run(start(directory, dtype=dtype), PROMPT, [13], params)
+    assert output.logprob is not None
+    own = theirs(PROMPT)[-1].log_softmax(-1)[output.logprob.token].item()
+    assert output.logprob.logprob == pytest.approx(own, abs=0.3)

@@ -1,0 +1,256 @@
+"""The sampler against a slow one in plain Python, and against the softmax it claims to draw from."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model import sampler
+from model.batch import Slice
+from model.sampler import log_softmax, sample, token_logprobs, uniforms
+from model.sampling_params import SamplingParams
+
+
+def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **params: object) -> Slice:
+    """A slice that draws after `tokens`."""
+    return Slice(
+        0, list(tokens), n_prompt, len(tokens) - 1, len(tokens), (), SamplingParams(**params), choice  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def draw(logits: list[float], item: Slice) -> int:
+    return sample(torch.tensor([logits]), [item])[0][0]
+
+
+def greedy(logits: list[float], tokens: Sequence[int] = (0,), n_prompt: int = 1, **params: object) -> int:
+    return draw(logits, after(tokens, n_prompt, temperature=0.0, **params))
+
+
+def kept_by_hand(logits: list[float], params: SamplingParams) -> dict[int, float]:
+    """Probabilities after temperature, min_p, top_k and top_p."""
+    peak = max(logits)
+    weights = {i: math.exp((x - peak) / params.temperature) for i, x in enumerate(logits)}
+    weights = {i: w for i, w in weights.items() if w >= params.min_p}
+    ranked = sorted(weights, key=lambda i: (-weights[i], i))
+    if params.top_k > 0:
+        ranked = ranked[: params.top_k]
+    total = sum(weights[i] for i in ranked)
+    kept, mass = [], 0.0
+    for i in ranked:
+        kept.append(i)
+        mass += weights[i] / total
+        if mass >= params.top_p:
+            break
+    total = sum(weights[i] for i in kept)
+    return {i: weights[i] / total for i in kept}
+
+
+def draw_by_hand(logits: list[float], item: Slice) -> int:
+    probabilities = kept_by_hand(logits, item.params)
+    u = float(uniforms([item.params.seed], [item.choice], [item.stop - item.n_prompt])[0])
+    cumulated = 0.0
+    for token in sorted(probabilities):
+        cumulated += probabilities[token]
+        if cumulated > u:
+            return token
+    return max(probabilities)
+
+
+# Greedy
+
+
+def test_greedy_takes_the_greatest_and_the_lowest_id_of_equals() -> None:
+    assert greedy([0.0, 3.0, 1.0]) == 1
+    assert greedy([0.0, 3.0, 1.0, 3.0]) == 1
+
+
+def test_greedy_ignores_the_seed() -> None:
+    assert {greedy([0.0, 0.1, 0.2], seed=seed) for seed in range(20)} == {2}
+
+
+# Steps before the choice
+
+
+def test_min_tokens_hides_end_tokens_until_enough() -> None:
+    logits = [0.0, 9.0, 5.0]
+    common = {"min_tokens": 2, "stop_token_ids": (1,)}
+    assert [greedy(logits, [0] * n, **common) for n in (1, 2, 3)] == [2, 2, 1]
+
+
+def test_logit_bias() -> None:
+    assert greedy([0.0, 3.0, 1.0], logit_bias=((1, -2.5), (0, 0.75))) == 2
+    assert greedy([0.0, 3.0, 1.0], logit_bias=((0, 100.0),)) == 0
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative() -> None:
+    assert greedy([4.0, 3.0], [0], repetition_penalty=1.3) == 0  # 3.08
+    assert greedy([4.0, 3.0], [0], repetition_penalty=1.4) == 1  # 2.86
+    assert greedy([-1.0, -1.5], [0], repetition_penalty=1.6) == 1  # -1.6
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    assert greedy([4.0, 3.9, 2.0], [0, 0, 1, 1], 2, repetition_penalty=1.5) == 0  # 2.67, 2.6, 2
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    logits = [1.0, 0.95]
+    assert greedy(logits, [0, 0, 0], 3, presence_penalty=2.0) == 0
+    assert greedy(logits, [0, 0, 0], 2, presence_penalty=0.1) == 1
+    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, presence_penalty=0.1) == 0
+    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, frequency_penalty=0.1) == 1
+
+
+def test_penalties_follow_bias_in_order() -> None:
+    """Bias first: 1 + 4 = 5, then halved: 2.5 < 3."""
+    assert greedy([1.0, 3.0], [0], logit_bias=((0, 4.0),), repetition_penalty=2.0) == 1
+
+
+# The distribution
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.1},
+        {"top_p": 0.9},
+        {"top_p": 0.999, "temperature": 2.0},
+        {"min_p": 0.2},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.02, "temperature": 1.5},
+        {"top_k": 500, "top_p": 0.999999},
+    ],
+)
+def test_draws_equal_the_plain_sampler(params: dict[str, float]) -> None:
+    source = random.Random(3)
+    for seed in range(60):
+        logits = [source.gauss(0, 2) for _ in range(200)]
+        exact = torch.tensor(logits).tolist()
+        item = after(seed=seed, **params)
+        assert draw(logits, item) == draw_by_hand(exact, item)
+
+
+def test_top_p_over_many_near_equal_tokens() -> None:
+    """Thousands of tokens are needed for the mass: more than the first look holds."""
+    source = random.Random(4)
+    logits = torch.tensor([source.gauss(0, 0.3) for _ in range(5000)]).tolist()
+    items = [after(seed=seed, top_p=0.8) for seed in range(25)]
+    drawn = sample(torch.tensor([logits] * 25), items)
+    assert [token for token, _ in drawn] == [draw_by_hand(logits, item) for item in items]
+
+
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.5}])
+def test_ties_at_the_cut_go_to_the_lowest_ids(params: dict[str, float]) -> None:
+    drawn = {draw([0.0] * 6, after(seed=seed, **params)) for seed in range(100)}
+    assert drawn == {0, 1, 2}
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.75}, {"min_p": 0.2}])
+def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
+    """Chi-square over 20,000 seeds; the limit is about 6 standard deviations above the mean."""
+    logits = [0.3, -1.0, 2.0, 1.9, 0.0, 0.7, 1.2, -0.4]
+    n = 20_000
+    items = [after(seed=seed, **params) for seed in range(n)]
+    counts = Counter(token for token, _ in sample(torch.tensor([logits] * n), items))
+    expected = kept_by_hand(logits, items[0].params)
+    assert set(counts) == set(expected)
+    chi_square = sum((counts[i] - n * p) ** 2 / (n * p) for i, p in expected.items())
+    freedom = len(expected) - 1
+    assert chi_square < freedom + 6 * math.sqrt(2 * freedom)
+
+
+def test_smallest_temperatures_are_greedy() -> None:
+    for temperature in (1e-3, 1e-20, 1e-300, 5e-324):
+        assert draw([1.0, 80.0, 79.0, -50.0], after(temperature=temperature)) == 1
+
+
+def test_extreme_logits_stay_numbers() -> None:
+    assert draw([1e38, -1e38, 3e38], after(temperature=0.01)) == 2
+    assert draw([-1e4, -1e4 - 1, -2e4], after(top_p=0.5)) == 0
+
+
+# Noise
+
+
+def test_noise_is_uniform_and_a_function_of_its_three_words() -> None:
+    values = uniforms(range(-5000, 5000), [0] * 10_000, [0] * 10_000)
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert abs(values.mean() - 0.5) < 0.02
+    histogram = [int(((values >= i / 20) & (values < (i + 1) / 20)).sum()) for i in range(20)]
+    assert sum((count - 500) ** 2 / 500 for count in histogram) < 19 + 6 * math.sqrt(38)
+    near = [(s, c, i) for s in (0, 1, 2**63 - 1, -(2**63)) for c in range(8) for i in range(64)]
+    assert len(set(uniforms(*zip(*near, strict=True)).tolist())) == len(near)
+
+
+def test_neighbouring_draws_are_uncorrelated() -> None:
+    values = torch.from_numpy(uniforms([5] * 10_001, [0] * 10_001, range(10_001)))
+    assert abs(torch.corrcoef(torch.stack((values[:-1], values[1:])))[0, 1].item()) < 0.05
+
+
+def mixed_rows() -> tuple[Tensor, list[Slice]]:
+    torch.manual_seed(5)
+    items = [
+        after([1, 2, 3], 1, seed=1, top_p=0.8, logprobs=3),
+        after([1, 2, 3], 1, temperature=0.0, frequency_penalty=1.0),
+        after(seed=2, choice=3, logit_bias=((4, 5.0),), repetition_penalty=1.2),
+        after([4, 4, 4], 2, seed=3, top_k=5, min_p=0.1, min_tokens=4, max_tokens=9, stop_token_ids=(7, 8), logprobs=0),
+        after(seed=-4, presence_penalty=-1.0),
+    ]
+    return torch.randn(len(items), 100) * 3, items
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits, items = mixed_rows()
+    together = sample(logits.clone(), items)
+    backwards = sample(logits.flip(0).contiguous(), items[::-1])[::-1]
+    alone = [sample(logits[i : i + 1].clone(), [item])[0] for i, item in enumerate(items)]
+    assert together == alone == backwards
+
+
+# Logprobs
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = [1.0, 2.0, 0.5, 1.5]
+    item = after(temperature=0.0, logit_bias=((2, 50.0),), repetition_penalty=3.0, logprobs=2)
+    ((token, logprob),) = sample(torch.tensor([logits]), [item])
+    total = math.log(sum(math.exp(x) for x in logits))
+    assert (token, logprob.token) == (2, 2)
+    assert logprob.logprob == pytest.approx(0.5 - total, abs=1e-6)
+    assert [i for i, _ in logprob.top] == [1, 3]
+    assert [p for _, p in logprob.top] == pytest.approx([2.0 - total, 1.5 - total], abs=1e-6)
+
+
+def test_alternatives_tie_by_id_and_are_as_many_as_asked() -> None:
+    logprobs = log_softmax(torch.tensor([[0.0, 1.0, 1.0, 0.0], [-0.0, 0.0, -0.0, 0.0]]))
+    first, second = token_logprobs(logprobs, [3, 2], [3, 0])
+    assert [i for i, _ in first.top] == [1, 2, 0]
+    assert second.top == ()
+    assert second.logprob == pytest.approx(math.log(0.25))
+    (most,) = token_logprobs(logprobs[1:], [0], [20])
+    assert [i for i, _ in most.top] == [0, 1, 2, 3]
+
+
+def test_rows_without_logprobs_have_none() -> None:
+    logits, items = mixed_rows()
+    assert [logprob is not None for _, logprob in sample(logits, items)] == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(("noise", "token"), [(0.0, 1), (1 - 2.0**-53, 3)])
+def test_ends_of_the_noise_hit_kept_tokens_only(noise: float, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids 0 and 4 are cut off: neither the least nor the greatest uniform may draw them."""
+    monkeypatch.setattr(sampler, "uniforms", lambda *_: np.array([noise]))
+    assert draw([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == token
+
+
+def test_choices_of_one_request_differ() -> None:
+    drawn = {draw([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
+    assert len(drawn) > 5

@@ -1,0 +1,133 @@
+"""The real server on a real port, with the fake model on a thread of this process."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from model.config import GenerationDefaults
+from service.engine.client import EngineClient
+from service.engine.hosts import ThreadHost
+from service.metrics import Metrics
+from service.served import ServedModel
+from service.server import Server
+from service.server_socket import listen
+from service.settings import Settings
+from tests.fakes import END, IntegerTokenizer, next_token
+
+PATIENCE = 20.0
+
+
+class FakeChat:
+    """`u:text;` a message, `a:` before the answer."""
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        text = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+        return list((text + ("a:" if add_generation_prompt else "")).encode())
+
+
+def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
+    """What the fake model says, by its own rule alone."""
+    tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
+    length = len(tokens)
+    for _ in range(n):
+        tokens.append(next_token(tokens, choice))
+    return bytes(tokens[length:]).decode()
+
+
+class Live:
+    """A running server and an HTTP client for it."""
+
+    def __init__(self, server: Server, client: EngineClient, hosts: list[ThreadHost], http: httpx.Client) -> None:
+        self.server = server
+        self.engine = client
+        self.hosts = hosts
+        self.http = http
+        self.url = str(http.base_url).rstrip("/")
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def chat(self, text: str, **body: Any) -> dict[str, Any]:
+        response = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **body})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        raise AssertionError(f"no sample {name} {labels}")
+
+
+def eventually(condition: Any, what: str) -> None:
+    """Wait until `condition()` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(
+    *,
+    chat: bool = True,
+    tokenizer: IntegerTokenizer | None = None,
+    sampling: dict[str, float | int] | None = None,
+    wait: str = "ready",
+    **options: Any,
+) -> Iterator[Live]:
+    """Serve with these Settings; `wait` is the engine state to wait for."""
+    settings = Settings(
+        **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
+    )
+    hosts: list[ThreadHost] = []
+
+    def host() -> ThreadHost:
+        hosts.append(ThreadHost("tests.fakes:create_fake"))
+        return hosts[-1]
+
+    async def load(settings: Settings, client: EngineClient) -> ServedModel:
+        limits = {"max_sequences": settings.sequences, "max_step_tokens": settings.max_step_tokens}
+        await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
+        assert client.info is not None
+        defaults = GenerationDefaults((END,), sampling or {})
+        names = settings.served_model_name
+        return ServedModel(names, tokenizer or IntegerTokenizer(), FakeChat() if chat else None, defaults, client.info)
+
+    client = EngineClient(
+        host,
+        step_timeout=settings.step_timeout,
+        on_report=lambda report: metrics.observe_report(report),
+        on_restart=lambda: metrics.observe_restart(),
+    )
+    metrics = Metrics(lambda: client.stats)
+    with listen("127.0.0.1", 0) as sock:
+        server = Server(settings, client, metrics, sock.getsockname()[1], load=load)
+        thread = threading.Thread(target=server.run, args=[[sock]])
+        thread.start()
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
+                live = Live(server, client, hosts, http)
+                eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
+                yield live
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "the server did not stop"
+
+
+def ready(http: httpx.Client) -> bool:
+    return http.get("/ready").status_code == 200

@@ -1,0 +1,169 @@
+"""The command line: what reaches Settings, and how a start that cannot be ends."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service import cli
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings that `serve` would run with."""
+    found: list[Settings] = []
+
+    def run(settings: Settings) -> int:
+        settings.check()
+        found.append(settings)
+        return 0
+
+    monkeypatch.setattr(cli, "run", run)
+    return found
+
+
+def invoke(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.build(["serve"]), ["serve", *arguments], env=env)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_defaults(seen: list[Settings]) -> None:
+    assert invoke()[0] == 0
+    assert seen == [Settings()]
+
+
+def test_flags(seen: list[Settings], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("three\n\n four \n")
+    invoke(
+        *("org/name", "--port", "0", "--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)),
+        *("--cache-memory", "1.5GiB", "--max-body", "1000", "--sliding-window", "256", "--device", "cpu"),
+        *("--served-model-name", "a", "--served-model-name", "b", "--cors-origin", "*", "--dtype", "float32"),
+    )
+    assert seen == [
+        Settings(
+            model="org/name",
+            port=0,
+            api_keys=("one", "two", "three", "four"),
+            cache_memory=3 * 2**29,
+            max_body_bytes=1000,
+            sliding_window=256,
+            device="cpu",
+            served_model_name=("a", "b"),
+            cors_origins=("*",),
+            dtype="float32",
+        )
+    ]
+
+
+def test_every_flag_is_a_variable(seen: list[Settings]) -> None:
+    env = {
+        "NORIA_MODEL": "org/name",
+        "NORIA_PORT": "9",
+        "NORIA_MAX_MODEL_LEN": "100",
+        "NORIA_MAX_SEQUENCES": "3",
+        "NORIA_CACHE_MEMORY": "512MiB",
+        "NORIA_API_KEY": "one two",
+        "NORIA_LOG_FORMAT": "json",
+        "NORIA_DRAIN_TIMEOUT": "1.5",
+        "NORIA_MAX_BODY": "1MiB",
+    }
+    assert invoke(env=env)[0] == 0
+    assert seen == [
+        Settings(
+            model="org/name",
+            port=9,
+            max_model_len=100,
+            max_sequences=3,
+            cache_memory=2**29,
+            api_keys=("one", "two"),
+            log_format="json",
+            drain_timeout=1.5,
+            max_body_bytes=2**20,
+        )
+    ]
+    assert invoke("--port", "10", env=env)[0] == 0
+    assert seen[-1].port == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GiB", 2**32), ("512MiB", 2**29), ("1k", 1024), ("1.5G", 3 * 2**29), ("123", 123), ("2 MB", 2**21)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "70000"),
+        ("--device", "tpu"),
+        ("--cache-memory", "big"),
+        ("--cache-memory", "-1"),
+        ("--what",),
+        ("a", "b"),
+    ],
+)
+def test_wrong_usage(seen: list[Settings], arguments: tuple[str, ...]) -> None:
+    assert invoke(*arguments)[0] == 2
+    assert not seen
+
+
+def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-sequences", "20", "--max-step-tokens", "10"), ["--max-sequences 20", "--max-step-tokens 10"]),
+        (("--ssl-certfile", "missing.pem"), ["--ssl-certfile", "no such file"]),
+        (("--ssl-keyfile", "pyproject.toml"), ["--ssl-certfile"]),
+        (("--ssl-certfile", "pyproject.toml"), ["--ssl-certfile", "cannot be used"]),
+        (("--api-key-file", "missing"), ["--api-key-file"]),
+        (("--api-key", ""), ["--api-key"]),
+        (("--chat-template", "missing"), ["--chat-template", "no such file"]),
+        (("--host", "256.0.0.1", "--port", "0"), ["256.0.0.1"]),
+        (("./no-such-model", "--port", "0"), ["no-such-model"]),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
+    done = noria("serve", *arguments)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("noria: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = noria("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"noria: cannot listen on 127.0.0.1:{port}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_version_and_help() -> None:
+    assert noria("--version").stdout.startswith("noria ")
+    shown = noria("--help").stdout
+    assert all(command in shown for command in ("serve", "chat", "bench"))
+
+
+def test_serve_imports_little_before_the_engine_starts() -> None:
+    code = (
+        "import sys, service.cli as cli; cli.build(['serve'])\n"
+        "assert not {'fastapi', 'uvicorn', 'torch', 'httpx', 'prometheus_client'} & set(sys.modules), 'too much'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

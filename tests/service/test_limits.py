@@ -1,0 +1,220 @@
+"""Keys, sizes, the queue, clients that leave, the drain, and an engine that dies."""
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.settings import Settings
+from tests.service.live import Live, answer, eventually, ready, running
+
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "long", "max_tokens": 400}
+
+
+def idle(live: Live) -> Callable[[], bool]:
+    return lambda: live.metric("noria_requests_running") == 0 and live.metric("noria_requests_waiting") == 0
+
+
+def busy(live: Live, n: int = 1) -> Callable[[], bool]:
+    return lambda: live.metric("noria_requests_running") + live.metric("noria_requests_waiting") >= n
+
+
+@contextlib.contextmanager
+def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has given its first chunk."""
+    with (
+        httpx.Client(base_url=live.url, timeout=20) as http,
+        http.stream("POST", COMPLETIONS, json={**LONG, **body, "stream": True}) as response,
+    ):
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: {")
+        yield lines
+
+
+def rest(lines: Iterator[str]) -> list[str]:
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+class Parallel:
+    """A request on a thread of its own."""
+
+    def __init__(self, live: Live, **body: Any) -> None:
+        self.response: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._run, args=[live.url, {**LONG, **body}])
+        self._thread.start()
+
+    def _run(self, url: str, body: dict[str, Any]) -> None:
+        self.response = httpx.post(url + COMPLETIONS, json=body, timeout=20)
+
+    def result(self) -> httpx.Response:
+        self._thread.join()
+        assert self.response is not None
+        return self.response
+
+
+def test_every_route_but_the_probes_wants_a_key() -> None:
+    with running(api_keys=("first", "sécond")) as live:
+        for method, path in [("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/x"), ("POST", COMPLETIONS)]:
+            for header in [None, "Bearer wrong", "Basic first", "first", "Bearer", "Bearer first x"]:
+                response = live.http.request(method, path, headers={"authorization": header} if header else {})
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/live", "/ready", "/health"):
+            assert live.http.get(path).status_code == 200
+        for key in (b"Bearer first", "bearer sécond".encode()):
+            assert live.http.get("/v1/models", headers={b"authorization": key}).status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit(chunked: bool) -> None:
+    with running(max_body_bytes=100_000) as live:
+
+        def parts() -> Iterator[bytes]:
+            for _ in range(200):
+                yield b"x" * 10_000
+
+        content: Any = parts() if chunked else b"x" * 2_000_000
+        response = live.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+        assert response.status_code == 413
+        assert "100000" in response.json()["error"]["message"]
+        fits = json.dumps({"prompt": "hi", "max_tokens": 1}).encode().ljust(100_000)
+        response = live.http.post(COMPLETIONS, content=fits, headers={"content-type": "application/json"})
+        assert response.status_code == 200
+
+
+def test_a_full_queue_refuses_at_once_and_serves_again_later() -> None:
+    with running(model="slow", max_sequences=1, max_queue=1) as live:
+        with begun(live), contextlib.ExitStack() as stack:
+            waiting = Parallel(live, max_tokens=1)
+            stack.callback(waiting.result)
+            eventually(busy(live, 2), "two requests in the engine")
+            response = live.post(COMPLETIONS, {"prompt": "third"})
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "queue_full"
+            assert "2" in response.json()["error"]["message"]
+            stack.pop_all()
+        assert waiting.result().json()["choices"][0]["text"] == answer("long", 1)
+        assert live.complete(prompt="third", max_tokens=2)["choices"][0]["text"] == answer("third", 2)
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 3}])
+def test_a_client_that_leaves_a_stream_frees_the_engine(body: dict[str, Any]) -> None:
+    with running(model="slow") as live:
+        with begun(live, **body):
+            eventually(busy(live, body.get("n", 1)), "the request runs")
+        eventually(idle(live), "the engine forgets the request")
+        eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
+        assert live.metric("noria_generated_tokens_total") < 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_before_the_first_token_frees_the_engine(stream: bool) -> None:
+    """The request waits behind another one, so nothing was sent back when its client goes."""
+    with running(model="slow", max_sequences=1) as live, begun(live):
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        host, port = live.http.base_url.host, live.http.base_url.port
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            eventually(lambda: live.metric("noria_requests_waiting") == 1, "the request waits")
+        eventually(lambda: live.metric("noria_requests_waiting") == 0, "the engine forgets it")
+        assert live.metric("noria_requests_running") == 1
+
+
+def test_a_plain_client_that_leaves_while_running_frees_the_engine() -> None:
+    with running(model="slow") as live:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(live.url + COMPLETIONS, json=LONG, timeout=0.3)
+        eventually(idle(live), "the engine forgets the request")
+        eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
+
+
+def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_serves() -> None:
+    with running(model="slow") as live:
+        with begun(live) as one, begun(live, n=2) as two:
+            plain = Parallel(live)
+            eventually(busy(live, 4), "all requests run")
+            live.hosts[0].kill()
+            for lines in (one, two):
+                last = rest(lines)[-1]
+                assert json.loads(last)["error"]["code"] == "engine_died"
+            response = plain.result()
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_died"
+            assert "retry-after" in response.headers
+        eventually(lambda: ready(live.http), "a fresh engine")
+        assert live.complete(prompt="again", max_tokens=3)["choices"][0]["text"] == answer("again", 3)
+        assert live.metric("noria_engine_restarts_total") == 1
+        assert live.metric("noria_requests_total", outcome="error") == 3
+        assert len(live.hosts) == 2
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    with running(model="slow") as live, begun(live, max_tokens=60) as lines:
+        live.server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: not ready(live.http), "readiness flips")
+        assert live.http.get("/ready").json() == {"status": "draining"}
+        assert live.http.get("/health").status_code == 200
+        response = live.post(COMPLETIONS, {"prompt": "late"})
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "shutting_down"
+        assert "retry-after" in response.headers
+        events = rest(lines)
+        assert events[-1] == "[DONE]"
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+        assert answer("long", 60).endswith(text)
+        eventually(lambda: live.server.should_exit, "the server ends by itself")
+
+
+def test_a_drain_that_lasts_too_long_ends_with_an_error_event() -> None:
+    with running(model="slow", drain_timeout=0.2) as live, begun(live) as lines:
+        plain = Parallel(live)
+        eventually(busy(live, 2), "both run")
+        live.server.handle_exit(signal.SIGTERM, None)
+        assert json.loads(rest(lines)[-1])["error"]["code"] == "shutting_down"
+        assert plain.result().status_code == 503
+        eventually(lambda: live.server.should_exit, "the server ends by itself")
+
+
+def test_an_idle_server_drains_at_once() -> None:
+    with running() as live:
+        live.server.handle_exit(signal.SIGINT, None)
+        eventually(lambda: live.server.should_exit, "the server ends")
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(model="broken", wait="failed") as live:
+        eventually(lambda: live.server.failed and live.server.should_exit, "the server gives up")
+    assert capsys.readouterr().err == "noria: found nothing at 'broken', expected a model\n"
+
+
+def test_cors_is_off_unless_an_origin_is_named() -> None:
+    preflight = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    with running() as live:
+        response = live.http.options(COMPLETIONS, headers=preflight)
+        assert "access-control-allow-origin" not in response.headers
+    with running(cors_origins=("https://app.example",), api_keys=("key",)) as live:
+        response = live.http.options(COMPLETIONS, headers=preflight)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+        refused = live.post(COMPLETIONS, {"prompt": "hi"}, headers={"origin": "https://app.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        other = live.http.options(COMPLETIONS, headers=preflight | {"origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_sequences_default_to_what_a_step_can_hold() -> None:
+    assert Settings().sequences == 64
+    assert Settings(max_step_tokens=8).sequences == 8
+    assert Settings(max_sequences=100).sequences == 100

@@ -1,0 +1,190 @@
+"""Everything a request can get wrong: status, field, value and limit in the answer."""
+
+from typing import Any
+
+import pytest
+
+from tests.service.live import Live
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    response = live.post(path, body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"temperature": 2.5}, "temperature", ["2.5", "2"]),
+        ({"temperature": "hot"}, "temperature", ["number", "hot"]),
+        ({"temperature": True}, "temperature", ["number"]),
+        ({"top_p": 0}, "top_p", ["greater than 0"]),
+        ({"top_p": 1.01}, "top_p", ["1.01"]),
+        ({"top_k": -2}, "top_k", ["-2", "-1"]),
+        ({"top_k": 1.5}, "top_k", ["integer", "1.5"]),
+        ({"min_p": -0.1}, "min_p", ["-0.1"]),
+        ({"presence_penalty": 3}, "presence_penalty", ["3", "2"]),
+        ({"frequency_penalty": -3}, "frequency_penalty", ["-3", "-2"]),
+        ({"repetition_penalty": 0}, "repetition_penalty", ["0.01"]),
+        ({"seed": 2**63}, "seed", [str(2**63)]),
+        ({"seed": 10**400}, "seed", ["less than"]),
+        ({"max_tokens": -1}, "max_tokens", ["-1"]),
+        ({"max_tokens": 0}, "max_tokens", ["at least 1"]),
+        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", ["4", "5"]),
+        ({"n": 0}, "n", ["0", "1"]),
+        ({"n": 129}, "n", ["129", "128"]),
+        ({"stop": [""]}, "stop", ["1 to 512"]),
+        ({"stop": ["x"] * 17}, "stop", ["16", "17"]),
+        ({"stop": 5}, "stop", ["string", "5"]),
+        ({"stop_token_ids": [256]}, "stop_token_ids", ["256", "255"]),
+        ({"stop_token_ids": [True]}, "stop_token_ids.0", ["integer"]),
+        ({"logit_bias": {"256": 1}}, "logit_bias", ["256", "255"]),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", ["-1", "255"]),
+        ({"logit_bias": {"x": 1}}, "logit_bias", ["token ids"]),
+        ({"logit_bias": {"5": 101}}, "logit_bias", ["101", "100"]),
+        ({"stream_options": {"include_usage": True}}, "stream_options", ["stream is true"]),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", ["'usage'"]),
+        ({"stream": "yes"}, "stream", ["boolean", "yes"]),
+        ({"frobnicate": 1, "other": 2}, "frobnicate", ["'frobnicate'", "'other'"]),
+        ({"frobnicate": None}, "frobnicate", ["'frobnicate'"]),
+        ({"store": True}, "store", ["False", "True"]),
+        ({"use_beam_search": True}, "use_beam_search", ["False"]),
+        ({"guided_json": {}}, "guided_json", ["null"]),
+        ({"response_format": {"type": "json_object"}}, "response_format", ["json_object"]),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_fields_of_both_endpoints(live: Live, path: str, fields: dict[str, Any], param: str, words: list[str]) -> None:
+    body = {"prompt": "hi"} if path == COMPLETIONS else {"messages": USER}
+    error = refused(live, path, body | fields)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert all(word in error["message"] for word in [param.split(".")[0], *words])
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "prompt", ["required"]),
+        ({"prompt": None}, "prompt", ["token ids"]),
+        ({"prompt": ""}, "prompt", ["empty"]),
+        ({"prompt": []}, "prompt", ["empty"]),
+        ({"prompt": [[]]}, "prompt", ["empty"]),
+        ({"prompt": ["a", ""]}, "prompt", ["empty"]),
+        ({"prompt": {"text": "a"}}, "prompt", ["token ids"]),
+        ({"prompt": ["a", 1]}, "prompt", ["token ids"]),
+        ({"prompt": [1.5]}, "prompt", ["token ids"]),
+        ({"prompt": [True]}, "prompt", ["token ids"]),
+        ({"prompt": [256]}, "prompt", ["256", "255"]),
+        ({"prompt": [-1]}, "prompt", ["-1", "255"]),
+        ({"prompt": [10**400]}, "prompt", ["vocabulary"]),
+        ({"prompt": ["a"] * 1025}, "prompt", ["1024", "1025"]),
+        ({"prompt": ["a"] * 100, "n": 11}, "n", ["1024", "100 x 11"]),
+        ({"prompt": "a", "logprobs": 6}, "logprobs", ["5", "6"]),
+        ({"prompt": "a", "logprobs": True}, "logprobs", ["integer"]),
+        ({"prompt": "a", "best_of": 2}, "best_of", ["2", "1"]),
+        ({"prompt": "a", "suffix": "b"}, "suffix", ["'b'"]),
+        ({"prompt": "a", "messages": []}, "messages", ["'messages'"]),
+        ({"prompt": "a" * 500}, "max_tokens", ["512", "516", "500", "16"]),
+        ({"prompt": "a" * 512}, "prompt", ["512", "528"]),
+    ],
+)
+def test_completions(live: Live, body: dict[str, Any], param: str, words: list[str]) -> None:
+    error = refused(live, COMPLETIONS, body)
+    assert error["param"] == param
+    assert all(word in error["message"] for word in words), error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "messages", ["required"]),
+        ({"messages": []}, "messages", ["empty"]),
+        ({"messages": "hi"}, "messages", ["array"]),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role", ["required"]),
+        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.role", ["'tool'", "not supported"]),
+        ({"messages": [*USER, {"role": "user"}]}, "messages.1.content", ["required"]),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", ["text"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content",
+            ["images", "not supported"],
+        ),
+        ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood", ["'mood'"]),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages.0.tool_calls",
+            ["not supported"],
+        ),
+        ({"messages": USER, "tools": [{"type": "function"}]}, "tools", ["not supported"]),
+        ({"messages": USER, "top_logprobs": 2}, "top_logprobs", ["logprobs"]),
+        ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ["20", "21"]),
+        ({"messages": USER, "logprobs": 5}, "logprobs", ["boolean"]),
+        ({"messages": USER, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", ["3", "4"]),
+        ({"messages": USER, "max_completion_tokens": 0}, "max_tokens", ["at least 1"]),
+        ({"messages": USER, "echo": True}, "echo", ["False"]),
+        ({"messages": USER, "prompt": "x"}, "prompt", ["'prompt'"]),
+    ],
+)
+def test_chat(live: Live, body: dict[str, Any], param: str, words: list[str]) -> None:
+    error = refused(live, CHAT, body)
+    assert error["param"] == param
+    assert all(word in error["message"] for word in words), error
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_must_be_finite(live: Live, text: str) -> None:
+    body = f'{{"prompt": "hi", "temperature": {text}}}'
+    response = live.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"[]", b'"x"', b'{"prompt": "\\ud800"}', b"\xff\xfe"])
+def test_a_body_that_is_no_object(live: Live, content: bytes) -> None:
+    response = live.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_a_refused_stream_is_a_plain_error(live: Live) -> None:
+    error = refused(live, COMPLETIONS, {"prompt": "hi", "stream": True, "top_p": 2})
+    assert error["param"] == "top_p"
+
+
+def test_another_model(live: Live) -> None:
+    error = refused(live, COMPLETIONS, {"prompt": "hi", "model": "gpt-5"}, 404)
+    assert error["code"] == "model_not_found"
+    assert "gpt-5" in error["message"]
+    assert refused(live, CHAT, {"messages": USER, "model": "x"}, 404)["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", COMPLETIONS, 405), ("POST", "/v1/models", 405), ("GET", "/v1/models/x/y", 404)],
+)
+def test_routes_that_are_not_there(live: Live, method: str, path: str, status: int) -> None:
+    response = live.http.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_another_content_type(live: Live) -> None:
+    response = live.http.post(COMPLETIONS, data={"prompt": "hi"})
+    assert response.status_code == 415
+    assert "application/json" in response.json()["error"]["message"]
+
+
+def test_a_step_that_fails_is_a_500_without_its_reason(live: Live) -> None:
+    response = live.post(COMPLETIONS, {"prompt": [1, 255]})
+    assert response.status_code == 500
+    assert "255" not in response.text
+    assert live.complete(prompt="fine", max_tokens=1)["usage"]["completion_tokens"] == 1

@@ -1,0 +1,154 @@
+"""The terminal chat against a server whose answers are known, through pipes and through a pseudo-terminal."""
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.service.fake_openai import FakeOpenAI, serving
+
+COMMAND = [sys.executable, "-m", "service", "chat"]
+
+
+def pipe(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=60)
+
+
+class Terminal:
+    """A chat on a pseudo-terminal: what it shows, and keys for it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Until `text` is shown after what was waited for before; everything up to it is then forgotten."""
+        while text not in self.shown:
+            data = os.read(self._ours, 4096)  # an OSError when the chat has ended
+            self.shown += data.decode()
+        self.shown = self.shown.split(text, 1)[1]
+
+    def end(self) -> int:
+        code = self.process.wait(30)
+        os.close(self._ours)
+        return code
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[Terminal]:
+    opened = Terminal("--url", url)
+    try:
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+
+
+def test_a_piped_message_gets_a_plain_answer() -> None:
+    fake = FakeOpenAI(pieces=("The capital ", "of France\x1b[31m", " is Paris."), key="k")
+    with serving(fake) as url:
+        ran = pipe(
+            "What is the\ncapital of France?\n",
+            *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
+        )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("The capital of France[31m is Paris.\n", "", 0)
+    assert fake.asked == [
+        {
+            "model": "fake-1",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is the\ncapital of France?"},
+            ],
+            "stream": True,
+            "temperature": 0.0,
+            "max_tokens": 9,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fake", "told"),
+    [
+        (FakeOpenAI(key="other"), "wrong key"),
+        (FakeOpenAI(fails={1: 503}), "told to fail with 503"),
+        (FakeOpenAI(break_stream="error"), "the engine died"),
+    ],
+)
+def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, told: str) -> None:
+    with serving(fake) as url:
+        ran = pipe("Hi", "--url", url)
+    assert ran.returncode == 1
+    assert ran.stderr == f"noria: {told}\n"
+
+
+def test_a_refused_connection_is_one_line() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ran = pipe("Hi", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: cannot connect to http://127.0.0.1:")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_an_empty_pipe_is_refused() -> None:
+    with serving(FakeOpenAI()) as url:
+        ran = pipe(" \n", "--url", url)
+    assert (ran.stderr, ran.returncode) == ("noria: no message: the input is empty\n", 1)
+
+
+def test_a_conversation_is_remembered_until_reset() -> None:
+    fake = FakeOpenAI(pieces=("Yes", "."))
+    with serving(fake) as url, terminal(url) as chat:
+        chat.wait_for("fake-1 listens")
+        for line, shown in (
+            ("/help", "/reset"),
+            ("/nothing", "no command /nothing"),
+            ("One?", "Yes."),
+            ("Two?", "Yes."),
+        ):
+            chat.wait_for("> ")
+            chat.type(f"{line}\n")
+            chat.wait_for(shown)
+        chat.wait_for("> ")
+        chat.type("/reset\nThree?\n")
+        chat.wait_for("Yes.")
+        chat.wait_for("> ")
+        chat.type("/exit\n")
+        assert chat.end() == 0
+    said = [[message["content"] for message in body["messages"]] for body in fake.asked]
+    assert said == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
+    fake = FakeOpenAI(pieces=("endless ",) * 1000, delay=0.05)
+    with serving(fake) as url, terminal(url) as chat:
+        chat.wait_for("> ")
+        chat.type("Go on\n")
+        chat.wait_for("endless endless")
+        os.kill(chat.process.pid, signal.SIGINT)
+        chat.wait_for("[stopped]")
+        assert fake.closed_early.wait(5)
+        chat.wait_for("> ")
+        fake.pieces = ("short",)
+        chat.type("And now?\n")
+        chat.wait_for("short")
+        chat.wait_for("> ")
+        chat.type("\x04")
+        assert chat.end() == 0
+    first, second = fake.asked[0]["messages"], fake.asked[1]["messages"]
+    assert second[0] == first[0]
+    assert second[1]["content"].startswith("endless endless")
+    assert second[2]["content"] == "And now?"
