@@ -57,7 +57,16 @@ class ModelConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position"):
+        for name in (
+            "dim",
+            "n_layers",
+            "n_heads",
+            "n_kv_heads",
+            "head_dim",
+            "hidden_dim",
+            "vocab_size",
+            "max_position",
+        ):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1, the checkpoint has {getattr(self, name)}")
         if self.n_heads % self.n_kv_heads:
@@ -67,7 +76,9 @@ class ModelConfig:
         if len(self.windows) != self.n_layers:
             raise ModelError(f"windows must have one entry for each of {self.n_layers} layers, got {len(self.windows)}")
         if any(window is not None and window < 1 for window in self.windows):
-            raise ModelError(f"a sliding window must be at least 1, got {min(w for w in self.windows if w is not None)}")
+            raise ModelError(
+                f"a sliding window must be at least 1, got {min(w for w in self.windows if w is not None)}"
+            )
         if not 0.0 <= self.rope_fraction <= 1.0:
             raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
         if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:

@@ -122,5 +122,6 @@ def _check_bias(bias: tuple[tuple[int, float], ...]) -> None:
     for token, value in bias:
         if not -BIAS_LIMIT <= value <= BIAS_LIMIT:
             raise ParameterError(
-                "logit_bias", f"logit_bias of token {token} must be between -{BIAS_LIMIT:g} and {BIAS_LIMIT:g}, got {value}"
+                "logit_bias",
+                f"logit_bias of token {token} must be between -{BIAS_LIMIT:g} and {BIAS_LIMIT:g}, got {value}",
             )
