@@ -18,7 +18,8 @@ RUN python3 -c "import ensurepip" 2>/dev/null || { \
         apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-venv \
         && rm -rf /var/lib/apt/lists/*; }
 # pip stays in a venv of its own, so that the one that ships has none.
-RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/noria
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/noria \
+    && /opt/pip/bin/pip install ${PIP_ARGS} "setuptools>=77"
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.txt ${PIP_ARGS}" \
@@ -32,7 +33,8 @@ RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.
 COPY README.md ./
 COPY model model
 COPY service service
-RUN /opt/pip/bin/pip --python /opt/noria/bin/python install ${PIP_ARGS} --no-deps . && rm -rf build
+RUN /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
+    && /opt/pip/bin/pip --python /opt/noria/bin/python install --no-deps dist/*.whl
 WORKDIR /
 RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \
     resolve('smollm2-135m-instruct', cache_dir=Path('/var/cache/noria'))"

@@ -101,6 +101,15 @@ class PoolSpec:
     n_pages: int
 
 
+def most_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> int:
+    """Pages of one pool that a sequence of `n_tokens` holds at most at one time, computed `chunk` tokens a step.
+
+    Worked example: window 5, page_size 4, chunk 4: ceil((5 - 1 + 4) / 4) + 1 = 3, however long.
+    """
+    whole = -(-n_tokens // page_size)
+    return whole if window is None else min(whole, -(-(window - 1 + chunk) // page_size) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """What the scheduler and the service must know of a loaded model.

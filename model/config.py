@@ -30,7 +30,8 @@ class ModelConfig:
     """A network of the family, in the words of the papers and of `params.json`.
 
     `windows` has one entry a layer: a token attends to itself and the `window - 1` before it; None is full
-    attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the trained context in tokens.
+    attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained one,
+    or as much of dynamic RoPE scaling's as is to be served.
     `dtype` is the checkpoint's own: "bfloat16", "float16" or "float32".
 
     Raises ModelError for shapes that cannot be.
@@ -53,7 +54,6 @@ class ModelConfig:
     n_experts: int = 0
     n_experts_per_token: int = 0
     tied_head: bool = False
-    attention_bias: bool = False
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -93,8 +93,6 @@ class ModelConfig:
     def n_parameters(self) -> int:
         """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        if self.attention_bias:
-            attention += self.head_dim * (self.n_heads + 2 * self.n_kv_heads)
         feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings

@@ -50,7 +50,7 @@ _HF_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"lm_head\.weight", "output.weight"),
         (r"model\.(layers\.\d+)\.input_layernorm\.weight", r"\1.attention_norm.weight"),
         (r"model\.(layers\.\d+)\.post_attention_layernorm\.weight", r"\1.ffn_norm.weight"),
-        (r"model\.(layers\.\d+)\.self_attn\.([qkvo])_proj\.(weight|bias)", r"\1.attention.w\2.\3"),
+        (r"model\.(layers\.\d+)\.self_attn\.([qkvo])_proj\.weight", r"\1.attention.w\2.weight"),
         (r"model\.(layers\.\d+)\.mlp\.gate_proj\.weight", r"\1.feed_forward.w1.weight"),
         (r"model\.(layers\.\d+)\.mlp\.down_proj\.weight", r"\1.feed_forward.w2.weight"),
         (r"model\.(layers\.\d+)\.mlp\.up_proj\.weight", r"\1.feed_forward.w3.weight"),
@@ -63,7 +63,7 @@ _HF_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 _NATIVE_NAME = re.compile(
     r"(tok_embeddings|norm|output)\.weight"
-    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.(weight|bias)"
+    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
     r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
 )
 _DERIVED_NAME = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
@@ -89,7 +89,8 @@ def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig from `config.json` or `params.json`.
 
-    `max_model_len` is the longest sequence to be served: dynamic RoPE scaling is fixed from it.
+    `max_model_len` is the longest sequence to be served: dynamic RoPE scaling is fixed from it, and stretches
+    `max_position` to it, up to `factor` times the trained context.
     Raises ModelError naming field, value and what is supported.
     """
     if layout(directory) == "native":
@@ -97,20 +98,18 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
     return _hf_config(directory, max_model_len)
 
 
-def read_generation(directory: Path) -> GenerationDefaults:
-    """End tokens and sampling defaults; `config.json`, then the tokenizer name the end token where
-    `generation_config.json` does not."""
+def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDefaults:
+    """End tokens and sampling defaults.
+
+    Where `generation_config.json` names no end token `config.json` does, then the tokenizer, whose `eos_id` is given.
+    """
     path = directory / "generation_config.json"
     raw = read_json(path) if path.is_file() else {}
     ends = raw.get("eos_token_id")
     if ends is None and (directory / "config.json").is_file():
         ends = read_json(directory / "config.json").get("eos_token_id")
     if ends is None:
-        from model.tokenizers.load import load_tokenizer
-
-        ends = load_tokenizer(directory).eos_id
-    if ends is None:
-        ends = []
+        ends = _end_token(directory) if eos_id is None else [eos_id]
     sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
     return GenerationDefaults(
         eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
@@ -118,14 +117,24 @@ def read_generation(directory: Path) -> GenerationDefaults:
     )
 
 
+def _end_token(directory: Path) -> list[int]:
+    from model.tokenizers.load import load_tokenizer
+
+    eos_id = load_tokenizer(directory).eos_id
+    return [] if eos_id is None else [eos_id]
+
+
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
     raw = read_json(directory / "config.json")
     family = _hf_family(raw)
     n_heads, dim, n_layers = (_number(raw, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     head_dim = raw.get("head_dim") or dim // n_heads
-    max_position = _number(raw, "max_position_embeddings")
     rope = read_rope(
-        raw, default_theta=family.rope_theta, head_dim=head_dim, max_position=max_position, max_model_len=max_model_len
+        raw,
+        default_theta=family.rope_theta,
+        head_dim=head_dim,
+        max_position=_number(raw, "max_position_embeddings"),
+        max_model_len=max_model_len,
     )
     return ModelConfig(
         family=family.name,
@@ -140,12 +149,11 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
         rope_theta=rope.theta,
         rope_fraction=rope.fraction,
         rope_scaling=rope.scaling,
-        max_position=max_position,
+        max_position=rope.max_position,
         windows=_hf_windows(raw, family, n_layers),
         n_experts=_number(raw, "num_local_experts") if family.sparse else 0,
         n_experts_per_token=_number(raw, "num_experts_per_tok") if family.sparse else 0,
         tied_head=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
         dtype=_dtype(raw.get("dtype") or raw.get("torch_dtype"), directory),
     )
 
@@ -159,8 +167,9 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ModelError(f"config.json has a quantization_config ({method}), supported are bf16, f16 and f32 weights")
-    if raw.get("mlp_bias"):
-        raise ModelError("config.json has mlp_bias true, supported is false")
+    for key in ("attention_bias", "mlp_bias"):
+        if raw.get(key):
+            raise ModelError(f"config.json has {key} true, supported is false")
     return FAMILIES[kind]
 
 

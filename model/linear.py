@@ -2,13 +2,9 @@
 
 from torch import nn
 
-from model import quant
+from model.quant import SCHEMES
 
 
-def make_linear(n_in: int, n_out: int, *, bias: bool = False, scheme: str = "none") -> nn.Module:
-    """A map [..., n_in] -> [..., n_out]. Its weight is [n_out, n_in], on the default device and dtype.
-
-    Raises OptionError for an unknown scheme.
-    """
-    quant.check(scheme)
-    return nn.Linear(n_in, n_out, bias=bias)
+def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> nn.Module:
+    """A map [..., n_in] -> [..., n_out] without bias. Its weight is [n_out, n_in], on the default device and dtype."""
+    return SCHEMES[scheme](n_in, n_out, bias=False)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.batch import PoolSpec
+from model.batch import PoolSpec, most_pages
 from model.config import ModelConfig
 from model.errors import OptionError
 
 SPARE_SEQUENCES = 2
-"""Pools never exceed room for this many times `max_sequences` full sequences: the rest is for prefix reuse."""
+"""By default pools have room for at most this many times `max_sequences` full sequences: the rest is prefix reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +30,32 @@ class PoolPlan:
         return 2 * self.config.windows.count(window) * values * self.value_bytes
 
     def pages(self, window: int | None, length: int) -> int:
-        """Pages that one sequence of `length` tokens holds at most.
-
-        Worked example: page_size 4, window 5, steps of 4 tokens: ceil((5 - 1 + 4) / 4) + 1 = 3, however long.
-        """
-        whole = math.ceil(length / self.page_size)
-        if window is None:
-            return whole
-        return min(whole, math.ceil((window - 1 + self.max_step_tokens) / self.page_size) + 1)
+        """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
+        return most_pages(window, length, self.page_size, self.max_step_tokens)
 
     def bytes_for(self, length: int) -> int:
         """Bytes that one sequence of `length` tokens needs in all pools."""
         return sum(self.pages(window, length) * self.page_bytes(window) for window in self.config.pool_windows)
 
-    def longest(self, budget: int) -> int:
-        """The longest sequence, in tokens, that fits in `budget` bytes, up to the trained context; 0 if none."""
-        low, high = 0, self.config.max_position
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of one position in `rope.rotation_table`: a float32 cosine and sine for each pair."""
+        return 4 * self.config.head_dim
+
+    def longest(self, budget: int, spare: int) -> int:
+        """The longest sequence, in tokens, for whose keys and values `budget` bytes suffice and for whose rotary
+        positions `spare` bytes do, up to the model's context; 0 if none."""
+        low, high = 0, min(self.config.max_position, spare // self.position_bytes)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.bytes_for(middle) <= budget else (low, middle - 1)
         return low
 
-    def length(self, asked: int | None, budget: int) -> int:
-        """The longest sequence to serve: `asked`, or what the model and the budget allow.
+    def length(self, asked: int | None, budget: int, spare: int) -> int:
+        """The longest sequence to serve: `asked`, or what the model and the memory allow.
 
-        Raises OptionError if `asked` exceeds the trained context (unless every layer has a window) or the budget.
+        `budget` is bytes for keys and values, `spare` what is free beside them. Raises OptionError if `asked`
+        exceeds the model's context (unless every layer has a window) or the memory.
         """
         config = self.config
         if asked is not None and asked < 1:
@@ -64,24 +65,34 @@ class PoolPlan:
                 f"--max-model-len {asked} is more than the model's context of {config.max_position} tokens; "
                 f"ask for at most {config.max_position}"
             )
-        fits = self.longest(budget)
-        if asked is None and fits:
-            return fits
-        needed = self.bytes_for(asked or 1)
+        fits = self.longest(budget, spare)
+        length = asked or fits or 1
+        self._check_positions(length, spare)
+        needed = self.bytes_for(length)
         if needed <= budget:
-            return asked or fits
+            return length
         shorter = f"--max-model-len {fits} would fit, or " if fits else ""
         raise OptionError(
-            f"one sequence of {asked or 1} tokens needs {size(needed)} for keys and values, "
+            f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
             f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
         )
 
+    def _check_positions(self, length: int, spare: int) -> None:
+        needed, most = length * self.position_bytes, spare // self.position_bytes
+        if needed > spare:
+            raise OptionError(
+                f"the rotary positions of {length} tokens need {size(needed)}, {size(spare)} are free beside weights "
+                f"and cache; choose a {f'--max-model-len of at most {most}' if most else 'smaller --cache-memory'}"
+            )
+
     def pools(self, length: int, budget: int) -> tuple[PoolSpec, ...]:
         """Split `budget` over the pools in proportion to what one sequence of `length` tokens needs in each."""
-        times = min(budget / self.bytes_for(length), SPARE_SEQUENCES * self.max_sequences)
-        return tuple(
-            PoolSpec(window, int(self.pages(window, length) * max(times, 1.0))) for window in self.config.pool_windows
-        )
+        times = max(1.0, budget / self.bytes_for(length))
+        return tuple(PoolSpec(window, int(self.pages(window, length) * times)) for window in self.config.pool_windows)
+
+    def most_useful(self, length: int) -> int:
+        """Bytes beyond which more cache hardly helps."""
+        return self.bytes_for(length) * SPARE_SEQUENCES * self.max_sequences
 
 
 def size(n_bytes: int) -> str:

@@ -1,6 +1,5 @@
 """RoPE as `config.json` writes it: `rope_theta` + `rope_scaling` (published) or `rope_parameters` (transformers 5)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +7,15 @@ from typing import Any
 from model.config import RopeScaling
 from model.errors import ModelError
 
-_SUPPORTED = "default, linear, dynamic, llama3, yarn, proportional"
+_SUPPORTED = "default, linear, dynamic, llama3, yarn"
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Base, share of the pairs that turn, and scaling."""
+    """Base, context in tokens, share of the pairs that turn, and scaling."""
 
     theta: float
+    max_position: int
     fraction: float = 1.0
     scaling: RopeScaling | None = None
 
@@ -37,19 +37,17 @@ def read_rope(
         raise ModelError(f"config.json has RoPE parameters per layer type ({', '.join(nested)}), supported is one set")
     theta = parameters.get("rope_theta") or raw.get("rope_theta") or default_theta
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    fraction = _fraction(raw, parameters, kind)
+    fraction = _fraction(raw, parameters)
     if kind == "default":
-        return Rope(theta, fraction)
-    if kind == "proportional":
-        factor = parameters.get("factor") or 1.0
-        return Rope(theta, fraction, RopeScaling("linear", factor) if factor != 1.0 else None)
+        return Rope(theta, max_position, fraction)
     if kind == "dynamic":
-        served = max(max_model_len or max_position, max_position)
-        return Rope(dynamic_theta(theta, _factor(parameters), served / max_position, head_dim), fraction)
+        factor, served = _factor(parameters), max(max_model_len or max_position, max_position)
+        theta = dynamic_theta(theta, factor, served / max_position, head_dim)
+        return Rope(theta, min(served, int(factor * max_position)), fraction)
     if kind not in _SCALINGS:
         raise ModelError(f"config.json has rope_type {kind!r}, supported are {_SUPPORTED}")
     original = parameters.get("original_max_position_embeddings") or max_position
-    return Rope(theta, fraction, _SCALINGS[kind](parameters, original))
+    return Rope(theta, max_position, fraction, _SCALINGS[kind](parameters, original))
 
 
 def dynamic_theta(theta: float, factor: float, stretch: float, head_dim: int) -> float:
@@ -60,15 +58,12 @@ def dynamic_theta(theta: float, factor: float, stretch: float, head_dim: int) ->
     return theta * (factor * stretch - (factor - 1)) ** (head_dim / (head_dim - 2))
 
 
-def _fraction(raw: Mapping[str, Any], parameters: Mapping[str, Any], kind: str) -> float:
-    fraction = raw.get("rope_fraction")
+def _fraction(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial in (None, 1.0):
-        return 1.0 if fraction is None else fraction
-    # Only "proportional" keeps the frequencies of the whole head; other types squeeze them into the rotated part.
-    if kind != "proportional":
-        raise ModelError(f"config.json has partial_rotary_factor {partial} with rope_type {kind!r}, not 'proportional'")
-    return partial
+    if partial not in (None, 1.0):
+        raise ModelError(f"config.json has partial_rotary_factor {partial}, supported is 1.0")
+    fraction = raw.get("rope_fraction")
+    return 1.0 if fraction is None else fraction
 
 
 def _factor(parameters: Mapping[str, Any]) -> float:
@@ -95,25 +90,17 @@ def _llama3(parameters: Mapping[str, Any], original: int) -> RopeScaling:
 def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
     if parameters.get("truncate") is False:
         raise ModelError("config.json has truncate false in its yarn scaling, supported is true")
+    for key in ("mscale", "mscale_all_dim"):
+        if parameters.get(key):
+            raise ModelError(f"config.json has {key} {parameters[key]} in its yarn scaling, which is not supported")
     return RopeScaling(
         "yarn",
         _factor(parameters),
         original,
         beta_fast=parameters.get("beta_fast") or 32.0,
         beta_slow=parameters.get("beta_slow") or 1.0,
-        attention_factor=_yarn_attention(parameters),
+        attention_factor=parameters.get("attention_factor"),
     )
-
-
-def _yarn_attention(parameters: Mapping[str, Any]) -> float | None:
-    """DeepSeek's form of the factor: a ratio of two mscales. None: the paper's."""
-    if parameters.get("attention_factor") is not None:
-        return float(parameters["attention_factor"])
-    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if not above or not below:
-        return None
-    log = 0.1 * math.log(_factor(parameters))
-    return (above * log + 1) / (below * log + 1)
 
 
 _SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}

@@ -142,7 +142,8 @@ def _fit(plan: memory.PoolPlan, dtype: torch.dtype, device: torch.device, option
     free = free_bytes(device)
     free -= memory.check_weights(plan.config, name_of(dtype), dtype.itemsize, free, where)
     budget = memory.cache_budget(options.cache_memory, free, CACHE_SHARE[device.type], where)
-    return plan.length(options.max_model_len, budget), budget
+    length = plan.length(options.max_model_len, budget, free - budget)
+    return length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length))
 
 
 def _describe(

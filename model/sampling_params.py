@@ -1,13 +1,12 @@
 """What a request may ask of the sampler: fields, ranges, defaults. No torch."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from model.errors import ParameterError
 
-# field -> (least, greatest); OpenAI's ranges where it has the field, vLLM's elsewhere.
+# field -> (least, greatest), of the field's own type; OpenAI's ranges where it has the field, vLLM's elsewhere.
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -24,6 +23,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
+MAX_STOP_TOKENS = 1024
 MAX_BIASED_TOKENS = 1024
 BIAS_LIMIT = 100.0
 
@@ -67,22 +67,22 @@ class SamplingParams:
                 "min_tokens", f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
         _check_stops(self.stop)
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise ParameterError(
+                "stop_token_ids",
+                f"stop_token_ids takes at most {MAX_STOP_TOKENS} ids, the model's end tokens among them, "
+                f"got {len(self.stop_token_ids)}",
+            )
         _check_bias(self.logit_bias)
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ParameterError for a token id outside the logits' width."""
-        for name, ids in (
-            ("logit_bias", (token for token, _ in self.logit_bias)),
-            ("stop_token_ids", self.stop_token_ids),
-        ):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise ParameterError(name, f"{name} has token id {token}, the vocabulary is 0..{vocab_size - 1}")
+        check_ids("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
+        check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the pipe: only what differs from the defaults."""
-        default = _DEFAULTS
-        return {name: value for name, value in asdict(self).items() if value != default[name]}
+        return {name: value for name in _DEFAULTS if (value := getattr(self, name)) != _DEFAULTS[name]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
@@ -99,11 +99,19 @@ class SamplingParams:
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 
 
-def _check_range(name: str, value: float | None, least: float, greatest: float) -> None:
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise ParameterError for what is no token id of the vocabulary."""
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ParameterError(name, f"{name} has token id {token!r}, the vocabulary is 0..{vocab_size - 1}")
+
+
+def _check_range(name: str, value: object, least: float, greatest: float) -> None:
     if value is None and _DEFAULTS[name] is None:
         return
-    if value is None or not math.isfinite(value) or not least <= value <= greatest:
-        raise ParameterError(name, f"{name} must be between {least:g} and {greatest:g}, got {value}")
+    kind, number = ("an integer ", int) if isinstance(least, int) else ("", int | float)
+    if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= greatest:
+        raise ParameterError(name, f"{name} must be {kind}between {least:g} and {greatest:g}, got {value!r}")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ class SelfAttention(nn.Module):
         self.heads = (config.n_heads, config.n_kv_heads)
         self.head_dim = config.head_dim
         n_rows = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
-        self.wqkv = make_linear(config.dim, n_rows, bias=config.attention_bias, scheme=scheme)
+        self.wqkv = make_linear(config.dim, n_rows, scheme=scheme)
         self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
 
     def forward(self, x: Tensor, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:

@@ -99,8 +99,6 @@ def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, P
     )
     for name, first, rows, head_dim in parts:
         yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), head_dim)
-        if config.attention_bias:
-            yield f"{prefix}.{name}.bias", Place(f"{prefix}.wqkv.bias", first, (rows,), head_dim)
     yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
 
 

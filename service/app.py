@@ -10,15 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from service.admission import Admission, State
 from service.api import chat, completions, health, metrics, models, tokens
 from service.engine.client import EngineClient
 from service.errors import as_api_error
 from service.metrics import Metrics
-from service.middleware import Envelope
-from service.reception import Reception
+from service.middleware import RequestMiddleware
 from service.served import ServedModel, load_served
 from service.settings import Settings
-from service.state import State
 
 log = logging.getLogger("noria")
 
@@ -40,25 +39,25 @@ def create_app(
     `measured` must be what `client` reports to. `on_ready` and `on_failed` tell how loading ended.
     """
 
-    async def bring_up(reception: Reception) -> None:
+    async def bring_up(admission: Admission) -> None:
         try:
-            reception.model = await load(settings, client)
+            admission.model = await load(settings, client)
         except Exception as error:
             on_failed(error)
         else:
-            on_ready(reception.model)
+            on_ready(admission.model)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        reception = Reception(settings, client)
-        app.state.noria = State(settings, client, measured, reception)
-        tasks = [asyncio.create_task(bring_up(reception)), asyncio.create_task(measured.watch_event_loop())]
+        admission = Admission(settings, client)
+        app.state.noria = State(settings, client, measured, admission)
+        tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
-        reception.close()
+        admission.close()
 
     return _assemble(settings, measured, lifespan)
 
@@ -70,7 +69,7 @@ def _assemble(
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _routing_error)
-    app.add_middleware(Envelope, api_keys=settings.api_keys, metrics=measured)
+    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -123,7 +123,7 @@ def _read_keys(path: Path | None) -> tuple[str, ...]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from service.version import version
+        from service import version
 
         typer.echo(f"noria {version()}")
         raise typer.Exit

@@ -11,7 +11,13 @@ DETAIL_CHARS = 300
 
 
 def base_url(url: str) -> str:
-    """The address without the `/v1` that SDKs want."""
+    """The address without the `/v1` that SDKs want. Raises OptionError when it is none."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise OptionError(f"--url {url} is no address ({error}); expected http://HOST:PORT") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise OptionError(f"--url {url} is no address; expected http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -39,18 +45,16 @@ def find_model(client: httpx.Client, model: str | None) -> str:
     """`model`, or the first that the server lists. Raises OptionError when nothing answers, or no model is listed."""
     try:
         response = client.get("/v1/models")
-    except httpx.UnsupportedProtocol as error:
-        raise OptionError(f"{client.base_url} is no address: expected http://HOST:PORT") from error
     except httpx.TransportError as error:
         raise OptionError(f"cannot connect to {client.base_url} ({error}); is the server running?") from error
     if model:
         return model
     if not response.is_success:
         raise OptionError(f"/v1/models answered {response.status_code}: {error_message(response.content)}")
-    listed = response.json().get("data") or []
-    if not listed:
-        raise OptionError(f"{client.base_url} lists no model; name one")
-    return listed[0]["id"]
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise OptionError(f"{client.base_url} lists no model at /v1/models; is it an OpenAI endpoint?") from error
 
 
 def server_version(client: httpx.Client) -> str | None:

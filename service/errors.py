@@ -10,6 +10,7 @@ ApiError
 """
 
 import logging
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
-    """The first of pydantic's complaints: field, what was wrong, the value."""
+    """The first of pydantic's complaints: field, what was wrong, the value. There are few: see `schemas.Items`."""
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
     if first["type"] == "json_invalid":
@@ -150,6 +151,6 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message quotes it: short."""
-    text = repr(value[: SHOWN_CHARS + 1] if isinstance(value, str | list) else value)
+    """A value as an error message quotes it: short, and quick to make however large the value is."""
+    text = repr(value[: SHOWN_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -12,7 +12,7 @@ from service.choice import Choice, Delta, Order
 from service.engine.client import EngineClient
 from service.engine.messages import Update
 from service.metrics import Metrics
-from service.record import RequestRecord
+from service.middleware import RequestRecord
 from service.sse import ClientGone
 from service.text import StopString, TextStream
 

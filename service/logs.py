@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 class HumanFormatter(logging.Formatter):
     """`07:41:05 info    message key=value ...`"""

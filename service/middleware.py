@@ -3,8 +3,10 @@
 import hmac
 import logging
 import re
+import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.health import OPEN_PATHS
 from service.errors import Unauthorized, as_api_error
 from service.metrics import Metrics
-from service.record import RequestRecord
 from service.sse import ClientGone
 
 log = logging.getLogger("noria.access")
@@ -24,7 +25,27 @@ CLIENT_GONE = 499
 """Status in the log of a request whose client left before the answer (nginx's number)."""
 
 
-class Envelope:
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of a request when it ends: the log line and the counters come from here.
+
+    Filled while the request is served. Times are seconds; None: it did not get that far.
+    """
+
+    id: str
+    method: str
+    path: str
+    started: float = field(default_factory=time.perf_counter)
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    outcome: str | None = None
+
+
+class RequestMiddleware:
     """ASGI middleware; the request's record is `scope["noria.record"]`."""
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics) -> None:
@@ -72,7 +93,7 @@ class Envelope:
             raise Unauthorized
 
     def _finish(self, record: RequestRecord) -> None:
-        seconds = record.age
+        seconds = time.perf_counter() - record.started
         status = record.status or CLIENT_GONE
         if record.path in GENERATION_PATHS:
             record.outcome = record.outcome or outcome_of(status)

@@ -2,10 +2,9 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from model.sampling_params import SamplingParams
+from model.sampling_params import SamplingParams, check_ids
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
 from service.schemas import ChatBody, CompletionBody, GenerationBody
@@ -25,9 +24,7 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    prompts = tuple(_prompt(prompt, body, served) for prompt in body.prompts)
-    for prompt in prompts:
-        check_prompt(prompt.tokens, max_tokens, served)
+    prompts = tuple(_prompt(prompt, max_tokens, bool(body.echo), served) for prompt in body.prompts)
     return Order(prompts, params, body.n_choices)
 
 
@@ -42,6 +39,12 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=True)
 
 
+def encode_text(served: ServedModel, text: str, *, add_bos: bool = True) -> list[int]:
+    """Raises InvalidRequest, before the work of tokenizing, for a text that cannot fit."""
+    check_size([text], "prompt", served)
+    return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
+
+
 def encode_chat(
     served: ServedModel, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
 ) -> list[int]:
@@ -51,6 +54,7 @@ def encode_chat(
             param="messages",
             code="no_chat_template",
         )
+    check_size([message["content"].strip() for message in messages], "messages", served)  # templates may trim
     return served.chat.encode(messages, add_generation_prompt=add_generation_prompt)
 
 
@@ -59,12 +63,11 @@ def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int) -> Samp
     return sampling(body, served, max_tokens=max_tokens, logprobs=logprobs)
 
 
-def _prompt(prompt: str | list[int], body: CompletionBody, served: ServedModel) -> Prompt:
-    tokenizer = served.tokenizer
-    if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt, add_bos=True, parse_control=True)
-        return Prompt(tokens, prompt if body.echo else None)
-    return Prompt(prompt, tokenizer.decode(prompt) if body.echo else None)
+def _prompt(prompt: str | list[int], max_tokens: int, echo: bool, served: ServedModel) -> Prompt:
+    tokens = encode_text(served, prompt) if isinstance(prompt, str) else prompt
+    check_prompt(tokens, max_tokens, served)
+    text = prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt) if echo else None
+    return Prompt(tokens, text if echo else None)
 
 
 def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> SamplingParams:
@@ -72,23 +75,36 @@ def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> Sampli
     asked = {name: getattr(body, name) for name in SAMPLED}
     values = served.defaults.sampling | {name: value for name, value in asked.items() if value is not None}
     ends = () if body.ignore_eos else served.defaults.eos_token_ids
+    stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
     params = SamplingParams(
         **values,
         logit_bias=body.biases,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         min_tokens=body.min_tokens or 0,
         stop=body.stops,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=tuple(stops),
         ignore_eos=bool(body.ignore_eos),
         **limits,
     )
     params.check_ids(served.info.vocab_size)
-    return replace(params, stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))))
+    return params
+
+
+def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
+    """Raise InvalidRequest for more text than the longest tokens could hold in the whole context."""
+    size, limit = sum(len(text.encode()) for text in texts), served.max_prompt_bytes
+    if size > limit:
+        raise InvalidRequest(
+            f"this model's context is {served.info.max_model_len} tokens, which hold at most {limit} bytes of text, "
+            f"but {param} has {size}",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel) -> None:
-    """Raise InvalidRequest for a prompt that is empty, has foreign ids or leaves no room for `max_tokens`."""
-    limit, vocab_size = served.info.max_model_len, served.info.vocab_size
+    """Raise for a prompt that is empty, leaves no room for `max_tokens` or has foreign ids."""
+    limit = served.info.max_model_len
     if not tokens:
         raise InvalidRequest("the prompt is empty: it must have at least 1 token", param="prompt")
     if len(tokens) + max_tokens > limit:
@@ -98,6 +114,4 @@ def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel) -> Non
             param="prompt" if len(tokens) >= limit else "max_tokens",
             code="context_length_exceeded",
         )
-    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        bad = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise InvalidRequest(f"prompt has token id {bad}, the vocabulary is 0..{vocab_size - 1}", param="prompt")
+    check_ids("prompt", tokens, served.info.vocab_size)

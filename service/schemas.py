@@ -1,37 +1,41 @@
 """What a client may send. Unknown fields are refused by name; null means the default everywhere.
 
 Fields of OpenAI and of other servers that mean nothing here pass while they hold a value that describes what
-happens anyway (`neutral.py`). Everything else that is not a field is a 400.
+happens anyway (`harmless_fields.py`). Everything else that is not a field is a 400.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest, shown
-from service.neutral import ANY_STRING, NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_MESSAGE, accepts
+from service.harmless_fields import ANY_STRING, HARMLESS_CHAT, HARMLESS_COMPLETION, HARMLESS_MESSAGE, accepts
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
+SHOWN_FIELDS = 8
+
+T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Strict types, finite numbers, no unknown fields save the neutral ones."""
+    """Strict types, finite numbers, no unknown fields save the harmless ones."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="after")
     def _refuse_extras(self) -> Self:
         extras = self.__pydantic_extra__ or {}
-        unknown = [name for name in extras if name not in self.neutral]
+        unknown = [name for name in extras if name not in self.harmless]
         if unknown:
-            raise unsupported(unknown[0], f"unknown or unsupported field: {', '.join(map(shown, unknown))}")
+            names = ", ".join(map(shown, unknown[:SHOWN_FIELDS])) + (", ..." if unknown[SHOWN_FIELDS:] else "")
+            raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
         for name, value in extras.items():
-            allowed = self.neutral[name]
+            allowed = self.harmless[name]
             if not accepts(allowed, value):
                 choices = " or ".join(
                     ["a string" if other is ANY_STRING else repr(other) for other in allowed] + ["null"]
@@ -59,17 +63,19 @@ def _expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-TokenIds = list[int]
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first bad item ends its validation: a body may hold millions of them."""
+TokenIds = Items[int]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Prompts = Annotated[
-    str | list[str] | TokenIds | list[TokenIds],
+    str | Items[str] | TokenIds | Items[TokenIds],
     _expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
-Stops = Annotated[str | list[str], _expect("a string or a list of strings")]
+Stops = Annotated[str | Items[str], _expect("a string or a list of strings")]
 
 
 class StreamOptions(Body):
-    neutral = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    harmless = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
     include_usage: bool | None = None
 
 
@@ -89,7 +95,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None  # `biases` checks it: a typed dict would list all its errors
     seed: Integer | None = None
     stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
@@ -109,8 +115,12 @@ class GenerationBody(Body):
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
+        biases = self.logit_bias or {}
+        for token, value in biases.items():
+            if type(value) not in (int, float):
+                raise InvalidRequest(f"logit_bias.{token} should be a number, got {shown(value)}", param="logit_bias")
         try:
-            return tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
+            return tuple((int(token), value) for token, value in biases.items())
         except ValueError:
             raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
 
@@ -122,7 +132,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`. `logprobs` k reports the k likeliest tokens beside each token; 0 only the token's own."""
 
-    neutral = NEUTRAL_COMPLETION
+    harmless = HARMLESS_COMPLETION
     prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -160,7 +170,7 @@ class TextPart(Body):
 
 
 Content = Annotated[
-    str | list[TextPart],
+    str | Items[TextPart],
     _expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
 ]
 ROLES = ("system", "developer", "user", "assistant")
@@ -169,7 +179,7 @@ ROLES = ("system", "developer", "user", "assistant")
 class Message(Body):
     """One turn. Text parts are concatenated; only an assistant's content may be null."""
 
-    neutral = NEUTRAL_MESSAGE
+    harmless = HARMLESS_MESSAGE
     role: str
     content: Content | None = None
 
@@ -192,8 +202,8 @@ class Message(Body):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
 
-    neutral = NEUTRAL_CHAT
-    messages: list[Message]
+    harmless = HARMLESS_CHAT
+    messages: Items[Message]
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -219,10 +229,10 @@ class ChatBody(GenerationBody):
 class TokenizeBody(Body):
     """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
-    neutral = {"chat_template": (), "chat_template_kwargs": ({},), "tools": ([],)}
+    harmless = {"chat_template": (), "chat_template_kwargs": ({},), "tools": ([],)}
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Items[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

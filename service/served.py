@@ -12,8 +12,9 @@ from model.batch import RunnerInfo
 from model.chat import ChatFormat, load_chat
 from model.checkpoint.resolve import default_name, resolve
 from model.config import GenerationDefaults, RunnerOptions
-from model.errors import OptionError
+from model.errors import ModelError, OptionError, ParameterError
 from model.families import read_generation
+from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.client import EngineClient
@@ -24,14 +25,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format."""
+    """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format.
+
+    Raises ModelError for defaults that no request could use.
+    """
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     chat: ChatFormat | None
     defaults: GenerationDefaults
+    longest_piece: int
     info: RunnerInfo
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        sampling: dict[str, Any] = self.defaults.sampling
+        try:
+            check_ids("eos_token_id", self.defaults.eos_token_ids, self.info.vocab_size)
+            SamplingParams(**sampling)
+        except ParameterError as error:
+            raise ModelError(f"the model's generation defaults cannot be used: {error}") from error
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """More text than this has more tokens than the context."""
+        return self.info.max_model_len * self.longest_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +59,7 @@ class TextSide:
     tokenizer: Tokenizer
     chat: ChatFormat | None
     defaults: GenerationDefaults
+    longest_piece: int
 
 
 async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
@@ -56,13 +75,20 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
         text.cancel()
     assert client.info is not None
     names = settings.served_model_name or (default_name(settings.model),)
-    return ServedModel(names, side.tokenizer, side.chat, side.defaults, client.info)
+    return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
 
 
 def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     """Tokenizer, chat format and generation defaults of a model directory."""
     tokenizer = load_tokenizer(directory)
-    return TextSide(tokenizer, load_chat(directory, tokenizer, _read(chat_template)), read_generation(directory))
+    chat = load_chat(directory, tokenizer, _read(chat_template))
+    return TextSide(tokenizer, chat, read_generation(directory), longest_piece(tokenizer))
+
+
+def longest_piece(tokenizer: Tokenizer) -> int:
+    """Bytes of text that one token can stand for, at most; a control token stands for its name."""
+    pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
+    return max(map(len, (*pieces, *(name.encode() for name in tokenizer.control))))
 
 
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:

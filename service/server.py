@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
         self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._app.state.noria.reception.drain()
+        await self._app.state.noria.admission.drain()
         self.should_exit = True
 
     def _on_ready(self, served: ServedModel) -> None:

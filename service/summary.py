@@ -10,8 +10,8 @@ import httpx
 from rich.markup import escape
 from rich.table import Table
 
+from service import version
 from service.load import Result
-from service.version import version
 
 PERCENTILES = (50, 90, 99)
 

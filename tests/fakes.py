@@ -1,12 +1,16 @@
 """A model that is arithmetic and a tokenizer that is a table: the engine and the service are tested without torch."""
 
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from model.batch import PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.errors import ModelError
+from service.engine.child import Child
+from service.engine.wire import Wire
 
 VOCAB = 256
 END = 0
@@ -94,18 +98,43 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What a host loads in tests. `model` says how: "fake", "slow" (20 ms a step), "broken", "crash" or "exit"."""
+    """What a host loads in tests. `model` says how: "fake", "slow" (20 ms a step), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "broken":
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":
         raise RuntimeError("the fake model cannot be built")
-    if model == "exit":
-        os._exit(3)
     length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length)
     return FakeRunner(info, step_seconds=0.02 if model == "slow" else 0.0)
+
+
+class ThreadHost:
+    """The engine on a thread of this process: no start-up cost, no isolation."""
+
+    def __init__(self, runner: str) -> None:
+        self._runner = runner
+        self._thread: threading.Thread | None = None
+        self._wire: Wire | None = None
+
+    def spawn(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._wire = Wire(theirs)
+        child = Child(self._wire, on_orphaned=lambda: None)
+        self._thread = threading.Thread(target=child.run, args=[self._runner], name="noria-engine", daemon=True)
+        self._thread.start()
+        return ours
+
+    def kill(self) -> None:
+        """Close the wire; the loop ends at its next message. A thread in a step finishes that step first."""
+        if self._wire is not None:
+            self._wire.close()
+
+    def wait(self) -> str:
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        return "thread ended"
 
 
 class HangingRunner(FakeRunner):
@@ -121,6 +150,11 @@ def create_hanging(progress: Callable[[str, float], None], **options: object) ->
     return HangingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
 
 
+def create_exiting(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
+    """Dies while loading."""
+    os._exit(3)
+
+
 class IntegerTokenizer:
     """One token a byte, 1..255; 0 ends a text. Bytes from 128 on build UTF-8 sequences as real tokenizers do."""
 
@@ -128,6 +162,7 @@ class IntegerTokenizer:
     bos_id: int | None = None
     eos_id: int | None = END
     strips_leading_space = False
+    control: Mapping[str, int] = MappingProxyType({"<end>": END})
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         parts = text.split("<end>") if parse_control else [text]

@@ -23,11 +23,10 @@ _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file: its tensors' dtypes (safetensors' words) and sizes in bytes, by name."""
+    """One safetensors file and its tensors' dtypes (safetensors' words) by name."""
 
     path: Path
     dtypes: Mapping[str, str]
-    sizes: Mapping[str, int]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -84,16 +83,15 @@ def read_shard(path: Path) -> Shard:
             header = json.loads(file.read(length))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             dtypes = {name: entry["dtype"] for name, entry in entries.items()}
-            spans = {name: entry["data_offsets"] for name, entry in entries.items()}
-            sizes = {name: stop - start for name, (start, stop) in spans.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            expected = 8 + length + end
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"{path.name} is damaged: its header is no safetensors header; download it again"
             ) from error
-    expected = 8 + length + max((stop for _, stop in spans.values()), default=0)
     if expected != size:
         raise ModelError(f"{path.name} is damaged: {size} bytes, its header promises {expected}; download it again")
-    return Shard(path, dtypes, sizes)
+    return Shard(path, dtypes)
 
 
 def file_names(directory: Path) -> set[str]:

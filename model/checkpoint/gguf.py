@@ -26,8 +26,8 @@ _NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"output\.weight", "lm_head.weight"),
         (r"blk\.(\d+)\.attn_norm\.weight", r"model.layers.\1.input_layernorm.weight"),
         (r"blk\.(\d+)\.ffn_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
-        (r"blk\.(\d+)\.attn_([qkv])\.(weight|bias)", r"model.layers.\1.self_attn.\2_proj.\3"),
-        (r"blk\.(\d+)\.attn_output\.(weight|bias)", r"model.layers.\1.self_attn.o_proj.\2"),
+        (r"blk\.(\d+)\.attn_([qkv])\.weight", r"model.layers.\1.self_attn.\2_proj.weight"),
+        (r"blk\.(\d+)\.attn_output\.weight", r"model.layers.\1.self_attn.o_proj.weight"),
         (r"blk\.(\d+)\.ffn_(gate|up|down)\.weight", r"model.layers.\1.mlp.\2_proj.weight"),
         (r"blk\.(\d+)\.ffn_gate_inp\.weight", r"model.layers.\1.block_sparse_moe.gate.weight"),
         (r"blk\.(\d+)\.ffn_gate_exps\.weight", r"model.layers.\1.block_sparse_moe.experts.*.w1.weight"),
@@ -97,7 +97,6 @@ def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
         "rope_theta": values.get("rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(values),
         "tie_word_embeddings": "lm_head.weight" not in shapes,
-        "attention_bias": any(name.endswith("q_proj.bias") for name in shapes),
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
         "dtype": "bfloat16",
@@ -132,6 +131,11 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _weights(tensors: list[Any]) -> Iterator[Weight]:
     for tensor in tensors:
+        if tensor.name == "rope_freqs.weight":
+            raise ModelError(
+                "the GGUF has rope_freqs.weight (RoPE factors of kind llama3), which is not supported yet in GGUF; "
+                "use the model's safetensors"
+            )
         matches = ((pattern.fullmatch(tensor.name), template) for pattern, template in _NAMES)
         name = next((match.expand(template) for match, template in matches if match), None)
         if name is None:

@@ -19,12 +19,11 @@ class Checkpoint:
     """An opened directory: nothing but headers has been read.
 
     `rotation` is the order of the q and k rows: "half" pairs row i with row i + head_dim / 2 (HF), "adjacent"
-    pairs row 2i with row 2i + 1 (native). `n_bytes` is the size of all weights that `tensors` gives.
+    pairs row 2i with row 2i + 1 (native).
     """
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    n_bytes: int
     shards: tuple[Shard, ...]
 
     def tensors(self, device: str = "cpu") -> Iterator[tuple[str, "torch.Tensor"]]:
@@ -48,20 +47,16 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     """
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
+    for shard in shards:
+        _check_weights(shard, config.tied_head)
     return Checkpoint(
         config=config,
         rotation="half" if layout(directory) == "hf" else "adjacent",
-        n_bytes=sum(_n_bytes(shard, config.tied_head) for shard in shards),
         shards=shards,
     )
 
 
-def _n_bytes(shard: Shard, tied_head: bool) -> int:
-    total = 0
+def _check_weights(shard: Shard, tied_head: bool) -> None:
     for name, dtype in shard.dtypes.items():
-        if canonical_name(name, tied_head=tied_head) is None:
-            continue
-        if dtype not in DTYPES:
+        if canonical_name(name, tied_head=tied_head) is not None and dtype not in DTYPES:
             raise ModelError(f"weight {name!r} has dtype {dtype}, supported are {', '.join(DTYPES)}")
-        total += shard.sizes[name]
-    return total

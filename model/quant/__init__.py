@@ -1,8 +1,12 @@
 """Weight schemes for projections: one file a scheme, chosen here by name."""
 
+from collections.abc import Mapping
+
+from torch import nn
+
 from model.errors import OptionError
 
-SCHEMES = ("none",)
+SCHEMES: Mapping[str, type[nn.Linear]] = {"none": nn.Linear}
 
 
 def check(name: str) -> None:

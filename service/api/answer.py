@@ -7,13 +7,13 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from service.admission import State
 from service.choice import Delta, Order
 from service.generation import Generation
 from service.response_shapes import Shape
 from service.schemas import GenerationBody
 from service.served import ServedModel
 from service.sse import EventStream, frame, while_connected
-from service.state import State
 
 
 async def answer(
@@ -25,13 +25,13 @@ async def answer(
     """The response to a generation request. All that can be refused is refused here, before any status is sent."""
     state: State = request.app.state.noria
     with ExitStack() as stack:
-        stack.enter_context(state.reception.admitted())
-        served = state.reception.require(body.model)
-        order = await state.reception.off_loop(lambda: make_order(served))
+        stack.enter_context(state.admission.admitted())
+        served = state.admission.require(body.model)
+        order = await state.admission.off_loop(lambda: make_order(served))
         generation = Generation(order, state.client, served.tokenizer, state.metrics, request.scope["noria.record"])
         stack.enter_context(generation)
         shape = make_shape(served, body.model or served.names[0])
-        expired = state.reception.expired
+        expired = state.admission.expired
         if body.stream:
             return EventStream(_frames(generation, shape, body.include_usage), stack.pop_all(), expired)
         parts = await while_connected(request.receive, expired, _collect(generation))

@@ -1,15 +1,19 @@
 """A request's body: read up to the limit, checked, never more in memory than allowed."""
 
+import asyncio
 from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 
+from service.admission import State
 from service.errors import BodyTooLarge, HttpError, invalid_body
 from service.schemas import Body
-from service.state import State
 
 B = TypeVar("B", bound=Body)
+
+SMALL_BYTES = 64 * 2**10
+"""Bodies up to this are checked on the event loop; a thread costs more than they take."""
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
@@ -18,8 +22,15 @@ async def read_body(request: Request, kind: type[B]) -> B:
     if media_type != "application/json":
         raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
     state: State = request.app.state.noria
+    content = await read_bytes(request, state.settings.max_body_bytes)
+    if len(content) <= SMALL_BYTES:
+        return _checked(content, kind)
+    return await asyncio.to_thread(_checked, content, kind)
+
+
+def _checked(content: bytes, kind: type[B]) -> B:
     try:
-        body = kind.model_validate_json(await read_bytes(request, state.settings.max_body_bytes))
+        body = kind.model_validate_json(content)
     except ValidationError as error:
         raise invalid_body(error) from None
     body.check()

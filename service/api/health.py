@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from service.state import State
-from service.version import version
+from service import version
+from service.admission import State
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 PROBES = ["GET", "HEAD"]
@@ -24,10 +24,10 @@ async def live() -> dict[str, str]:
 async def ready(request: Request) -> JSONResponse:
     """New requests are welcome; 503 while loading (with stage and progress), restarting or draining."""
     state: State = request.app.state.noria
-    if state.reception.ready:
+    if state.admission.ready:
         return JSONResponse({"status": "ready"})
-    report: dict[str, Any] = {"status": state.reception.status}
-    if not state.reception.draining:
+    report: dict[str, Any] = {"status": state.admission.status}
+    if not state.admission.draining:
         report |= {"stage": state.client.stage, "progress": round(state.client.progress, 3)}
     return JSONResponse(report, 503)
 
@@ -36,12 +36,12 @@ async def ready(request: Request) -> JSONResponse:
 async def health(request: Request) -> JSONResponse:
     """The engine serves, draining or not."""
     state: State = request.app.state.noria
-    healthy = state.reception.model is not None and state.client.state == "ready"
-    return JSONResponse({"status": state.reception.status}, 200 if healthy else 503)
+    healthy = state.admission.model is not None and state.client.state == "ready"
+    return JSONResponse({"status": state.admission.status}, 200 if healthy else 503)
 
 
 @router.get("/version")
 async def show_version(request: Request) -> dict[str, Any]:
     state: State = request.app.state.noria
-    model = state.reception.model
+    model = state.admission.model
     return {"version": version(), "engine": model.info.description if model else None}

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from service.state import State
+from service.admission import State
 
 router = APIRouter()
 

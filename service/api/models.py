@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from service.admission import State
 from service.served import ServedModel
-from service.state import State
 
 router = APIRouter()
 
@@ -13,14 +13,14 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     state: State = request.app.state.noria
-    served = state.reception.require()
+    served = state.admission.require()
     return {"object": "list", "data": [card(served, name) for name in served.names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
     state: State = request.app.state.noria
-    return card(state.reception.require(name), name)
+    return card(state.admission.require(name), name)
 
 
 def card(served: ServedModel, name: str) -> dict[str, Any]:

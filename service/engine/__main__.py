@@ -21,6 +21,8 @@ def die_with_parent() -> None:
 
 def main() -> None:
     die_with_parent()
+    # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
     sock = socket.socket(fileno=int(sys.argv[1]))
     # The hard way out, because this thread may be deep inside a long computation.

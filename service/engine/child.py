@@ -88,11 +88,13 @@ class Child:
         return messages
 
     def _read(self) -> None:
-        while (message := self._wire.receive()) is not None:
-            self._inbox.put(message)
-        self._inbox.put(Stop())
-        if not self._ended.is_set():
-            self._on_orphaned()
+        try:
+            while (message := self._wire.receive()) is not None:
+                self._inbox.put(message)
+        finally:
+            self._inbox.put(Stop())
+            if not self._ended.is_set():
+                self._on_orphaned()
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -36,7 +36,7 @@ from service.engine.wire import HEADER, frame
 log = logging.getLogger("noria.engine")
 
 WATCH_SECONDS = 0.2
-LOADING_STALL_SECONDS = 120.0
+LOADING_STALL_SECONDS = 20.0
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
@@ -53,7 +53,7 @@ class EngineClient:
         host_factory: Callable[[], Host],
         *,
         step_timeout: float = 60.0,
-        stall_timeout: float = 2.0,
+        stall_timeout: float = 1.5,
         on_report: Callable[[Report], None] = lambda report: None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,16 +78,22 @@ class EngineClient:
         self._failure: str | None = None
 
     def spawn(self) -> None:
-        """Start an engine process now; it imports what it needs while the caller goes on. Needs no event loop."""
+        """Start an engine process now; it imports what it needs while the caller goes on. Needs no event loop.
+
+        Raises NoriaError when the machine has no room for another process.
+        """
         self._host = self._host_factory()
-        self._sock = self._host.spawn()
+        try:
+            self._sock = self._host.spawn()
+        except OSError as error:
+            raise NoriaError(f"the engine process cannot be started: {error.strerror or error}") from error
 
     async def start(self, options: Mapping[str, Any]) -> None:
         """Load the model with these runner options and wait until it serves. Raises NoriaError if it cannot."""
         if self._host is None:
             self.spawn()
         ready = asyncio.get_running_loop().create_future()
-        self._supervisor = asyncio.create_task(self._supervise(Load(dict(options)), ready), name="engine-supervisor")
+        self._supervisor = asyncio.create_task(self._supervise(dict(options), ready), name="engine-supervisor")
         await ready
 
     def note(self, stage: str, progress: float) -> None:
@@ -112,18 +118,15 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._host is not None:
-            self._host.kill()
+        await self._end_host()
         if self._sock is not None:
             self._sock.close()
 
-    async def _supervise(self, load: Load, ready: asyncio.Future[None]) -> None:
+    async def _supervise(self, options: dict[str, Any], ready: asyncio.Future[None]) -> None:
         """Run one life after the other; only the first may give up."""
         failures = 0
         while True:
-            served = await self._live(load, ready)
-            self._fail_mailboxes()
-            ending = self._host.kill() if self._host else ""
+            ending, served = await self._live(options, ready)
             if not ready.done():
                 self.state = "failed"
                 ready.set_exception(NoriaError(self._failure or f"the engine ended while loading the model ({ending})"))
@@ -131,17 +134,39 @@ class EngineClient:
             failures = 0 if served else failures + 1
             self.state, self.stage, self.progress = "restarting", "restarting", 0.0
             self.stats = Stats()
+            if self.info is not None:  # what was promised to clients must be served by the next engine too
+                options["max_model_len"] = self.info.max_model_len
             self._on_restart()
-            log.error("the engine is gone (%s); starting a fresh one", ending)
+            log.error("the engine is gone (%s); starting a fresh one", self._failure or ending)
             await asyncio.sleep(min(0.5 * (2**failures - 1), LONGEST_BACKOFF_SECONDS))
-            self.spawn()
 
-    async def _live(self, load: Load, ready: asyncio.Future[None]) -> bool:
-        """One life, until its wire closes; whether it got as far as serving."""
-        assert self._sock is not None
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._sock)
-        self._sock = None
-        self._send(load)
+    async def _live(self, options: dict[str, Any], ready: asyncio.Future[None]) -> tuple[str, bool]:
+        """One life from spawn to end: how it ended, and whether it got as far as serving."""
+        self._failure = None
+        served = False
+        try:
+            if self._sock is None:
+                self.spawn()
+            served = await self._listen(options, ready)
+        except NoriaError as error:
+            self._failure = str(error)
+        except Exception as error:  # a fault of ours must not end the supervision
+            log.exception("the engine is given up")
+            self._failure = f"{type(error).__name__}: {error}"
+        self._fail_mailboxes()
+        return await self._end_host(), served
+
+    async def _end_host(self) -> str:
+        if self._host is None:
+            return "never started"
+        self._host.kill()
+        return await asyncio.to_thread(self._host.wait)
+
+    async def _listen(self, options: dict[str, Any], ready: asyncio.Future[None]) -> bool:
+        """Load, then take in messages until the wire closes; whether the engine served."""
+        sock, self._sock = self._sock, None
+        reader, self._writer = await asyncio.open_unix_connection(sock=sock)
+        self._send(Load(options))
         self._heard = self._now()
         watchdog = asyncio.create_task(self._watch(), name="engine-watchdog")
         served = False
@@ -181,7 +206,6 @@ class EngineClient:
             self._stepped = self._now()
         elif isinstance(message, Failed):
             self._failure = message.message
-            log.debug("the engine cannot load: %s", message.message)
         else:
             assert isinstance(message, Beat)
 

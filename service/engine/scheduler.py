@@ -6,7 +6,7 @@ it gives up its pages, keeps its tokens and waits at the head of the queue.
 """
 
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -49,7 +49,8 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._max_model_len = info.max_model_len
         self._clock = clock
-        self._waiting: deque[Sequence] = deque()
+        self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
+        self._waiting: OrderedDict[Sequence, None] = OrderedDict()  # an ordered set, next first
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: dict[Sequence, int] = {}
         self._preemptions = 0
@@ -65,14 +66,14 @@ class Scheduler:
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
-        self._waiting.append(Sequence(request, self.pools, self._clock()))
+        sequence = Sequence(request, self.pools, self._clock())
+        self._sequences[sequence.id] = sequence
+        self._waiting[sequence] = None
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence and release its pages; an unknown id is fine."""
-        for sequence in (*self._running, *self._waiting):
-            if sequence.id == sequence_id:
-                self._forget(sequence)
-                return
+        if (sequence := self._sequences.get(sequence_id)) is not None:
+            self._forget(sequence)
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and give their sequences the pages to write to."""
@@ -136,24 +137,25 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         sequence.reset()
-        if sequence in self._running:
-            del self._running[sequence]
-        else:
-            self._waiting.remove(sequence)
+        del self._sequences[sequence.id]
+        self._running.pop(sequence, None)
+        self._waiting.pop(sequence, None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._forget(sequence)
-        self._waiting.appendleft(sequence)
+        sequence.reset()
+        del self._running[sequence]
+        self._waiting[sequence] = None
+        self._waiting.move_to_end(sequence, last=False)
         self._preemptions += 1
 
     def _admit(self) -> bool:
         """Move the head of the queue to the running sequences if its known tokens have room, reusing pages."""
-        sequence = self._waiting[0]
+        sequence = next(iter(self._waiting))
         reused = self._reuse(sequence)
         if not self._has_room(sequence):
             sequence.reset()
             return False
-        self._waiting.popleft()
+        del self._waiting[sequence]
         self._running[sequence] = None
         if sequence.queued is None:
             sequence.queued = self._clock() - sequence.arrived
@@ -212,7 +214,7 @@ class Scheduler:
         )
 
     def _finish_reason(self, sequence: Sequence, token: int | None) -> str | None:
-        if token is not None and token in sequence.params.stop_token_ids:
+        if token is not None and token in sequence.stop_tokens:
             return "stop"
         if sequence.n_output >= sequence.params.max_tokens and sequence.computed >= sequence.n_prompt:
             return "length"

@@ -65,6 +65,7 @@ class Sequence:
         self.tokens = list(submit.prompt)
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
+        self.stop_tokens = frozenset(submit.params.stop_token_ids)
         self.choice = submit.choice
         self.arrived = arrived
         self.computed = 0

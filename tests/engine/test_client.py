@@ -1,8 +1,10 @@
 """The engine as the service sees it: real processes and threads, a model that is arithmetic."""
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,10 +16,11 @@ import pytest
 from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
-from service.engine.hosts import Host, ProcessHost, ThreadHost
+from service.engine.hosts import Host, ProcessHost
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
 from tests.engine.driving import expected
+from tests.fakes import ThreadHost
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
 PARAMS = SamplingParams(max_tokens=20)
@@ -123,6 +126,74 @@ def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: s
     with_client(host, body, model="slow")
 
 
+def test_an_engine_that_cannot_be_replaced_at_once_is_replaced_later() -> None:
+    """The second engine cannot be spawned, the third dies while loading, the fourth serves within the same limits."""
+    hosts: list[ProcessHost] = []
+
+    class NoRoom(ProcessHost):
+        def spawn(self) -> socket.socket:
+            raise OSError(errno.EAGAIN, "no more processes")
+
+    class Exits(ProcessHost):
+        def spawn(self) -> socket.socket:
+            self._runner = "tests.fakes:create_exiting"
+            return super().spawn()
+
+    def host() -> ProcessHost:
+        kinds = [ProcessHost, NoRoom, Exits, ProcessHost]
+        hosts.append(kinds[len(hosts)]("tests.fakes:create_fake"))
+        return hosts[-1]
+
+    async def body(client: EngineClient) -> None:
+        os.kill(hosts[0].pid or 0, signal.SIGKILL)
+        await until(lambda: client.state == "restarting")
+        await until(lambda: client.state == "ready")
+        assert len(hosts) == 4
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(host, body)
+
+
+def test_sigterm_is_left_to_the_service() -> None:
+    """Systemd signals all processes of a unit; the engine must not die before the service has drained."""
+    hosts: list[ProcessHost] = []
+
+    def host() -> ProcessHost:
+        hosts.append(process())
+        return hosts[-1]
+
+    async def body(client: EngineClient) -> None:
+        mailbox = client.submit([1], SamplingParams(max_tokens=30))
+        await anext(mailbox)
+        os.kill(hosts[0].pid or 0, signal.SIGTERM)
+        await collect(mailbox)
+        assert len(hosts) == 1
+
+    with_client(host, body, model="slow")
+
+
+def test_a_fault_in_the_service_itself_does_not_end_supervision() -> None:
+    faults = iter([RuntimeError("a fault in the metrics")])
+
+    def on_report(report: object) -> None:
+        if client_is_ready and (fault := next(faults, None)):
+            raise fault
+
+    client_is_ready: list[bool] = []
+
+    async def main() -> None:
+        client = EngineClient(thread, on_report=on_report)
+        await client.start(OPTIONS)
+        client_is_ready.append(True)
+        with pytest.raises(EngineDied):
+            await collect(client.submit([1], PARAMS))
+        await until(lambda: client.state == "ready")
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_step_that_hangs_is_noticed_although_the_process_lives() -> None:
     async def body(client: EngineClient) -> None:
         with pytest.raises(EngineDied):
@@ -147,7 +218,7 @@ def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:
         (process, "broken", "found nothing at 'broken', expected a model"),
         (thread, "broken", "found nothing at 'broken', expected a model"),
         (process, "crash", "cannot be loaded: RuntimeError: the fake model cannot be built"),
-        (process, "exit", r"the engine ended while loading the model \("),
+        (lambda: process("create_exiting"), "fake", r"the engine ended while loading the model \("),
     ],
 )
 def test_the_first_load_that_fails_is_an_error_for_the_caller(

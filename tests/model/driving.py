@@ -51,10 +51,10 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Te
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
 
-def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
+def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, config, "half", random_tensors(config, seed), torch.float32, CPU, lambda _: None)
+    weights.load(model, config, "half", random_tensors(config, seed), torch.float32, device, lambda _: None)
     return model
 
 
@@ -94,8 +94,9 @@ class Driver:
         config = model.config
         specs = tuple(PoolSpec(window, n_pages) for window in config.pool_windows)
         self.model, self.attention, self.windows = model, attention, config.pool_windows
-        self.pools = PagePools.allocate(config, specs, attention.page_size, torch.float32, CPU)
-        self.table = rotation_table(config, length, CPU)
+        self.device = model.tok_embeddings.weight.device
+        self.pools = PagePools.allocate(config, specs, attention.page_size, torch.float32, self.device)
+        self.table = rotation_table(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
         for layer in self.pools.layers:
             layer.k.fill_(float("nan"))
@@ -108,7 +109,7 @@ class Driver:
     def step(self, parts: Sequence[tuple[Rider, int]]) -> list[Tensor]:
         """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
-        inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, CPU)
+        inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
         logits = self.model.logits(self.model(inputs, self.table, self.attention, self.pools))
         for sequence, n in parts:
             sequence.done += n

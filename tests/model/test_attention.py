@@ -13,8 +13,7 @@ from model.cache import LayerCache
 from model.errors import OptionError
 from model.packing import pack
 from model.sampling_params import SamplingParams
-
-CPU = torch.device("cpu")
+from tests.model.attending import CPU, attend, cut, random_heads
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -34,17 +33,6 @@ def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     return out
 
 
-def cut(length: int, chunks: list[int]) -> list[tuple[int, int]]:
-    """(start, stop) of chunks that cycle until `length` is covered."""
-    cuts, start = [], 0
-    for size in itertools.cycle(chunks):
-        if start == length:
-            return cuts
-        cuts.append((start, min(start + size, length)))
-        start = cuts[-1][1]
-    raise AssertionError
-
-
 def run(
     backend: Attention,
     lengths: list[int],
@@ -55,36 +43,11 @@ def run(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Compute sequences of these lengths together, each cut into chunks, and compare all of them with `dense`."""
-    torch.manual_seed(len(lengths) + sum(lengths))
-    width, size = 8, backend.page_size
-    data = [[torch.randn(n, h, width).to(dtype) for h in (heads[0], heads[1], heads[1])] for n in lengths]
-    blocks = [-(-n // size) for n in lengths]
-    order = torch.arange(sum(blocks)) if ordered else torch.randperm(sum(blocks))
-    pages = [part.tolist() for part in order.split(blocks)]
-    shape = (sum(blocks), size, heads[1], width)
-    cache = LayerCache(torch.full(shape, float("nan"), dtype=dtype), torch.full(shape, float("nan"), dtype=dtype))
-    results: list[list[Tensor]] = [[] for _ in lengths]
-    for step in itertools.zip_longest(*(cut(n, chunks) for n in lengths)):
-        active = [(i, *part) for i, part in enumerate(step) if part]
-        slices = tuple(
-            Slice(i, [0] * stop, lengths[i], start, stop, (_table(pages[i], start, window, size),), SamplingParams())
-            for i, start, stop in active
-        )
-        inputs = pack(StepBatch(slices), size, [window], CPU)
-        q, k, v = (torch.cat([data[i][part][start:stop] for i, start, stop in active]) for part in range(3))
-        out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
-        assert out.dtype == dtype
-        for (i, *_), rows in zip(active, out.split([stop - start for _, start, stop in active]), strict=True):
-            results[i].append(rows)
+    data = random_heads(lengths, heads, dtype=dtype)
+    results = attend(backend, data, chunks, window, ordered=ordered)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    for (q, k, v), parts in zip(data, results, strict=True):
-        torch.testing.assert_close(torch.cat(parts).double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
-
-
-def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:
-    """What the engine still holds: nothing that has left the window."""
-    first = 0 if window is None else max(0, start - window + 1) // size
-    return PageTable(first, pages[first:])
+    for (q, k, v), result in zip(data, results, strict=True):
+        torch.testing.assert_close(result.double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])

@@ -50,7 +50,7 @@ def _native(directory: Path, **changes: Any) -> ModelConfig:
     "config",
     [
         LlamaConfig(**SIZES, tie_word_embeddings=True, dtype="bfloat16"),
-        LlamaConfig(**SIZES, head_dim=24, attention_bias=True, dtype="float16"),
+        LlamaConfig(**SIZES, head_dim=24, dtype="float16"),
         MistralConfig(**SIZES, sliding_window=7, dtype="bfloat16"),
         MistralConfig(
             **SIZES, sliding_window=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, dtype="float32"
@@ -86,7 +86,6 @@ def test_reads_what_transformers_writes(config: Any, tmp_path: Path) -> None:
         n_experts=getattr(config, "num_local_experts", 0),
         n_experts_per_token=getattr(config, "num_experts_per_tok", 0),
         tied_head=config.tie_word_embeddings,
-        attention_bias=getattr(config, "attention_bias", False),
         dtype=str(config.dtype).removeprefix("torch."),
     )
 
@@ -133,33 +132,27 @@ def test_rope_scaling_in_both_forms(form: str, scaling: dict, expected: RopeScal
     assert config.rope_scaling == expected
 
 
-def test_yarn_attention_factor_from_two_mscales(tmp_path: Path) -> None:
-    scaling = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7}
-    scaling["original_max_position_embeddings"] = 32
-    mine = _hf(tmp_path, rope_theta=1e4, rope_scaling=scaling)
-    _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](AutoConfig.from_pretrained(tmp_path))
-    assert mine.rope_scaling is not None
-    assert mine.rope_scaling.attention_factor == pytest.approx(attention_factor)
-
-
 def test_dynamic_scaling_is_fixed_from_the_longest_length_served(tmp_path: Path) -> None:
     _hf(tmp_path, rope_theta=1e4, rope_scaling={"type": "dynamic", "factor": 2.0})
     theirs = AutoConfig.from_pretrained(tmp_path)
-    for length in (100, 128, 500):
+    for length, max_position in ((100, 128), (128, 128), (200, 200), (500, 2 * 128)):
         config = read_config(tmp_path, max_model_len=length)
+        assert config.max_position == max_position
         frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs, seq_len=length)
         assert config.rope_theta ** (-2 / 8) == pytest.approx(frequencies[1].item(), rel=1e-6)
         assert config.rope_scaling is None
-    assert read_config(tmp_path).rope_theta == 1e4
+    assert (read_config(tmp_path).rope_theta, read_config(tmp_path).max_position) == (1e4, 128)
+
+
+def test_other_scalings_do_not_stretch_the_context(tmp_path: Path) -> None:
+    _hf(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
+    assert read_config(tmp_path, max_model_len=200).max_position == 128
 
 
 def test_rope_fraction(tmp_path: Path) -> None:
-    proportional = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    assert _hf(tmp_path, rope_parameters=proportional).rope_fraction == 0.5
     assert _hf(tmp_path, rope_fraction=0.25).rope_fraction == 0.25
     assert _hf(tmp_path, rope_fraction=0.0).rope_fraction == 0.0
-    with pytest.raises(ModelError, match=r"partial_rotary_factor 0\.5 with rope_type 'default'"):
-        _hf(tmp_path, partial_rotary_factor=0.5)
+    assert _hf(tmp_path, rope_fraction=None, partial_rotary_factor=1.0).rope_fraction == 1.0
 
 
 @pytest.mark.parametrize(
@@ -172,7 +165,13 @@ def test_rope_fraction(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
         ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
-        ({"mlp_bias": True}, "mlp_bias true"),
+        ({"mlp_bias": True}, "mlp_bias true, supported is false"),
+        ({"attention_bias": True}, "attention_bias true, supported is false"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5, supported is 1\.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25, supported is 1\.0"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional', supported are default, linear"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, "truncate false in its yarn scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7}}, r"mscale 0\.7 in its yarn scaling"),
         ({"hidden_size": None}, "a number hidden_size, it has None"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn', supported are bfloat16"),
     ],
@@ -211,12 +210,13 @@ def test_native_refuses_what_would_be_ignored(key: str, tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert canonical_name("model.layers.11.self_attn.q_proj.bias") == "layers.11.attention.wq.bias"
+    assert canonical_name("model.layers.11.self_attn.q_proj.weight") == "layers.11.attention.wq.weight"
     assert canonical_name("layers.0.feed_forward.experts.3.w2.weight") == "layers.0.feed_forward.experts.3.w2.weight"
     assert canonical_name("model.layers.0.self_attn.rotary_emb.inv_freq") is None
     assert canonical_name("lm_head.weight", tied_head=True) is None
-    with pytest.raises(ModelError, match=r"weight 'transformer\.h\.0\.weight' that no supported family"):
-        canonical_name("transformer.h.0.weight")
+    for unknown in ("transformer.h.0.weight", "model.layers.0.self_attn.q_proj.bias", "layers.0.attention.wq.bias"):
+        with pytest.raises(ModelError, match=f"weight '{unknown}' that no supported family"):
+            canonical_name(unknown)
 
 
 @pytest.mark.parametrize(
@@ -234,5 +234,10 @@ def test_names() -> None:
 def test_generation_defaults(generation: dict, ends: tuple, sampling: dict, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED, "eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    defaults = read_generation(tmp_path)
+    defaults = read_generation(tmp_path, eos_id=5)
     assert (defaults.eos_token_ids, defaults.sampling) == (ends, sampling)
+
+
+def test_the_tokenizer_names_the_end_token_where_no_file_does(tmp_path: Path) -> None:
+    _hf(tmp_path)
+    assert read_generation(tmp_path, eos_id=5).eos_token_ids == (5,)

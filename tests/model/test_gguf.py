@@ -257,6 +257,11 @@ def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
         (lambda w: w.add_tokenizer_model("bert"), "a 'bert' tokenizer, supported are gpt2, llama"),
         (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling 'longrope'"),
         (lambda w: w.add_tensor("blk.0.ssm_a.weight", np.ones(4, np.float32)), "tensor 'blk.0.ssm_a.weight'"),
+        (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(DIM, np.float32)), "tensor 'blk.0.attn_q.bias'"),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.full(4, 8, np.float32)),
+            r"rope_freqs\.weight \(RoPE factors of kind llama3\), which is not supported yet in GGUF",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from model.errors import OptionError
 from model.layers import FeedForward, RMSNorm, swiglu
-from model.linear import make_linear
 
 
 def norm(x: list[float], scale: float = 1.0, eps: float = 1e-6) -> list[float]:
@@ -52,8 +50,3 @@ def test_feed_forward_gates_with_the_first_half() -> None:
     x = 1.5
     silu = 3.0 / (1 + torch.tensor(-3.0).exp().item())
     assert block(torch.tensor([[x]])).item() == pytest.approx(silu * 4.5 * 10, rel=1e-5)
-
-
-def test_unknown_scheme_is_refused() -> None:
-    with pytest.raises(OptionError, match="--quantize int3 is not known, choose one of: none"):
-        make_linear(4, 4, scheme="int3")

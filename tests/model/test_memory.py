@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from model import memory
+from model.batch import most_pages
 from model.errors import OptionError
 from model.memory import PoolPlan
 from tests.model.driving import tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
 PAGE = 512
+SPARE = 10**12
 
 
 def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
@@ -20,9 +22,9 @@ def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
 
 def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
     """ceil((5 - 1 + 4) / 4) + 1 = 3 pages, however long; fewer while the sequence is shorter."""
-    pool = plan((5,))
-    assert [pool.pages(5, n) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
-    assert pool.pages(None, 13) == 4
+    assert [most_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
+    assert most_pages(None, 13, page_size=4, chunk=4) == 4
+    assert plan((5,)).bytes_for(10_000) == 3 * PAGE
 
 
 def test_page_counts_its_layers() -> None:
@@ -46,37 +48,47 @@ def test_pools_stay_within_the_budget_and_hold_one_sequence() -> None:
         assert all(spec.n_pages >= pool.pages(spec.window, 64) for spec in specs)
 
 
-def test_pools_are_not_larger_than_can_be_used() -> None:
-    (spec,) = plan((None,), max_sequences=3).pools(64, 10**12)
-    assert spec.n_pages == 2 * 3 * 16
+def test_more_than_twice_all_sequences_is_not_useful() -> None:
+    assert plan((None,), max_sequences=3).most_useful(64) == 2 * 3 * 16 * PAGE
 
 
 def test_length_is_the_context_or_what_fits() -> None:
     pool = plan((None,))
-    assert pool.length(None, 10**9) == 64
-    assert pool.length(None, 5 * PAGE) == 20
-    assert pool.length(20, 5 * PAGE) == 20
+    assert pool.length(None, 10**9, SPARE) == 64
+    assert pool.length(None, 5 * PAGE, SPARE) == 20
+    assert pool.length(20, 5 * PAGE, SPARE) == 20
 
 
 def test_too_long_for_the_budget() -> None:
     with pytest.raises(OptionError, match=r"21 tokens needs 3.0 KiB .* has 2.5 KiB; --max-model-len 20 would fit, or "):
-        plan((None,)).length(21, 5 * PAGE)
+        plan((None,)).length(21, 5 * PAGE, SPARE)
 
 
 def test_budget_without_a_single_page() -> None:
     with pytest.raises(OptionError, match=r"1 tokens needs 0.5 KiB .* has 0.4 KiB; --cache-memory 1MiB would do"):
-        plan((None,)).length(None, PAGE - 100)
+        plan((None,)).length(None, PAGE - 100, SPARE)
 
 
 def test_context_limit_unless_all_layers_have_windows() -> None:
     with pytest.raises(OptionError, match="--max-model-len 65 is more than the model's context of 64 tokens"):
-        plan((5, None)).length(65, 10**9)
-    assert plan((5, 7)).length(100_000, 10**9) == 100_000
+        plan((5, None)).length(65, 10**9, SPARE)
+    assert plan((5, 7)).length(100_000, 10**9, SPARE) == 100_000
+
+
+def test_rotary_positions_count_too() -> None:
+    """Cosine and sine of 4 pairs, 4 bytes each: 32 bytes a position, beside the cache."""
+    windowed = plan((5, 7))
+    assert windowed.length(100, 10**9, 3200) == 100
+    assert windowed.length(None, 10**9, 330) == 10
+    with pytest.raises(OptionError, match=r"positions of 101 tokens need 3\.2 KiB, 3\.1 KiB are free .* at most 100$"):
+        windowed.length(101, 10**9, 3200)
+    with pytest.raises(OptionError, match=r"positions of 1 tokens need .*; choose a smaller --cache-memory$"):
+        windowed.length(None, 10**9, 31)
 
 
 def test_least_length() -> None:
     with pytest.raises(OptionError, match="--max-model-len must be at least 1, got 0"):
-        plan((None,)).length(0, 10**9)
+        plan((None,)).length(0, 10**9, SPARE)
 
 
 def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:

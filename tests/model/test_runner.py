@@ -1,5 +1,7 @@
 """ModelRunner from a directory to tokens, and what it says when it cannot."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,11 +130,24 @@ def test_window_on_a_model_without_one(saved: Any) -> None:
     assert not torch.allclose(expected, theirs(PROMPT)[-1].log_softmax(-1), atol=1e-2)
 
 
+def test_dynamic_rope_scaling_serves_more_than_the_trained_context(saved: Any, tmp_path: Path) -> None:
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert start(tmp_path).info.max_model_len == 128
+    assert start(tmp_path, max_model_len=256).info.max_model_len == 256
+    with pytest.raises(OptionError, match="--max-model-len 257 is more than the model's context of 256 tokens"):
+        start(tmp_path, max_model_len=257)
+
+
 def test_info_tells_what_runs(saved: Any) -> None:
     info = start(saved[0], max_model_len=100, max_sequences=2, cache_memory=2**20).info
     assert (info.max_model_len, info.vocab_size, info.page_size) == (100, 96, 32)
-    # a page holds 32 positions x 2 layers x 2 x 16 values of 4 bytes: 8 KiB; two sequences of 4 pages, twice
-    assert [(pool.window, pool.n_pages) for pool in info.pools] == [(None, 16)]
+    # a page holds 32 positions x 2 layers x 2 x 16 values of 4 bytes: 8 KiB
+    assert [(pool.window, pool.n_pages) for pool in info.pools] == [(None, 128)]
+    by_default = start(saved[0], max_model_len=100, max_sequences=2).info  # two sequences of 4 pages, twice
+    assert [(pool.window, pool.n_pages) for pool in by_default.pools] == [(None, 16)]
     assert info.description == {
         "family": "llama",
         "parameters": "21664",
@@ -159,6 +174,7 @@ def test_progress_names_its_stages(saved: Any) -> None:
         ({"attention": "flash"}, "--attention flash is not known"),
         ({"quantize": "q4"}, "--quantize q4 is not known"),
         ({"max_model_len": 129}, "--max-model-len 129 is more than the model's context of 128"),
+        ({"max_model_len": 10**12, "sliding_window": 4}, "rotary positions of 1000000000000 tokens need 29802.32 GiB"),
         ({"sliding_window": -1}, "--sliding-window must be at least 0, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),

@@ -24,6 +24,7 @@ class FakeOpenAI:
     fails: dict[int, int] = field(default_factory=dict)
     break_stream: str = ""  # "error": an error event; "cut": no [DONE]
     key: str | None = None
+    models: tuple[str, ...] = ("fake-1",)
     asked: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
@@ -34,7 +35,7 @@ class FakeOpenAI:
 
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:
-            return {"object": "list", "data": [{"id": "fake-1", "object": "model"}]}
+            return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
 
         @app.get("/ready")
         async def ready() -> dict[str, str]:

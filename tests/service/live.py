@@ -10,13 +10,12 @@ import httpx
 
 from model.config import GenerationDefaults
 from service.engine.client import EngineClient
-from service.engine.hosts import ThreadHost
 from service.metrics import Metrics
-from service.served import ServedModel
+from service.served import ServedModel, longest_piece
 from service.server import Server
 from service.server_socket import listen
 from service.settings import Settings
-from tests.fakes import END, IntegerTokenizer, next_token
+from tests.fakes import END, IntegerTokenizer, ThreadHost, next_token
 
 PATIENCE = 20.0
 
@@ -105,7 +104,9 @@ def running(
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name
-        return ServedModel(names, tokenizer or IntegerTokenizer(), FakeChat() if chat else None, defaults, client.info)
+        tokens = tokenizer or IntegerTokenizer()
+        format_ = FakeChat() if chat else None
+        return ServedModel(names, tokens, format_, defaults, longest_piece(tokens), client.info)
 
     client = EngineClient(
         host,

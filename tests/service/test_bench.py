@@ -141,11 +141,20 @@ def test_a_refused_connection_is_one_line() -> None:
     assert f"cannot connect to {url}" in result.output
 
 
+def test_a_server_without_models_is_one_line() -> None:
+    with serving(FakeOpenAI(models=())) as url:
+        result = run("--url", url)
+    assert result.exit_code == 1
+    assert result.output == f"noria: {url} lists no model at /v1/models; is it an OpenAI endpoint?\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
         ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
+        ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is no address; expected http://HOST:PORT"),
+        ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is no address"),
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),
     ],
 )

@@ -51,8 +51,8 @@ def test_all_roles_and_harmless_extras(live: Live) -> None:
     assert reply["choices"][0]["message"]["content"] == answer(prompt, 5)
 
 
-def test_neutral_fields_pass(live: Live) -> None:
-    neutral = {
+def test_harmless_fields_pass(live: Live) -> None:
+    harmless = {
         "store": False,
         "metadata": {},
         "service_tier": "auto",
@@ -68,7 +68,7 @@ def test_neutral_fields_pass(live: Live) -> None:
         "stream_options": None,
         "reasoning_effort": None,
     }
-    assert live.chat("hi", max_tokens=4, **neutral)["choices"][0]["message"]["content"] == answer(said("hi"), 4)
+    assert live.chat("hi", max_tokens=4, **harmless)["choices"][0]["message"]["content"] == answer(said("hi"), 4)
 
 
 @pytest.mark.parametrize("limit", [{"max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}])

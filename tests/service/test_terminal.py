@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -152,3 +154,54 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
     assert second[0] == first[0]
     assert second[1]["content"].startswith("endless endless")
     assert second[2]["content"] == "And now?"
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
+    chat = Terminal(str(embedded_model), "--temperature", "0")
+    try:
+        chat.wait_for("listens")
+        (server,) = children(chat.process.pid)
+        (engine,) = children(server)
+        chat.wait_for("> ")
+        chat.type("What is the capital of France?\n")
+        chat.wait_for("The capital of France is Paris.")
+    finally:
+        chat.process.kill()  # the hard way: nothing of ours runs any more
+    chat.process.wait()
+    wait_until(lambda: gone(server) and gone(engine))
+
+
+def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
+    with subprocess.Popen([*COMMAND, str(embedded_model)], stdin=subprocess.PIPE) as chat:
+        wait_until(lambda: children(chat.pid))
+        (server,) = children(chat.pid)
+        wait_until(lambda: children(server))
+        chat.send_signal(signal.SIGINT)
+        assert chat.wait(30) == 130
+    assert gone(server)
+
+
+def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
+    ran = pipe("Hi", "/nowhere/at/all")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: no model at '/nowhere/at/all'")
+    assert len(ran.stderr.splitlines()) == 1

@@ -1,21 +1,26 @@
-"""Who is let in: the queue's bound, loading, draining. One a server; lives on the event loop."""
+"""Who is let in: the queue's bound, loading, draining. And all that the endpoints share, on `app.state.noria`."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from service.engine.client import EngineClient
 from service.errors import ModelNotFound, Overloaded, Unavailable
+from service.metrics import Metrics
 from service.served import ServedModel
 from service.settings import Settings
 
 T = TypeVar("T")
 
 
-class Reception:
-    """`model` is set once it is loaded; `expired` is done when a drain has lasted its time."""
+class Admission:
+    """One a server, on its event loop.
+
+    `model` is set once it is loaded; `expired` is done when a drain has lasted its time.
+    """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
         self.model: ServedModel | None = None
@@ -80,3 +85,13 @@ class Reception:
 
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What every endpoint can reach."""
+
+    settings: Settings
+    client: EngineClient
+    metrics: Metrics
+    admission: Admission

@@ -8,7 +8,7 @@ from typing import Any
 ANY_STRING = object()
 """Any string passes: a name that is neither used nor logged."""
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
     "user": (ANY_STRING,),
     "safety_identifier": (ANY_STRING,),
@@ -47,14 +47,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "grammar": ("",),
     "id_slot": (-1,),
 }
-NEUTRAL_COMPLETION: Mapping[str, tuple[Any, ...]] = {
-    **NEUTRAL,
+HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS,
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "add_special_tokens": (True,),
 }
-NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
-    **NEUTRAL,
+HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS,
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -77,7 +77,7 @@ NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "best_of": (1,),
 }
-NEUTRAL_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "name": (ANY_STRING,),
     "refusal": (),
     "annotations": ([],),
@@ -89,7 +89,7 @@ NEUTRAL_MESSAGE: Mapping[str, tuple[Any, ...]] = {
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:
-    """Whether a neutral field may hold `value`; True is not 1 here."""
+    """Whether a harmless field may hold `value`; True is not 1 here."""
     return value is None or any(
         isinstance(value, str) if other is ANY_STRING else type(value) is type(other) and value == other
         for other in allowed

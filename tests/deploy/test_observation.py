@@ -1,0 +1,122 @@
+"""Prometheus and Grafana against the metrics that the service really has."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.engine.messages import PoolStats, Stats
+from service.metrics import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCS = [DEPLOY.parent / "README.md", *sorted((DEPLOY.parent / "docs").rglob("*.md"))]
+METRIC = re.compile(r"\b(?:noria|process)_[a-z_]+(?![a-z_]*\()")
+# In PromQL a name before "{", "[" or an operator; labels stand inside braces or after "by" and "on".
+DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/noria.json").read_text())
+
+
+def known_metrics() -> set[str]:
+    """Every series that a scrape of a serving Noria can hold."""
+    pools = (PoolStats(window=None, held=1, cached=1, free=1),)
+    text = Metrics(lambda: Stats(pools=pools)).render().decode()
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboard_expressions() -> list[str]:
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.parametrize("expression", [*dashboard_expressions(), *(rule["expr"] for rule in rules())])
+def test_every_expression_asks_for_metrics_that_exist(expression: str) -> None:
+    asked = set(METRIC.findall(expression)) | ({"up"} & set(re.findall(r"\w+", expression)))
+    assert asked
+    assert asked <= known_metrics() | {"up"}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_the_pages_name_metrics_that_exist(page: Path) -> None:
+    families = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in known_metrics()} | known_metrics()
+    assert set(documented_metrics(page.read_text())) <= families
+
+
+def documented_metrics(text: str) -> list[str]:
+    """Names in code spans: `noria_kv_pages{window}`, and `noria_{queue,request}_seconds` for several."""
+    names = []  # `noria_*` names all of them, and none
+    for prefix, choices, rest in re.findall(r"\b(noria_[a-z_]*)(?:\{([a-z_]+(?:,[a-z_]+)+)\}(_[a-z_]+))?", text):
+        if choices:
+            names += [prefix + choice + rest for choice in choices.split(",")]
+        elif not prefix.endswith("_"):
+            names.append(prefix)
+    return names
+
+
+def test_documented_names_are_spelled_out() -> None:
+    text = '`noria_a_total{outcome}`, `noria_{queue,request}_seconds`, `noria_kv{window,state="held"}`'
+    assert documented_metrics(text) == ["noria_a_total", "noria_queue_seconds", "noria_request_seconds", "noria_kv"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in sorted(known_metrics()) if re.match(r"noria_.*(?<!_created)$", name)]
+)
+def test_the_dashboard_shows_every_metric(name: str) -> None:
+    family = re.sub(r"_(bucket|sum|count)$", "", name)
+    assert any(family in expression for expression in dashboard_expressions())
+
+
+def test_panels_have_their_own_ids_and_the_provisioned_source() -> None:
+    sources = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    queries = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    assert {query["datasource"]["uid"] for query in [*queries, *DASHBOARD["panels"]]} == {sources[0]["uid"]}
+
+
+promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+
+
+def check(*arguments: str | Path) -> None:
+    ran = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@promtool
+def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DEPLOY / "prometheus", tmp_path / "prometheus"))
+    (tmp_path / "api_key").write_text("key\n")
+    config = folder / "prometheus.yml"
+    text = config.read_text()
+    assert "/run/secrets/api_key" in text
+    config.write_text(text.replace("/run/secrets/api_key", str(tmp_path / "api_key")))
+    check("check", "config", config)
+
+
+@promtool
+def test_promtool_takes_the_dashboards_expressions(tmp_path: Path) -> None:
+    records = [
+        {"record": f"panel:{n}", "expr": expression.replace("$__rate_interval", "1m").replace("$instance", ".*")}
+        for n, expression in enumerate(dashboard_expressions())
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": records}]}))
+    check("check", "rules", path)
+
+
+@promtool
+def test_the_alerts_fire_and_stay_silent() -> None:
+    check("test", "rules", Path(__file__).with_name("alerts_test.yml"))
+
+
+def test_every_alert_has_a_test() -> None:
+    tested = yaml.safe_load(Path(__file__).with_name("alerts_test.yml").read_text())["tests"]
+    cases = [case for test in tested for case in test["alert_rule_test"]]
+    assert {rule["alert"] for rule in rules()} == {case["alertname"] for case in cases if case["exp_alerts"]}

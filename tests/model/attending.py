@@ -1,0 +1,79 @@
+"""Drives an attention backend in tests: sequences cut into chunks, computed together, on any device."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model.attention.base import Attention
+from model.batch import PageTable, Slice, StepBatch
+from model.cache import LayerCache
+from model.packing import pack
+from model.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+Heads = tuple[Tensor, Tensor, Tensor]
+"""q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim] of one sequence."""
+
+
+def random_heads(
+    lengths: Sequence[int], heads: tuple[int, int], width: int = 8, dtype: torch.dtype = torch.float32
+) -> list[Heads]:
+    torch.manual_seed(len(lengths) + sum(lengths))
+    n_heads, n_kv_heads = heads
+    return [tuple(torch.randn(n, h, width).to(dtype) for h in (n_heads, n_kv_heads, n_kv_heads)) for n in lengths]  # type: ignore[misc]
+
+
+def cut(length: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, stop) of chunks that cycle until `length` is covered."""
+    cuts, start = [], 0
+    for size in itertools.cycle(chunks):
+        if start == length:
+            return cuts
+        cuts.append((start, min(start + size, length)))
+        start = cuts[-1][1]
+    raise AssertionError
+
+
+def attend(
+    backend: Attention,
+    data: Sequence[Heads],
+    chunks: Sequence[int],
+    window: int | None,
+    *,
+    ordered: bool = False,
+    device: torch.device = CPU,
+) -> list[Tensor]:
+    """Compute all sequences together on `device`, each cut into chunks; the result [n, n_heads, head_dim] of each.
+
+    The cache starts as NaN, so that reading what no one wrote shows.
+    """
+    size = backend.page_size
+    lengths = [len(q) for q, _, _ in data]
+    blocks = [-(-n // size) for n in lengths]
+    order = torch.arange(sum(blocks)) if ordered else torch.randperm(sum(blocks))
+    pages = [part.tolist() for part in order.split(blocks)]
+    keys = data[0][1]
+    empty = torch.full((sum(blocks), size, *keys.shape[1:]), float("nan"), dtype=keys.dtype, device=device)
+    cache = LayerCache(empty, empty.clone())
+    results: list[list[Tensor]] = [[] for _ in data]
+    for step in itertools.zip_longest(*(cut(n, chunks) for n in lengths)):
+        active = [(i, *part) for i, part in enumerate(step) if part]
+        slices = tuple(
+            Slice(i, [0] * stop, lengths[i], start, stop, (_table(pages[i], start, window, size),), SamplingParams())
+            for i, start, stop in active
+        )
+        inputs = pack(StepBatch(slices), size, [window], device)
+        q, k, v = (torch.cat([data[i][part][start:stop] for i, start, stop in active]).to(device) for part in range(3))
+        out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
+        assert out.dtype == q.dtype
+        for (i, *_), rows in zip(active, out.cpu().split([stop - start for _, start, stop in active]), strict=True):
+            results[i].append(rows)
+    return [torch.cat(parts) for parts in results]
+
+
+def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:
+    """What the engine still holds: nothing that has left the window."""
+    first = 0 if window is None else max(0, start - window + 1) // size
+    return PageTable(first, pages[first:])
