@@ -12,7 +12,7 @@ INPUTS := pyproject.toml constraints.txt scripts/setup
 .PHONY: serve test check clean
 
 serve: .venv/.ready
-	@exec .venv/bin/noria serve $(MODEL) --port $(PORT) $(ARGS)
+	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
 test: .venv/.ready-dev
 	.venv/bin/python -m pytest $(ARGS)

@@ -109,19 +109,12 @@ def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDef
     if ends is None and (directory / "config.json").is_file():
         ends = read_json(directory / "config.json").get("eos_token_id")
     if ends is None:
-        ends = _end_token(directory) if eos_id is None else [eos_id]
+        ends = [] if eos_id is None else [eos_id]
     sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
     return GenerationDefaults(
         eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
         sampling=sampling if raw.get("do_sample") is not False else {},
     )
-
-
-def _end_token(directory: Path) -> list[int]:
-    from model.tokenizers.load import load_tokenizer
-
-    eos_id = load_tokenizer(directory).eos_id
-    return [] if eos_id is None else [eos_id]
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:

@@ -1,8 +1,8 @@
 """Logits to tokens: ordered steps, each paid for only by the rows that need it, then one draw a row.
 
 Order: logprobs of the model's own distribution; min_tokens, logit_bias, penalties; greedy rows take the greatest
-logit (lowest id on ties); temperature, min_p, top_k, top_p; inverse CDF at one uniform number, which depends on
-(seed, choice, output index) alone. So a row's result depends on no other row, batch or retry.
+logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice, output
+index, token) alone. So a row's result depends on no other row, batch or retry.
 """
 
 from collections.abc import Callable, Sequence
@@ -218,12 +218,12 @@ DISTRIBUTION = (
 # The draw
 
 
-def uniforms(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, choice, output index): splitmix64 over the three, chained."""
+def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
+    """One 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
     state = np.zeros(len(seeds), dtype=np.uint64)
     for words in (seeds, choices, indices):
         state = _mix(state ^ np.array([word & (2**64 - 1) for word in words], dtype=np.uint64))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return state
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -234,17 +234,32 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device) -> Tensor:
+    """Uniforms [n, n_tokens] float32 strictly between 0 and 1: a 32-bit SplitMix stream a key, one number a token.
+
+    The key's halves are the stream's start and step; the mixing constants are Chris Wellons' lowbias32.
+    """
+    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(device)  # [n, 2]
+    x = torch.arange(n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
+        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+    # 23 bits: more would round to 1, whose logarithm is 0.
+    return (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+
+
 def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [n]: the first id at which the cumulated probability, in float64, passes the row's uniform."""
+    """Tokens [n]: the one whose exponential clock, of rate its probability, rings first (the Gumbel-max draw).
+
+    A rounding error in the logits changes the token only where two clocks ring within that error of each other; a
+    walk along cumulated probabilities would carry every error into all tokens behind it.
+    """
     for step in DISTRIBUTION:
         _apply(step, logits, slices)
-    cumulated = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [n, vocab_size]
-    noise = uniforms(
+    keys = noise_keys(
         [item.params.seed for item in slices],
         [item.choice for item in slices],
         [item.stop - item.n_prompt for item in slices],
     )
-    # The greatest uniform, 1 - 2^-53, times the total still rounds to less than the total.
-    target = torch.from_numpy(noise).to(logits.device)[:, None] * cumulated[:, -1:]
-    tokens = torch.searchsorted(cumulated, target, right=True)[:, 0]
-    return tokens.clamp_max(logits.shape[1] - 1)  # a row without any number (NaN logits) must still end
+    waits = noise(keys, logits.shape[1], logits.device).log_().neg_()
+    return logits.exp_().div_(waits).argmax(dim=-1)

@@ -111,7 +111,7 @@ def _check_range(name: str, value: object, least: float, greatest: float) -> Non
         return
     kind, number = ("an integer ", int) if isinstance(least, int) else ("", int | float)
     if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= greatest:
-        raise ParameterError(name, f"{name} must be {kind}between {least:g} and {greatest:g}, got {value!r}")
+        raise ParameterError(name, f"{name} must be {kind}between {least} and {greatest}, got {value!r}")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

@@ -106,7 +106,7 @@ class Choice:
         self._offset = len(text)
         if self._params.prompt_logprobs is None:
             return Delta(text)
-        stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space)
+        stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
         for token in self._prompt.tokens:
             stream.push(token)
         starts = stream.take(final=True).starts

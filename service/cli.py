@@ -6,12 +6,13 @@ Imports here are few: `serve` starts the engine process before anything slow is 
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from model.checkpoint.resolve import EMBEDDED
 from model.errors import NoriaError, OptionError
-from service.settings import EMBEDDED_MODEL, Settings
+from service.settings import Settings
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -36,7 +37,7 @@ def _size(text: str) -> Any:
 def serve(
     model: Annotated[
         str, typer.Argument(help="A directory, a .gguf file, a hub name or the embedded model.", envvar="NORIA_MODEL")
-    ] = EMBEDDED_MODEL,
+    ] = EMBEDDED,
     host: Annotated[str, _option("Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, _option("Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     device: Annotated[Literal["auto", "cpu", "cuda"], _option("Where to compute.")] = "auto",
@@ -131,7 +132,7 @@ def _show_version(wanted: bool) -> None:
 
 def build(arguments: list[str]) -> typer.Typer:
     """The commands. `chat` and `bench` import slow things: they are left out when `serve` is asked for."""
-    app = typer.Typer(name="noria", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(name="noria", add_completion=False, pretty_exceptions_enable=False)
 
     @app.callback()
     def root(
@@ -143,8 +144,8 @@ def build(arguments: list[str]) -> typer.Typer:
 
     app.command(context_settings={"auto_envvar_prefix": "NORIA"})(serve)
     if arguments[:1] != ["serve"]:
-        from service.bench import bench
-        from service.terminal import chat
+        from service.tools.bench import bench
+        from service.tools.terminal import chat
 
         app.command()(chat)
         app.command()(bench)
@@ -152,9 +153,18 @@ def build(arguments: list[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: what a person can cause is one line on stderr and exit code 1."""
+    """Entry point: what a person can cause is one line on stderr; exit code 2 for the command line, else 1."""
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        build(sys.argv[1:])()
+        raise SystemExit(build(arguments)(arguments, standalone_mode=False))
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:
-        typer.echo(f"noria: {error}", err=True)
-        raise SystemExit(1) from None
+        _fail(str(error), 1)
+    except typer.Abort:
+        raise SystemExit(130) from None
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"noria: {message}", err=True)
+    raise SystemExit(code)

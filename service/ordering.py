@@ -66,7 +66,7 @@ def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int) -> Samp
 def _prompt(prompt: str | list[int], max_tokens: int, echo: bool, served: ServedModel) -> Prompt:
     tokens = encode_text(served, prompt) if isinstance(prompt, str) else prompt
     check_prompt(tokens, max_tokens, served)
-    text = prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt) if echo else None
+    text = prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt, keep_control=True) if echo else None
     return Prompt(tokens, text if echo else None)
 
 

@@ -4,6 +4,7 @@ Fields of OpenAI and of other servers that mean nothing here pass while they hol
 happens anyway (`harmless_fields.py`). Everything else that is not a field is a 400.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -16,6 +17,7 @@ from service.harmless_fields import ANY_STRING, HARMLESS_CHAT, HARMLESS_COMPLETI
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
+TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
 SHOWN_FIELDS = 8
 
 T = TypeVar("T")
@@ -119,10 +121,9 @@ class GenerationBody(Body):
         for token, value in biases.items():
             if type(value) not in (int, float):
                 raise InvalidRequest(f"logit_bias.{token} should be a number, got {shown(value)}", param="logit_bias")
-        try:
-            return tuple((int(token), value) for token, value in biases.items())
-        except ValueError:
-            raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias") from None
+            if not TOKEN_ID.fullmatch(token):
+                raise InvalidRequest(f"logit_bias has key {shown(token)}, expected token ids", param="logit_bias")
+        return tuple((int(token), value) for token, value in biases.items())
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

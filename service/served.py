@@ -39,6 +39,11 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
+        if self.tokenizer.vocab_size > self.info.vocab_size:
+            raise ModelError(
+                f"the tokenizer has {self.tokenizer.vocab_size} tokens, but the model only {self.info.vocab_size}: "
+                "they do not belong together"
+            )
         sampling: dict[str, Any] = self.defaults.sampling
         try:
             check_ids("eos_token_id", self.defaults.eos_token_ids, self.info.vocab_size)
@@ -82,7 +87,17 @@ def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
     """Tokenizer, chat format and generation defaults of a model directory."""
     tokenizer = load_tokenizer(directory)
     chat = load_chat(directory, tokenizer, _read(chat_template))
-    return TextSide(tokenizer, chat, read_generation(directory), longest_piece(tokenizer))
+    if chat is not None and chat_template is not None:
+        _try_template(chat, chat_template)
+    return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
+
+
+def _try_template(chat: ChatFormat, path: Path) -> None:
+    """A template that refuses the simplest conversation is refused at the start, not with every request."""
+    try:
+        chat.encode([{"role": "user", "content": "Hello"}])
+    except ParameterError as error:
+        raise OptionError(f"--chat-template {path} cannot render a single user message: {error}") from error
 
 
 def longest_piece(tokenizer: Tokenizer) -> int:

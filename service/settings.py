@@ -4,17 +4,18 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
 
-EMBEDDED_MODEL = "smollm2-135m-instruct"
 MAX_SEQUENCES = 64
+MAX_STEP_TOKENS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Values of the command line; None means "decide from the model or the machine"."""
 
-    model: str = EMBEDDED_MODEL
+    model: str = EMBEDDED
     served_model_name: tuple[str, ...] = ()
     chat_template: Path | None = None
     cache_dir: Path | None = None
@@ -58,6 +59,11 @@ class Settings:
             )
         if any(not key.strip() for key in self.api_keys):
             raise OptionError("--api-key must not be empty")
+        for flag, values in (("--served-model-name", self.served_model_name), ("--cors-origin", self.cors_origins)):
+            if any(not value.strip() for value in values):
+                raise OptionError(f"{flag} must not be empty")
+        if self.max_step_tokens > MAX_STEP_TOKENS:
+            raise OptionError(f"--max-step-tokens must be at most {MAX_STEP_TOKENS}, got {self.max_step_tokens}")
         if self.chat_template is not None and not self.chat_template.is_file():
             raise OptionError(f"--chat-template {self.chat_template}: no such file")
         self._check_tls()

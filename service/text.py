@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ class TextStream:
         *,
         min_tokens: int = 0,
         strip_leading_space: bool = False,
+        keep_control: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)
         self._stops = stops
         self._matched = [0] * len(stops)
         self._min_tokens = min_tokens
@@ -74,7 +76,7 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends before it, and no token may follow."""
-        text = self._decoder.decode(self._tokenizer.piece(token))
+        text = self._decoder.decode(self._bytes_of(token))
         if self._strip and text:
             text, self._strip = text.removeprefix(" "), False
         self._pushed += 1

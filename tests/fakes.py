@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from model.batch import PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.errors import ModelError
+from model.tokenizers.pieces import decode_pieces
 from service.engine.child import Child
 from service.engine.wire import Wire
 
@@ -126,6 +127,9 @@ class ThreadHost:
         self._thread.start()
         return ours
 
+    def stopped(self) -> bool:
+        return False
+
     def kill(self) -> None:
         """Close the wire; the loop ends at its next message. A thread in a step finishes that step first."""
         if self._wire is not None:
@@ -178,5 +182,5 @@ class IntegerTokenizer:
     def name(self, token: int) -> str:
         return self.piece(token).decode("latin-1") if token else "<end>"
 
-    def decode(self, tokens: list[int]) -> str:
-        return b"".join(self.piece(token) for token in tokens).decode(errors="replace")
+    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
+        return decode_pieces(self, tokens, keep_control=keep_control)

@@ -31,6 +31,6 @@ class Tokenizer(Protocol):
         """How the token is shown in logprobs and `/tokenize`: its text, or a control token's name."""
         ...
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text of the tokens, control tokens left out, invalid UTF-8 replaced, leading space as the model's."""
+    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
+        """Text of the tokens: control tokens left out or by name, invalid UTF-8 replaced, leading space as encoded."""
         ...

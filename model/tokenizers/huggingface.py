@@ -12,7 +12,7 @@ from tokenizers import models
 
 from model.checkpoint.files import read_json
 from model.errors import ModelError
-from model.tokenizers.pieces import decode_pieces
+from model.tokenizers.pieces import decode_pieces, shown
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 
@@ -63,10 +63,10 @@ class HuggingFaceTokenizer:
         return text.replace("▁", " ").encode()
 
     def name(self, token: int) -> str:
-        return self._control_names.get(token) or self.piece(token).decode("utf-8", errors="replace")
+        return self._control_names.get(token) or shown(self.piece(token))
 
-    def decode(self, tokens: list[int]) -> str:
-        return decode_pieces(self, tokens)
+    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
+        return decode_pieces(self, tokens, keep_control=keep_control)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:

@@ -6,9 +6,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from model.tokenizers.base import Tokenizer
 
 
-def decode_pieces(tokenizer: Tokenizer, tokens: list[int]) -> str:
+def shown(piece: bytes) -> str:
+    """A piece as lists of logprobs show it; one that is no whole text as OpenAI writes it: `bytes:\\xf0\\x9f`."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def bytes_of(tokenizer: Tokenizer, *, keep_control: bool) -> Callable[[int], bytes]:
+    """Token -> bytes: its piece; with `keep_control` a control token gives its name instead of nothing."""
+    if not keep_control:
+        return tokenizer.piece
+    names = {token: name.encode() for name, token in tokenizer.control.items()}
+    return lambda token: names.get(token) or tokenizer.piece(token)
+
+
+def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool) -> str:
     """Concatenated pieces as UTF-8, invalid bytes replaced, without the space that encoding put first."""
-    data = b"".join(map(tokenizer.piece, tokens))
+    data = b"".join(map(bytes_of(tokenizer, keep_control=keep_control), tokens))
     if tokenizer.strips_leading_space:
         data = data.removeprefix(b" ")
     return data.decode("utf-8", errors="replace")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from model.errors import ModelError
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, shown
 
 
 class SentencePieceTokenizer:
@@ -48,10 +48,10 @@ class SentencePieceTokenizer:
             return ""
         if self._is_control(token):
             return self._model.id_to_piece(token)
-        return self.piece(token).decode("utf-8", errors="replace")
+        return shown(self.piece(token))
 
-    def decode(self, tokens: list[int]) -> str:
-        return decode_pieces(self, tokens)
+    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
+        return decode_pieces(self, tokens, keep_control=keep_control)
 
     def _is_control(self, token: int) -> bool:
         return self._model.is_control(token) or self._model.is_unknown(token) or self._model.is_unused(token)

@@ -63,4 +63,4 @@ def text_of(tokens: list[int], served: ServedModel) -> str:
             f"tokens takes at most {limit} ids, the model's context, got {len(tokens)}", param="tokens"
         )
     check_ids("tokens", tokens, served.info.vocab_size)
-    return served.tokenizer.decode(tokens)
+    return served.tokenizer.decode(tokens, keep_control=True)

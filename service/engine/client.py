@@ -36,7 +36,10 @@ from service.engine.wire import HEADER, frame
 log = logging.getLogger("noria.engine")
 
 WATCH_SECONDS = 0.2
-LOADING_STALL_SECONDS = 20.0
+LOADING_STALL_SECONDS = 120.0
+"""Importing torch from a cold disk may hold the interpreter for long."""
+STOPPED_SECONDS = 1.0
+"""Silence after which an engine that a signal has stopped is given up: it will not speak by itself."""
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
@@ -44,8 +47,9 @@ class EngineClient:
     """Submits sequences and delivers their updates, whichever engine process is serving.
 
     `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once ready. An engine is replaced when it dies, when it is silent for
-    `stall_timeout` seconds, and when it has work but finishes no step in `step_timeout` seconds.
+    describe loading. `info` is set once ready. An engine is replaced when it dies, when it is stopped, when it is
+    silent for `stall_timeout` seconds (it beats even inside long steps, but a crowded machine may starve it for a
+    while), and when it has work but finishes no step in `step_timeout` seconds.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class EngineClient:
         host_factory: Callable[[], Host],
         *,
         step_timeout: float = 60.0,
-        stall_timeout: float = 1.5,
+        stall_timeout: float = 10.0,
         on_report: Callable[[Report], None] = lambda report: None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
@@ -238,9 +242,11 @@ class EngineClient:
 
     def _stalled(self) -> str | None:
         now = self._now()
-        limit = self._stall_timeout if self.state == "ready" else LOADING_STALL_SECONDS
-        if now - self._heard > limit:
-            return f"the engine has been silent for {limit:g} s"
+        silent = now - self._heard
+        if silent > STOPPED_SECONDS and self._host is not None and self._host.stopped():
+            return f"the engine process is stopped and has been silent for {silent:.1f} s"
+        if silent > (self._stall_timeout if self.state == "ready" else LOADING_STALL_SECONDS):
+            return f"the engine has been silent for {silent:.1f} s"
         if self._mailboxes and now - self._stepped > self._step_timeout:
             return f"the engine has finished no step in {self._step_timeout:g} s"
         return None

@@ -18,6 +18,10 @@ class Host(Protocol):
         """Start it; returns the service's end of the wire. Raises OSError when the machine has no room for it."""
         ...
 
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, where the system can tell."""
+        ...
+
     def kill(self) -> None:
         """End it at once, whatever it is doing. Does not wait."""
         ...
@@ -60,6 +64,13 @@ class ProcessHost:
                 ours.close()
                 raise
         return ours
+
+    def stopped(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from model.checkpoint.resolve import EMBEDDED
 from service.cli import build
-from service.settings import EMBEDDED_MODEL
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -97,7 +97,7 @@ def test_the_image_copies_what_exists_and_bakes_the_default_model() -> None:
     copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]]
     assert {"model", "service", "pyproject.toml", "constraints.txt", "README.md"} == set(copied)
     assert all((ROOT / name).exists() for name in copied)
-    assert f"resolve('{EMBEDDED_MODEL}'" in DOCKERFILE
+    assert f"resolve('{EMBEDDED}'" in DOCKERFILE
 
 
 def test_the_image_installs_the_pinned_embedded_model() -> None:

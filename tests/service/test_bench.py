@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.load import Result
-from service.prompts import random_prompts
-from service.summary import distribution, inter_token
+from service.tools.load import Result
+from service.tools.prompts import random_prompts
+from service.tools.summary import distribution, inter_token
 from tests.service.fake_openai import FakeOpenAI, serving
 
 

@@ -60,7 +60,7 @@ def test_tokenize_and_back(live: Live) -> None:
     assert reply == {"count": 3, "max_model_len": 512, "tokens": [104, 105, 0], "token_strs": None}
     shown = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
     assert shown["token_strs"] == ["h", "i", "<end>"]
-    assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi"}
+    assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>"}
 
 
 def test_tokenize_messages(live: Live) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from service.endpoint import error_message, event_data
+from service.tools.endpoint import error_message, event_data
 
 Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from model.errors import NoriaError, OptionError
-from service.embedded import embedded_server
-from service.endpoint import base_url, error_message, event_data, find_model, headers
+from service.tools.endpoint import base_url, error_message, event_data, find_model, headers
+from service.tools.own_server import embedded_server
 
 HELP = """\
 /help   this list
@@ -131,7 +131,7 @@ def _talk(conversation: Conversation) -> None:
     if sys.stdin.isatty():
         _interact(conversation)
         return
-    text = sys.stdin.read().strip()
+    text = sys.stdin.buffer.read().decode(errors="replace").strip()
     if not text:
         raise OptionError("no message: the input is empty")
     _print_answer(conversation, text)

@@ -14,9 +14,9 @@ from typing import IO
 import httpx
 
 from model.errors import OptionError
-from service.endpoint import headers
 from service.engine.__main__ import die_with_parent
 from service.engine.hosts import HOME
+from service.tools.endpoint import headers
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from service import version
-from service.load import Result
+from service.tools.load import Result
 
 PERCENTILES = (50, 90, 99)
 

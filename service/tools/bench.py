@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from model.errors import OptionError
-from service.endpoint import base_url, find_model, headers, server_version
-from service.load import Load, Result, run
-from service.prompts import Prompt, bodies, file_prompts, random_prompts
-from service.summary import machine, summarize, tables, versions
+from service.tools.endpoint import base_url, find_model, headers, server_version
+from service.tools.load import Load, Result, run
+from service.tools.prompts import Prompt, bodies, file_prompts, random_prompts
+from service.tools.summary import machine, summarize, tables, versions
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 REQUESTS = 100
@@ -93,6 +93,8 @@ def execute(plan: Plan) -> dict[str, Any]:
     """Run the plan, print tables, write the JSON; the report. Raises OptionError for what cannot be begun."""
     if plan.rate and plan.concurrency:
         raise OptionError("--rate and --concurrency exclude each other: arrivals are open or closed; give one")
+    if plan.json:
+        _write(plan.json, {})  # now rather than after the run
     plan = replace(plan, seed=random.SystemRandom().getrandbits(31) if plan.seed is None else plan.seed)
     prompts = _prompts(plan)
     with httpx.Client(base_url=base_url(plan.url), headers=headers(plan.api_key), timeout=plan.timeout) as client:
