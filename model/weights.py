@@ -8,12 +8,8 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.quant.base import Quantized
 from model.rope import adjacent_to_half
 from model.transformer import Transformer
-
-
-EMBEDDINGS = "tok_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +33,10 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
-    embeddings: torch.dtype | None = None,
 ) -> None:
     """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
 
-    `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1. The embeddings
-    are kept in the format `embeddings`, or as all else in `dtype`.
+    `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
     Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
     """
     places = dict(_places(config))
@@ -57,32 +51,28 @@ def load(
             )
         if rotation == "adjacent" and place.head_dim is not None:
             tensor = adjacent_to_half(tensor, place.head_dim)
-        of_embeddings = place.parameter == EMBEDDINGS
-        _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
-        if of_embeddings and config.tied_head and isinstance(model.output, Quantized):
-            model.output.take(0, tensor)
+        target = _materialise(model, place.parameter, dtype, device)
+        target.narrow(0, place.first, place.shape[0]).copy_(tensor)
         progress(1 - len(places) / n_places)
     if places:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
 
 
-def _fill(model: Transformer, place: Place, rows: Tensor, dtype: torch.dtype, device: torch.device) -> None:
-    """Into the parameter's memory, which is reserved when the first of its parts arrives."""
-    path, _, leaf = place.parameter.rpartition(".")
+def _materialise(model: Transformer, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The parameter's memory, reserved when the first of its parts arrives."""
+    path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
-    if isinstance(module, Quantized):
-        return module.take(place.first, rows)
     parameter = getattr(module, leaf)
     if parameter.is_meta:
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         setattr(module, leaf, parameter)
-    parameter.data.narrow(0, place.first, len(rows)).copy_(rows)
+    return parameter.data
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
     dim = config.dim
-    yield EMBEDDINGS, Place(EMBEDDINGS, 0, (config.vocab_size, dim))
+    yield "tok_embeddings.weight", Place("tok_embeddings.weight", 0, (config.vocab_size, dim))
     for layer in range(config.n_layers):
         prefix = f"layers.{layer}"
         yield from _attention_places(f"{prefix}.attention", config)

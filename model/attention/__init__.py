@@ -3,17 +3,11 @@
 import torch
 
 from model.attention.base import Attention
-from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
 from model.errors import OptionError
-from model.kernels import native
 
-BACKENDS: dict[str, type[Attention]] = {
-    "paged": PagedAttention,
-    "reference": ReferenceAttention,
-    "sdpa": SdpaAttention,
-}
+BACKENDS: dict[str, type[Attention]] = {"reference": ReferenceAttention, "sdpa": SdpaAttention}
 
 
 def choose(name: str, device: torch.device) -> tuple[str, Attention]:
