@@ -41,8 +41,7 @@ RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.re
 
 FROM python
 LABEL org.opencontainers.image.title="Noria" \
-      org.opencontainers.image.description="Serves Mistral-family language models over HTTP: OpenAI's API, continuous batching, a rolling page cache." \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.description="Serves Mistral-family language models over HTTP: OpenAI's API, continuous batching, a rolling page cache."
 RUN groupadd --gid 10001 noria \
     && useradd --uid 10001 --gid noria --home-dir /var/cache/noria --no-create-home --shell /usr/sbin/nologin noria
 COPY --from=builder /opt/noria /opt/noria
