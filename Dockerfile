@@ -17,6 +17,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python3 -c "import ensurepip" 2>/dev/null || { \
         apt-get update && apt-get install -y --no-install-recommends ca-certificates python3-venv \
         && rm -rf /var/lib/apt/lists/*; }
+# For the CPU kernels.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # pip stays in a venv of its own, so that the one that ships has none.
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/noria \
     && /opt/pip/bin/pip install ${PIP_ARGS} "setuptools>=77"
@@ -33,7 +35,8 @@ RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.
 COPY README.md ./
 COPY model model
 COPY service service
-RUN /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
+RUN python3 model/kernels/build.py \
+    && /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
     && /opt/pip/bin/pip --python /opt/noria/bin/python install --no-deps dist/*.whl
 WORKDIR /
 RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \

@@ -7,7 +7,7 @@ ARGS ?=
 PIP_ARGS ?=
 export PIP_ARGS
 
-INPUTS := pyproject.toml constraints.txt scripts/setup
+INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/*.[ch])
 
 .PHONY: serve test check clean
 

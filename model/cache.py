@@ -14,7 +14,8 @@ from model.config import ModelConfig
 class LayerCache:
     """Keys and values of one layer, each [n_pages, page_size, n_kv_heads, head_dim].
 
-    Slot `page * page_size + position % page_size` holds one position. Memory that no one has written holds anything,
+    Slot `page * page_size + position % page_size` holds one position; a backend may order the values of a page in a way
+    of its own, if it alone reads and writes them. Memory that no one has written holds anything,
     NaN included, and must not be read.
     """
 

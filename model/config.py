@@ -109,7 +109,7 @@ class RunnerOptions:
     model: str
     device: str = "auto"
     dtype: str = "auto"
-    quantize: str = "none"
+    quantize: str = "auto"
     attention: str = "auto"
     sliding_window: int = 0
     max_model_len: int | None = None

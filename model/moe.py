@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from model.layers import FeedForward
 from model.linear import make_linear
+from model.norm import RMSNorm
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -22,7 +23,9 @@ class MoE(nn.Module):
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
+        x = x if norm is None else norm(x)
         experts, weights = route(self.gate(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
         counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
@@ -31,4 +34,5 @@ class MoE(nn.Module):
         y = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
         y[order] = torch.cat(results)  # back to (token, choice) order
         weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
-        return weighted.sum(dim=1)  # [T, dim]
+        y = weighted.sum(dim=1)  # [T, dim]
+        return y if onto is None else onto.add_(y)

@@ -17,6 +17,7 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import OptionError
+from model.kernels import native
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.transformer import Transformer
@@ -90,39 +91,50 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
 def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Open, check, read, warm up."""
     _check_counts(options)
-    quant.check(options.quantize)
     device = choose_device(options.device)
-    attention_name, attention = choose(options.attention, device)
+    scheme = quant.choose(options.quantize, options.dtype, device)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
     config = _with_window(checkpoint.config, options.sliding_window)
-    dtype = choose_dtype(options.dtype, config.dtype, device)
+    if scheme == "int8" and native.kernels() is not None:
+        torch.set_num_threads(1)  # the kernels have threads of their own; PyTorch's would spin beside them
+    dtype = _cache_dtype(options.dtype, config, scheme, device)
+    activations = dtype if scheme == "none" else torch.float32
+    attention_name, attention = choose(options.attention, device, dtype, activations)
     plan = memory.PoolPlan(config, attention.page_size, dtype.itemsize, options.max_step_tokens, options.max_sequences)
     length, budget = _fit(plan, dtype, device, options)
     with torch.device("meta"):
-        model = Transformer(config, options.quantize)
+        model = Transformer(config, scheme)
     progress("loading weights", 0.0)
     weights.load(
         model,
         config,
         checkpoint.rotation,
         checkpoint.tensors(),
-        dtype,
+        activations,
         device,
         lambda done: progress("loading weights", done),
+        embeddings=dtype,
     )
     info = RunnerInfo(
         page_size=attention.page_size,
         pools=plan.pools(length, budget),
         max_model_len=length,
         vocab_size=config.vocab_size,
-        description=_describe(config, device, dtype, attention_name, options.quantize),
+        description=_describe(config, device, dtype, attention_name, scheme),
     )
     pools = PagePools.allocate(config, info.pools, info.page_size, dtype, device)
     runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info)
     progress("warming up", 0.0)
     _warm_up(runner)
     return runner
+
+
+def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
+    """Of keys, values and embeddings; of all weights and activations too, unless they are quantized."""
+    if name == "auto" and scheme != "none":
+        return torch.bfloat16
+    return choose_dtype(name, config.dtype, device)
 
 
 def _check_counts(options: RunnerOptions) -> None:
@@ -156,6 +168,7 @@ def _describe(
         "dtype": name_of(dtype),
         "attention": attention,
         "quantize": scheme,
+        "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
 

@@ -12,11 +12,11 @@ from torch.nn.functional import linear
 from model.attention.base import Attention
 from model.cache import LayerCache, PagePools
 from model.config import ModelConfig
-from model.layers import FeedForward, RMSNorm
+from model.layers import FeedForward
 from model.linear import make_linear
 from model.moe import MoE
+from model.norm import RMSNorm
 from model.packing import PackedInputs
-from model.rope import rotate
 
 
 class SelfAttention(nn.Module):
@@ -24,19 +24,19 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, scheme: str) -> None:
         super().__init__()
-        self.heads = (config.n_heads, config.n_kv_heads)
+        self.n_heads = config.n_heads
         self.head_dim = config.head_dim
         n_rows = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         self.wqkv = make_linear(config.dim, n_rows, scheme=scheme)
         self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
 
-    def forward(self, x: Tensor, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
-        n_heads, n_kv_heads = self.heads
-        qkv = self.wqkv(x).unflatten(-1, (-1, self.head_dim))  # [T, n_heads + 2 n_kv_heads, head_dim]
-        q, k = rotate(qkv[:, : n_heads + n_kv_heads], turn).split((n_heads, n_kv_heads), dim=1)
-        v = qkv[:, n_heads + n_kv_heads :]  # [T, n_kv_heads, head_dim]
-        seen = attention.attend(q, k, v, cache, prepared)  # [T, n_heads, head_dim]
-        return self.wo(seen.flatten(1))  # [T, dim]
+    def forward(
+        self, x: Tensor, norm: RMSNorm, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any
+    ) -> Tensor:
+        """x [T, dim] with attention(norm(x)) added in place."""
+        qkv = self.wqkv(x, norm).unflatten(-1, (-1, self.head_dim))  # [T, n_heads + 2 n_kv_heads, head_dim]
+        seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
+        return self.wo(seen.flatten(1), onto=x)  # [T, dim]
 
 
 class Block(nn.Module):
@@ -54,8 +54,8 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), turn, attention, cache, prepared)  # [T, dim]
-        return x + self.feed_forward(self.ffn_norm(x))  # [T, dim]
+        x = self.attention(x, self.attention_norm, turn, attention, cache, prepared)  # [T, dim], in place
+        return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
 
 
 class Transformer(nn.Module):
@@ -67,8 +67,9 @@ class Transformer(nn.Module):
         self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        # Never quantized here: the embedding's own matrix where the head is tied.
-        self.output = None if config.tied_head else make_linear(config.dim, config.vocab_size)
+        # A tied head is the embeddings themselves, or a quantized copy of them.
+        own_head = not config.tied_head or scheme != "none"
+        self.output = make_linear(config.dim, config.vocab_size, scheme=scheme) if own_head else None
 
     @property
     def n_parameters(self) -> int:
@@ -82,13 +83,13 @@ class Transformer(nn.Module):
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         turn = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
-        x = self.tok_embeddings(inputs.tokens)  # [T, dim]
+        x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
         for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
             x = layer(x, turn, attention, cache, prepared[pool])
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32."""
-        normed = self.norm(hidden)
-        projected = linear(normed, self.tok_embeddings.weight) if self.output is None else self.output(normed)
-        return projected.float()
+        if self.output is not None:
+            return self.output(hidden, self.norm).float()
+        return linear(self.norm(hidden), self.tok_embeddings.weight).float()

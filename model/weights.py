@@ -8,8 +8,11 @@ from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.errors import ModelError
+from model.quant.base import Quantized
 from model.rope import adjacent_to_half
 from model.transformer import Transformer
+
+EMBEDDINGS = "tok_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,12 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
+    embeddings: torch.dtype | None = None,
 ) -> None:
     """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
 
     `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
+    The embeddings are kept in the format `embeddings`, or as all else in `dtype`.
     Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
     """
     places = dict(_places(config))
@@ -51,28 +56,33 @@ def load(
             )
         if rotation == "adjacent" and place.head_dim is not None:
             tensor = adjacent_to_half(tensor, place.head_dim)
-        target = _materialise(model, place.parameter, dtype, device)
-        target.narrow(0, place.first, place.shape[0]).copy_(tensor)
+        of_embeddings = place.parameter == EMBEDDINGS
+        _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
+        if of_embeddings and config.tied_head and isinstance(model.output, Quantized):
+            model.output.take(0, tensor)
         progress(1 - len(places) / n_places)
     if places:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
 
 
-def _materialise(model: Transformer, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The parameter's memory, reserved when the first of its parts arrives."""
-    path, _, leaf = name.rpartition(".")
+def _fill(model: Transformer, place: Place, rows: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+    """Into the parameter's memory, which is reserved when the first of its parts arrives."""
+    path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
+    if isinstance(module, Quantized):
+        module.take(place.first, rows)
+        return
     parameter = getattr(module, leaf)
     if parameter.is_meta:
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         setattr(module, leaf, parameter)
-    return parameter.data
+    parameter.data.narrow(0, place.first, len(rows)).copy_(rows)
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
     dim = config.dim
-    yield "tok_embeddings.weight", Place("tok_embeddings.weight", 0, (config.vocab_size, dim))
+    yield EMBEDDINGS, Place(EMBEDDINGS, 0, (config.vocab_size, dim))
     for layer in range(config.n_layers):
         prefix = f"layers.{layer}"
         yield from _attention_places(f"{prefix}.attention", config)

@@ -44,7 +44,10 @@ def serve(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"], _option("Of weights and activations.")
     ] = "auto",
-    quantize: Annotated[Literal["none"], _option("Scheme for the weights.")] = "none",
+    quantize: Annotated[
+        Literal["auto", "none", "int8"],
+        _option("Scheme for the weights; auto is int8 on a CPU, unless --dtype is given."),
+    ] = "auto",
     attention: Annotated[str, _option("Attention backend.")] = "auto",
     sliding_window: Annotated[
         int | None, _option("Give every layer this window, in tokens; else the checkpoint's.", min=1)

@@ -33,7 +33,7 @@ class Settings:
     # engine
     device: str = "auto"
     dtype: str = "auto"
-    quantize: str = "none"
+    quantize: str = "auto"
     attention: str = "auto"
     sliding_window: int | None = None
     max_model_len: int | None = None

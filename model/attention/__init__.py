@@ -3,20 +3,40 @@
 import torch
 
 from model.attention.base import Attention
+from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
 from model.errors import OptionError
+from model.kernels import native
 
-BACKENDS: dict[str, type[Attention]] = {"reference": ReferenceAttention, "sdpa": SdpaAttention}
+BACKENDS: dict[str, type[Attention]] = {
+    "paged": PagedAttention,
+    "reference": ReferenceAttention,
+    "sdpa": SdpaAttention,
+}
 
 
-def choose(name: str, device: torch.device) -> tuple[str, Attention]:
-    """The backend called `name` ("auto": the best for `device`, so far sdpa everywhere) and its name.
+def choose(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    activations: torch.dtype = torch.float32,
+) -> tuple[str, Attention]:
+    """The backend called `name` for keys and values in `dtype`, and its name.
 
-    Raises OptionError for an unknown name.
+    "auto" is paged on a CPU with compiled kernels and float32 `activations`, else sdpa.
+    Raises OptionError for an unknown name or one that does not serve `device` or `dtype`.
     """
     if name == "auto":
-        name = "sdpa"
+        compiled = device.type == "cpu" and native.kernels() is not None
+        suits = activations is torch.float32 and dtype in PagedAttention.dtypes
+        name = "paged" if compiled and suits else "sdpa"
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
-    return name, BACKENDS[name]()
+    if name == "paged" and device.type != "cpu":
+        raise OptionError(f"--attention paged runs on a CPU only, the device is {device.type}; use --attention sdpa")
+    backend = BACKENDS[name]()
+    if dtype not in backend.dtypes:
+        known = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in backend.dtypes))
+        raise OptionError(f"--attention {name} keeps keys and values in {known}, not in {dtype}".replace("torch.", ""))
+    return name, backend

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.cache import LayerCache
 from model.packing import PoolInputs
+from model.rope import rotate
 
 
 class Attention(ABC):
@@ -19,6 +20,9 @@ class Attention(ABC):
 
     page_size: int
     """Positions a page, at most 256."""
+
+    dtypes: frozenset[torch.dtype] = frozenset((torch.float32, torch.bfloat16, torch.float16))
+    """Formats of keys and values in the cache that it serves."""
 
     @abstractmethod
     def prepare(self, inputs: PoolInputs) -> Any:
@@ -30,6 +34,16 @@ class Attention(ABC):
 
         q and k are rotated already. Returns [T, n_heads, head_dim].
         """
+
+    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Any) -> Tensor:
+        """As `attend` for q, k, v in one, qkv [T, n_heads + 2 n_kv_heads, head_dim], q and k not yet rotated.
+
+        `turn` [T, 2, head_dim/2] are their rotations. Returns [T, n_heads, head_dim] in the format of qkv.
+        """
+        n_kv_heads = (qkv.shape[1] - n_heads) // 2
+        dtype = cache.k.dtype
+        q, k = rotate(qkv[:, : n_heads + n_kv_heads], turn).to(dtype).split((n_heads, n_kv_heads), dim=1)
+        return self.attend(q, k, qkv[:, n_heads + n_kv_heads :].to(dtype), cache, prepared).to(qkv.dtype)
 
 
 def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:

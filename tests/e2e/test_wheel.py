@@ -88,7 +88,7 @@ def run(scheduler: Scheduler, runner: ModelRunner, asked: list[list[int]]) -> li
     return answers
 
 
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("attention", ["paged", "reference", "sdpa"])
 @pytest.mark.parametrize("max_step_tokens", [9, WINDOW, 400])
 def test_packed_and_chunked(
     checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]], attention: str, max_step_tokens: int

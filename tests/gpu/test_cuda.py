@@ -1,5 +1,6 @@
 """The network on a GPU against the same network on the CPU. Run with `pytest -m gpu tests/gpu`.
 
+Needs torch, numpy, safetensors and pytest only; without pytest-timeout add `-W ignore::pytest.PytestConfigWarning`.
 NORIA_TEST_DEVICE=cpu runs the same tests without a GPU.
 """
 
@@ -25,7 +26,7 @@ from tests.model.driving import Driver, random_model, random_tensors, tiny
 pytestmark = pytest.mark.gpu
 
 WINDOW = 37
-LENGTHS = (1, 3, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3, 300)
+LENGTHS = (1, 3, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3, 130)
 PROMPTS = [[(7 * i + i * i + seed) % 64 for i in range(n)] for seed, n in enumerate((3, 50, WINDOW, 1))]
 
 

@@ -76,6 +76,8 @@ def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(backend: Attention, dtype: torch.dtype) -> None:
+    if dtype not in backend.dtypes:
+        return
     run(backend, [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
 
 
@@ -117,6 +119,20 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="--attention flash is not known, choose one of: auto, reference, sdpa"):
+    with pytest.raises(
+        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa"
+    ):
         choose("flash", CPU)
-    assert choose("auto", CPU)[0] == "sdpa"
+
+
+def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto", CPU, torch.bfloat16)[0] == "paged"
+    assert choose("auto", CPU, torch.float16)[0] == "sdpa"
+    with pytest.raises(
+        OptionError, match="--attention paged keeps keys and values in bfloat16 or float32, not in float16"
+    ):
+        choose("paged", CPU, torch.float16)
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    assert choose("auto", CPU, torch.bfloat16)[0] == "sdpa"
+    with pytest.raises(OptionError, match="--attention paged needs the compiled kernels"):
+        choose("paged", CPU, torch.bfloat16)

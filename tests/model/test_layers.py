@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from model.layers import FeedForward, RMSNorm, swiglu
+from model.layers import FeedForward
+from model.norm import RMSNorm
+from model.quant.base import swiglu
 
 
 def norm(x: list[float], scale: float = 1.0, eps: float = 1e-6) -> list[float]:

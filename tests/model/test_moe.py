@@ -34,6 +34,8 @@ def test_by_hand() -> None:
 def test_grouping_equals_one_token_at_a_time(n_tokens: int) -> None:
     torch.manual_seed(n_tokens)
     block = MoE(8, 16, 8, 2).requires_grad_(False)
+    for parameter in block.parameters():
+        parameter.normal_(std=0.3)
     x = torch.randn(n_tokens, 8)
     for row, token in zip(block(x), x, strict=True):
         logits = block.gate.weight @ token

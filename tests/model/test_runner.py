@@ -14,6 +14,7 @@ from model import device, memory, runner
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint
 from model.errors import OptionError
+from model.kernels import native
 from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
 
@@ -67,7 +68,7 @@ def run(loaded: ModelRunner, tokens: list[int], cuts: list[int], params: Samplin
     return outputs
 
 
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("attention", ["paged", "reference", "sdpa"])
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved: Any, attention: str) -> None:
     directory, theirs = saved
     loaded = start(directory, attention=attention)
@@ -153,8 +154,9 @@ def test_info_tells_what_runs(saved: Any) -> None:
         "parameters": "21664",
         "device": "cpu",
         "dtype": "float32",
-        "attention": "sdpa",
+        "attention": "paged",
         "quantize": "none",
+        "kernels": native.describe(native.kernels()),
         "torch": torch.__version__,
     }
 

@@ -1,0 +1,200 @@
+"""The compiled kernels by ctypes: which variant this processor runs, argument checks, scratch memory, threads.
+
+`kernels()` is None where the library is missing or unusable; callers then compute in plain PyTorch.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.errors import OptionError
+from model.kernels.build import fingerprint, library
+
+log = logging.getLogger(__name__)
+
+GROUP, BLOCK = 64, 16
+"""Channels that share an activation's scale, and outputs packed together."""
+LEVELS = ("baseline", "avx2", "avx512vnni")
+ENVIRONMENT = "NORIA_KERNELS"
+PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS = 32, 64, 512, 16
+"""Limits of attention.c."""
+_PLAIN, _NORMED, _GATED = range(3)
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("n_out", ctypes.c_int64),
+        ("n_in", ctypes.c_int64),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("q", "k", "v", "turn", "out", "keys", "values", "slots", "pages", "tasks")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("q_stride", "kv_stride", "n_rows", "n_tasks", "n_heads", "n_kv_heads", "head_dim", "window")
+        ),
+        ("kind", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """int8 weights of one projection as linear.c reads them; see `pack`."""
+
+    n_out: int
+    n_in: int
+    packed: Tensor
+    scales: Tensor
+    struct: _Weights
+
+
+def padded(n: int, multiple: int) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def pack(weight: Tensor, scales: Tensor) -> PackedWeights:
+    """weight [n_out, n_in] int8 in -127..127, scales [n_out] float32 -> packed, zero-padded."""
+    n_out, n_in = weight.shape
+    rows, columns = padded(n_out, BLOCK), padded(n_in, GROUP)
+    whole = torch.full((rows, columns), 128, dtype=torch.uint8)
+    whole[:n_out, :n_in] = weight.view(torch.uint8) ^ 128
+    blocks = whole.view(rows // BLOCK, BLOCK, columns // GROUP, GROUP // 4, 4)
+    packed = blocks.permute(0, 2, 3, 1, 4).contiguous()  # [N/16, K/64, 16 quads, 16 outputs, 4]
+    scales = torch.nn.functional.pad(scales, (0, rows - n_out))
+    return PackedWeights(n_out, n_in, packed, scales, _Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in))
+
+
+@dataclass(slots=True)
+class Kernels:
+    """One variant of the kernels. Calls from several threads take turns."""
+
+    variant: str
+    _linear: Any
+    _attention: Any
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def linear(
+        self,
+        weights: PackedWeights,
+        x: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """W x, as a new [T, n_out] or added to `onto`; x [T, n_in] float32.
+
+        With `norm` [n_in], x is RMS-normalised and scaled first; with `gated`, x [T, 2 n_in] becomes silu(gate) * up.
+        """
+        width = weights.n_in * (1 + gated)
+        x = _floats(x, width)
+        n_rows = x.shape[0]
+        y = x.new_empty(n_rows, weights.n_out) if onto is None else onto
+        if onto is not None and (onto.dtype is not torch.float32 or onto.shape != (n_rows, weights.n_out)):
+            raise ValueError(f"cannot add [{n_rows}, {weights.n_out}] to {onto.dtype} {list(onto.shape)}")
+        if norm is not None and (norm.dtype is not torch.float32 or len(norm) != weights.n_in):
+            raise ValueError(f"expected a float32 norm of {weights.n_in} values, got {norm.dtype} {list(norm.shape)}")
+        kind = _GATED if gated else _PLAIN if norm is None else _NORMED
+        with self._lock:
+            self._linear(
+                ctypes.byref(weights.struct),
+                x.data_ptr(),
+                n_rows,
+                kind,
+                None if norm is None else norm.data_ptr(),
+                eps,
+                y.data_ptr(),
+                onto is not None,
+                self._room(n_rows * padded(weights.n_in, GROUP) // GROUP * (GROUP + 8)),
+            )
+        return y
+
+    def attention(self, **arguments: int | None) -> None:
+        """One layer's attention; the arguments are the fields of attention.c's `call`."""
+        with self._lock:
+            self._attention(ctypes.byref(_Attention(**arguments)))
+
+    def _room(self, n_bytes: int) -> int:
+        if len(self._scratch) < n_bytes:
+            self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
+        return self._scratch.data_ptr()
+
+
+def _floats(x: Tensor, width: int) -> Tensor:
+    if x.dim() != 2 or x.shape[1] != width:
+        raise ValueError(f"expected rows of {width} values, got {list(x.shape)}")
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def available() -> tuple[str, ...]:
+    """Variants that are compiled and that this processor runs, the best first."""
+    compiled = _library()
+    return () if compiled is None else LEVELS[compiled.noria_level() :: -1]
+
+
+@cache
+def variant(name: str) -> Kernels:
+    """The kernels called `name`, one of `available()`."""
+    compiled = _library()
+    assert compiled is not None
+    linear, attention = getattr(compiled, f"linear_{name}"), getattr(compiled, f"attention_{name}")
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    linear.argtypes = (pointer, pointer, integer, integer, pointer, ctypes.c_float, pointer, integer, pointer)
+    attention.argtypes = (pointer,)
+    linear.restype = attention.restype = None
+    return Kernels(name, linear, attention)
+
+
+def kernels() -> Kernels | None:
+    """The best kernels there are; None means plain PyTorch.
+
+    The variable NORIA_KERNELS names a variant or "torch". Raises OptionError if that variant is not there.
+    """
+    asked, known = os.environ.get(ENVIRONMENT, ""), available()
+    if asked == "torch" or (not asked and not known):
+        return None
+    if asked and asked not in known:
+        raise OptionError(f"{ENVIRONMENT}={asked} is not there, choose one of: {', '.join((*known, 'torch'))}")
+    return variant(asked or known[0])
+
+
+def describe(chosen: Kernels | None) -> str:
+    """For the log: "native avx2" or "torch"."""
+    return "torch" if chosen is None else f"native {chosen.variant}"
+
+
+def use_threads(n: int) -> int:
+    """Compute with n threads, the calling one included; returns the number there are."""
+    compiled = _library()
+    return 1 if compiled is None else int(compiled.noria_threads(n))
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        compiled = ctypes.CDLL(str(library()))
+        compiled.noria_fingerprint.restype = ctypes.c_char_p
+        if compiled.noria_fingerprint().decode() != fingerprint():
+            raise OSError(f"{library().name} was built from other sources")
+    except (OSError, AttributeError) as error:
+        log.warning("no compiled kernels, PyTorch serves (%s); build them: python -m model.kernels.build", error)
+        return None
+    compiled.noria_threads(torch.get_num_threads())
+    return compiled

@@ -1,0 +1,120 @@
+/* The pool. A job is one 64-bit word: number of tasks and the next task to take. A thread takes a ticket with one
+ * atomic addition and learns from the ticket itself whether there is work, so a thread that wakes up late cannot
+ * mistake one job for the next, and nobody waits for threads that are asleep.
+ */
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 5000, BETWEEN_PAUSES = 64 };
+
+static _Atomic uint64_t ticket; /* tasks << 32 | next */
+static _Atomic int done, sleepers, wanted = 1;
+static task_fn job;
+static void *job_context;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static int started; /* workers that exist; they never end */
+
+/* Rarely: a hypervisor takes a processor that does little but pause away. */
+static inline void relax(int spin) {
+    if (spin % BETWEEN_PAUSES) return;
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static inline int has_work(void) {
+    uint64_t now = atomic_load(&ticket);
+    return (uint32_t)now < (uint32_t)(now >> 32);
+}
+
+static void work(int thread) {
+    while (has_work()) {
+        uint64_t mine = atomic_fetch_add(&ticket, 1);
+        if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return;
+        job(job_context, (int)(uint32_t)mine, thread);
+        atomic_fetch_add(&done, 1);
+    }
+}
+
+/* Workers beyond the wanted number sleep until it grows. */
+static inline int may_work(int thread) { return thread < atomic_load(&wanted) && has_work(); }
+
+static void *worker(void *argument) {
+    int thread = (int)(intptr_t)argument;
+    for (;;) {
+        for (int spin = 0; spin < SPINS && !may_work(thread); spin++) relax(spin);
+        if (!may_work(thread)) {
+            pthread_mutex_lock(&lock);
+            atomic_fetch_add(&sleepers, 1);
+            while (!may_work(thread)) pthread_cond_wait(&wake, &lock);
+            atomic_fetch_sub(&sleepers, 1);
+            pthread_mutex_unlock(&lock);
+        }
+        work(thread);
+    }
+    return 0;
+}
+
+void noria_parallel(task_fn run, void *context, int n) {
+    if (n < 2 || atomic_load(&wanted) < 2) {
+        for (int task = 0; task < n; task++) run(context, task, 0);
+        return;
+    }
+    job = run;
+    job_context = context;
+    atomic_store(&done, 0);
+    atomic_store(&ticket, (uint64_t)n << 32);
+    if (atomic_load(&sleepers)) {
+        pthread_mutex_lock(&lock);
+        pthread_cond_broadcast(&wake);
+        pthread_mutex_unlock(&lock);
+    }
+    work(0);
+    for (int spin = 0; atomic_load(&done) < n; spin++)
+        if (spin < PATIENCE) relax(spin); else sched_yield();
+}
+
+/* Use n threads, the calling one included; returns the number there really are. Not while kernels run. */
+EXPORT int noria_threads(int n) {
+    n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+    for (; started < n - 1; started++) {
+        pthread_t thread;
+        if (pthread_create(&thread, 0, worker, (void *)(intptr_t)(started + 1))) break;
+        pthread_detach(thread);
+    }
+    if (n > started + 1) n = started + 1;
+    atomic_store(&wanted, n);
+    return n;
+}
+
+/* What the library was compiled from. */
+EXPORT const char *noria_fingerprint(void) { return FINGERPRINT; }
+
+/* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI.
+ * By hand, since not every compiler brings its own test along in a shared library. */
+EXPORT int noria_level(void) {
+#if defined(__x86_64__)
+    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11 };
+    const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || ~c & (FMA | OSXSAVE | F16C)) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~b & (AVX2 | BMI2)) return 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* which registers the system saves */
+    if (~saved & 0x6) return 0;
+    return ~b & avx512 || ~c & VNNI || ~saved & 0xE6 ? 1 : 2;
+#else
+    return 0;
+#endif
+}

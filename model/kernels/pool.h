@@ -1,0 +1,7 @@
+/* A small persistent thread pool, shared by all variants of the kernels. */
+#pragma once
+
+typedef void (*task_fn)(void *context, int task, int thread);
+
+/* Run task 0..n-1 on all threads, the calling one included; returns when all are done. */
+void noria_parallel(task_fn run, void *context, int n);

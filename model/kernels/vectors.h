@@ -1,0 +1,131 @@
+/* Vectors of the compiler's own kind, as wide as the instruction set has them; one text for AVX-512, AVX2, NEON and
+ * plain C. Only the multiply-adds are named by hand. Compile with -ffp-contract=off: what is fused is written as
+ * `fused`, so that a row gives the same bits whatever stands beside it.
+ */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define GLUE2(a, b) a##_##b
+#define GLUE(a, b) GLUE2(a, b)
+#define EXPORT(name) __attribute__((visibility("default"))) GLUE(name, VARIANT)
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#if defined(__AVX512VNNI__)
+enum { WIDTH = 64 };
+#elif defined(__AVX2__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+enum { LANES = WIDTH / 4 };
+
+typedef float vf __attribute__((vector_size(WIDTH)));
+typedef int32_t vi __attribute__((vector_size(WIDTH)));
+typedef int16_t vh __attribute__((vector_size(WIDTH)));
+typedef int8_t vb __attribute__((vector_size(WIDTH / 4)));
+
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
+INLINE vf load(const void *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE vi load_int(const void *p) { vi v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+/* The first n floats, 0 beyond. */
+INLINE vf load_some(const float *p, int n) { vf v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf absolute(vf a) { return (vf)((vi)a & splat_int(0x7FFFFFFF)); }
+
+/* a * b + c with one rounding where the hardware has it. */
+INLINE vf fused(vf a, vf b, vf c) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE float sum(vf v) {
+    float s[LANES];
+    memcpy(s, &v, sizeof s);
+    for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) s[i] += s[i + step];
+    return s[0];
+}
+
+INLINE float largest(vf v) {
+    float s[LANES];
+    memcpy(s, &v, sizeof s);
+    for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) s[i] = s[i] > s[i + step] ? s[i] : s[i + step];
+    return s[0];
+}
+
+/* Nearest integer, ties to even, for |x| < 2^22. */
+INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(12582912.0f); }
+
+/* exp, to about 1 unit in the last place; 0 below -87.3, at most exp(88.3) (the polynomial of Cephes' expf). */
+INLINE vf exponential(vf x) {
+    vi tiny = x < splat(-87.3f);
+    x = choose(x > splat(88.3f), splat(88.3f), x);
+    x = choose(tiny, splat(0), x);
+    vi n = nearest(x * splat(1.44269504088896341f));
+    vf k = __builtin_convertvector(n, vf);
+    vf r = fused(k, splat(-0.693359375f), x);
+    r = fused(k, splat(2.12194440e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = fused(p, r, splat(1.3981999507e-3f));
+    p = fused(p, r, splat(8.3334519073e-3f));
+    p = fused(p, r, splat(4.1665795894e-2f));
+    p = fused(p, r, splat(1.6666665459e-1f));
+    p = fused(p, r, splat(5.0000001201e-1f));
+    p = fused(p, r * r, r + splat(1.0f));
+    p = (vf)((vi)p + (n << 23));
+    return choose(tiny, splat(0), p);
+}
+
+/* Dot products of bytes: `quads` of packed weights w + 128, 4 to a lane, times 4 signed bytes of one row. OFFSET is
+ * what the result exceeds the signed product by, in sums of the row's bytes. */
+#if defined(__AVX512VNNI__)
+enum { OFFSET = 128 };
+typedef vi quads;
+INLINE quads load_quads(const uint8_t *w) { return load_int(w); }
+INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x)); }
+#elif defined(__AVX2__)
+enum { OFFSET = 0 };
+typedef vi quads;
+INLINE quads load_quads(const uint8_t *w) { return load_int(w) ^ splat_int((int32_t)0x80808080); }
+INLINE vi dot(vi acc, quads w, int32_t x) {
+    __m256i row = _mm256_set1_epi32(x);
+    /* Pairs of products of |x| <= 127 and |w| <= 127 fit in 16 bits: nothing saturates. */
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), _mm256_sign_epi8((__m256i)w, row));
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+enum { OFFSET = 0 };
+typedef struct { vh even, odd; } quads;
+INLINE quads load_quads(const uint8_t *w) {
+    vh v = (vh)(load_int(w) ^ splat_int((int32_t)0x80808080));
+    return (quads){(vh)(v << 8) >> 8, v >> 8};
+}
+INLINE vi dot(vi acc, quads w, int32_t x) {
+    vh row = (vh)splat_int(x);
+    vi pairs = (vi)(w.even * ((vh)(row << 8) >> 8) + w.odd * (row >> 8)); /* |.| <= 2 * 127 * 127 fits */
+    return acc + ((vi)(pairs << 16) >> 16) + (pairs >> 16);
+}
+#endif

@@ -1,0 +1,88 @@
+"""The int8 default on the real network: tokens and logprobs do not depend, in any bit, on how a request is served."""
+
+from pathlib import Path
+
+import pytest
+
+from model.batch import TokenLogprob
+from model.runner import ModelRunner, create
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit
+from service.engine.scheduler import Scheduler
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
+Answer = list[tuple[int, TokenLogprob | None]]
+
+
+@pytest.fixture(scope="module")
+def runner(embedded_model: Path) -> ModelRunner:
+    made = create(
+        lambda stage, done: None, model=str(embedded_model), device="cpu", max_model_len=256, cache_memory=128 * 2**20
+    )
+    assert made.info.description["quantize"] == "int8"
+    assert made.info.description["kernels"].startswith("native")
+    return made
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [100 + (7919 * number + 31 * i * i) % 40000 for i in range(length)]
+
+
+def serve(
+    runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]], max_step_tokens: int = 512
+) -> tuple[list[Answer], Scheduler]:
+    scheduler = Scheduler(runner.info, max_sequences=min(64, max_step_tokens), max_step_tokens=max_step_tokens)
+    return _serve(scheduler, runner, asked), scheduler
+
+
+def _serve(scheduler: Scheduler, runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]]) -> list[Answer]:
+    answers: list[Answer] = [[] for _ in asked]
+    for number, (tokens, params) in enumerate(asked):
+        scheduler.submit(Submit(number, tokens, params))
+    while scheduler.has_work:
+        for update in scheduler.commit(runner.step(scheduler.plan())):
+            answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
+    scheduler.check_idle()
+    return answers
+
+
+MINE = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
+
+
+@pytest.fixture(scope="module")
+def alone(runner: ModelRunner) -> list[Answer]:
+    return [serve(runner, [item])[0][0] for item in MINE]
+
+
+def test_packed_with_thirty_one_others(runner: ModelRunner, alone: list[Answer]) -> None:
+    others = [(prompt(2 + i, 3 + 5 * i), GREEDY) for i in range(30)]
+    answers, _ = serve(runner, [*others[:15], *MINE, *others[15:]])
+    assert answers[15:17] == alone
+
+
+@pytest.mark.parametrize("max_step_tokens", [7, 50])
+def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_tokens: int) -> None:
+    assert serve(runner, MINE, max_step_tokens)[0] == alone
+
+
+def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
+    scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=512)
+    assert _serve(scheduler, runner, MINE) == alone
+    assert _serve(scheduler, runner, MINE) == alone
+    assert scheduler.stats().hit_tokens >= 96
+
+
+def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
+    small = create(
+        lambda stage, done: None,
+        model=str(embedded_model),
+        device="cpu",
+        max_model_len=128,
+        cache_memory=5 * 32 * 23040,
+    )
+    growing = [(prompt(20 + i, 20), SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)) for i in range(2)]
+    asked = [*growing, MINE[1]]
+    answers, scheduler = serve(small, asked)
+    assert scheduler.stats().preemptions > 0
+    assert answers == [serve(runner, [item])[0][0] for item in asked]
