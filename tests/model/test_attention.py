@@ -74,11 +74,12 @@ def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | 
     run(backend, [2 * size + 1], [size - 1, 1, 1], window, (2, 1), ordered=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(backend: Attention, dtype: torch.dtype) -> None:
-    if dtype not in backend.dtypes:
-        return
-    run(backend, [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
+HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [pair for pair in HALVES if pair[1] in BACKENDS[pair[0]].dtypes])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    run(BACKENDS[name](), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
 
 
 def test_page_size_is_within_limits(backend: Attention) -> None:
