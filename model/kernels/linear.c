@@ -1,103 +1,33 @@
-/* y = W x with 8-bit weights and activations.
+/* y = W x with weights of 8 or 4 bits and activations of 8.
  *
- * Weights: bytes w + 128 (|w| <= 127) packed [N/16][K/64][16 quads][16 outputs][4], one scale an output; a packed
- * group of 1024 bytes is also what a B tile of AMX looks like. Activations: signed bytes with one scale for each row
- * and group of 64 channels. Sums within a group are exact integers; groups are added in float, in order, by the same
- * operations however many rows there are: what a row gives depends on that row alone.
+ * Weights are packed [N/16][K/group] into records, each the weights of a group of channels for 16 outputs:
+ *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups
+ *   Q8      group 32: [8 quads][16 outputs][4] bytes w + 128, then 16 scales in float16
+ *   Q4      group 32: [4 quads][16 outputs][4] bytes, the low half quad i and the high half quad i + 4, each w + 8;
+ *           then 16 scales
+ *   Q8_MIN, Q4_MIN    the same and 16 minima; the 4-bit weights are 0..15 then
+ * An INT8 record of 1024 bytes is also what a B tile of AMX looks like. Sums within a group are exact integers; groups
+ * are added in float, in order, by the same operations however many rows there are: what a row gives depends on that row
+ * alone.
  */
-#include "pool.h"
-#include "vectors.h"
+#include "activations.h"
 #include <stdlib.h>
 
-enum { GROUP = 64, QUADS = GROUP / 4, BLOCK = 16, PACKED = GROUP * BLOCK, VECTORS = BLOCK / LANES };
-enum { PLAIN, NORMED, GATED };
+enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 
-/* Padded to whole groups and blocks, `scales` too. */
-typedef struct {
-    const uint8_t *packed;
-    const float *scales;
-    int64_t n_out, n_in;
-} weights;
+#define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN)
+#define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN)
+#define QUADS(format) (format == INT8 ? 16 : 8)
+#define RECORD(format) \
+    (format == INT8 ? 1024 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
 
-typedef struct {
-    const weights *w;
-    const float *x, *norm;
-    float *y;
-    float eps;
-    int kind, add, n_rows, n_groups, n_blocks, grain, n_grains;
-    int8_t *q;
-    float *scale;
-    int32_t *offset;
-} call;
-
-/* ---- rows to bytes ------------------------------------------------------------------------------------------- */
-
-/* 1 / rms of a row: lanes are summed in a fixed order. */
-static float inverse_rms(const float *x, int n, float eps) {
-    vf total = {0};
-    for (int i = 0; i < n; i += LANES) {
-        vf v = i + LANES <= n ? load(x + i) : load_some(x + i, n - i);
-        total = fused(v, v, total);
-    }
-    return 1.0f / sqrtf(sum(total) / (float)n + eps);
-}
-
-/* Channels i.. of a row as the kind says; 0 beyond the row's end. */
-INLINE vf channel(const call *c, const float *x, int i, float factor) {
-    int n = (int)c->w->n_in, whole = i + LANES <= n, some = n - i;
-    if (some <= 0) return splat(0);
-    vf v = whole ? load(x + i) : load_some(x + i, some);
-    if (c->kind == NORMED) return v * splat(factor) * (whole ? load(c->norm + i) : load_some(c->norm + i, some));
-    if (c->kind == GATED) {
-        vf up = whole ? load(x + n + i) : load_some(x + n + i, some);
-        return v / (splat(1) + exponential(-v)) * up;
-    }
-    return v;
-}
-
-static void quantize_row(const call *c, int row) {
-    int n = (int)c->w->n_in;
-    const float *x = c->x + (int64_t)row * n * (c->kind == GATED ? 2 : 1);
-    float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
-    for (int g = 0; g < c->n_groups; g++) {
-        vf v[GROUP / LANES], most = {0};
-        for (int i = 0; i < GROUP / LANES; i++) {
-            v[i] = channel(c, x, g * GROUP + i * LANES, factor);
-            most = larger(absolute(v[i]), most);
-        }
-        float amax = largest(most), inverse = amax > 1e-30f ? 127.0f / amax : 0;
-        int64_t at = (int64_t)row * c->n_groups + g;
-        vi total = {0};
-        for (int i = 0; i < GROUP / LANES; i++) {
-            vi q = nearest(v[i] * splat(inverse));
-            vb bytes = __builtin_convertvector(q, vb);
-            memcpy(c->q + at * GROUP + i * LANES, &bytes, sizeof bytes);
-            total += q;
-        }
-        int32_t s = 0;
-        for (int i = 0; i < LANES; i++) s += total[i];
-        c->scale[at] = inverse == 0 ? 0 : amax / 127.0f;
-        c->offset[at] = -OFFSET * s;
-    }
-}
-
-enum { ROWS_A_TASK = 8 };
-
-static void quantize_some(void *context, int task, int thread) {
-    const call *c = context;
-    (void)thread;
-    for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
-}
-
-/* ---- products ------------------------------------------------------------------------------------------------ */
-
-INLINE void finish(const call *c, int row, int block, const vf *totals) {
+INLINE void finish(const call *c, const int FORMAT, int row, int block, const vf *totals) {
     const weights *w = c->w;
     for (int v = 0; v < VECTORS; v++) {
         int n = block * BLOCK + v * LANES, left = (int)w->n_out - n;
         if (left <= 0) return;
         float *y = c->y + (int64_t)row * w->n_out + n;
-        vf value = totals[v] * load(w->scales + n);
+        vf value = FORMAT == INT8 ? totals[v] * load(w->scales + n) : totals[v];
         if (left >= LANES) {
             store(y, c->add ? load(y) + value : value);
             continue;
@@ -107,32 +37,55 @@ INLINE void finish(const call *c, int row, int block, const vf *totals) {
     }
 }
 
-/* R rows times C blocks of 16 outputs; R and C are constants after inlining. */
-INLINE void tile(const call *c, const int R, const int C, int row, int block) {
-    const int V = C * VECTORS, G = c->n_groups;
-    const uint8_t *w = c->w->packed + (int64_t)block * G * PACKED;
-    const int8_t *x = c->q + (int64_t)row * G * GROUP;
-    const float *scale = c->scale + (int64_t)row * G;
-    const int32_t *offset = c->offset + (int64_t)row * G;
+/* Adds quad q of a group to the integer sums of R rows; `part` holds it for V vectors of outputs. */
+INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][4 * VECTORS], const quads *part, const int8_t *x,
+                     int64_t stride, int q) {
+    UNROLL for (int r = 0; r < R; r++) {
+        int32_t four;
+        memcpy(&four, x + r * stride + q * 4, 4);
+        UNROLL for (int v = 0; v < V; v++)
+            acc[r][v] = IS_NIBBLES(FORMAT) ? dot_unsigned(acc[r][v], part[v], four) : dot(acc[r][v], part[v], four);
+    }
+}
+
+/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. */
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block) {
+    const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
+    const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
+    const uint8_t *record = c->w->packed + block * next;
+    const int8_t *x = c->q + first * CHANNELS;
+    const float *scale = c->scale + first, *total = c->total + first;
+    const int32_t *zero = c->zero + first;
     vf totals[4][4 * VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
-    for (int g = 0; g < G; g++) {
+    for (int g = 0; g < G; g++, record += RECORD(FORMAT), x += CHANNELS) {
         vi acc[4][4 * VECTORS];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(offset[r * G + g]);
-        for (int q = 0; q < QUADS; q++) {
-            quads part[4 * VECTORS];
-            UNROLL for (int v = 0; v < V; v++)
-                part[v] = load_quads(w + ((int64_t)(v / VECTORS) * G + g) * PACKED + q * 64 + v % VECTORS * WIDTH);
+        quads part[4 * VECTORS], high[4 * VECTORS];
+#define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * G + g]);
+        for (int q = 0; q < (IS_NIBBLES(FORMAT) ? 4 : QUADS(FORMAT)); q++) {
+            UNROLL for (int v = 0; v < V; v++) {
+                if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
+                else part[v] = load_quads(AT(v) + q * 64);
+            }
+            add_quad(FORMAT, R, V, acc, part, x, stride, q);
+            if (IS_NIBBLES(FORMAT)) add_quad(FORMAT, R, V, acc, high, x, stride, q + 4);
+        }
+        UNROLL for (int v = 0; v < V; v++) {
+            const uint8_t *after = record + v / VECTORS * next + (IS_NIBBLES(FORMAT) ? 256 : 512) + v % VECTORS * LANES * 2;
+            vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
+            vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
             UNROLL for (int r = 0; r < R; r++) {
-                int32_t four;
-                memcpy(&four, x + ((int64_t)r * G + g) * GROUP + q * 4, 4);
-                UNROLL for (int v = 0; v < V; v++) acc[r][v] = dot(acc[r][v], part[v], four);
+                vf sums = __builtin_convertvector(acc[r][v], vf);
+                if (FORMAT != INT8) sums *= weight_scale;
+                totals[r][v] = fused(sums, splat(scale[r * G + g]), totals[r][v]);
+                if (HAS_MINIMA(FORMAT)) totals[r][v] = fused(minimum, splat(total[r * G + g]), totals[r][v]);
             }
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
-            totals[r][v] = fused(__builtin_convertvector(acc[r][v], vf), splat(scale[r * G + g]), totals[r][v]);
+#undef AT
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++) finish(c, row + r, block + b, totals[r] + b * VECTORS);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
+        finish(c, FORMAT, row + r, block + b, totals[r] + b * VECTORS);
 }
 
 /* Tiles that fill the registers there are. */
@@ -144,58 +97,65 @@ enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
 enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
 #endif
 
-static __attribute__((noinline)) void tall(const call *c, int row, int block) { tile(c, TALL, BROAD, row, block); }
-static __attribute__((noinline)) void flat(const call *c, int row, int block) { tile(c, 1, BROAD_ONE, row, block); }
-static __attribute__((noinline)) void two(const call *c, int row, int block) { tile(c, 2, BROAD, row, block); }
-static __attribute__((noinline)) void single(const call *c, int row, int block) { tile(c, 1, 1, row, block); }
-static __attribute__((noinline)) void column(const call *c, int row, int block) { tile(c, TALL, 1, row, block); }
-
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
-static void columns(const call *c, int first, int last, int top, int end) {
+INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
     int block = first;
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) tall(c, row, block);
-        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) two(c, row, block);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block);
+        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block);
         for (; row < end; row++)
-            for (int b = 0; b < BROAD; b++) single(c, row, block + b);
+            for (int b = 0; b < BROAD; b++) tile(c, FORMAT, 1, 1, row, block + b);
     }
     for (; block < last; block++) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) column(c, row, block);
-        for (; row < end; row++) single(c, row, block);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, 1, row, block);
+        for (; row < end; row++) tile(c, FORMAT, 1, 1, row, block);
     }
 }
 
-static void products(void *context, int task, int thread) {
-    const call *c = context;
+INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    (void)thread;
     if (c->n_rows > 1) {
-        columns(c, first, last, row, end);
+        columns(c, FORMAT, first, last, row, end);
         return;
     }
-    for (; first + BROAD_ONE <= last; first += BROAD_ONE) flat(c, 0, first);
-    for (; first < last; first++) single(c, 0, first);
+    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first);
+    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first);
 }
 
+#define PRODUCTS(FORMAT) \
+    static void products_##FORMAT(void *context, int task, int thread) { \
+        (void)thread; \
+        products(context, FORMAT, task); \
+    }
+PRODUCTS(INT8)
+PRODUCTS(Q8)
+PRODUCTS(Q8_MIN)
+PRODUCTS(Q4)
+PRODUCTS(Q4_MIN)
+
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds 72 bytes for each row and group. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
+    static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN};
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows};
-    c.n_groups = (int)((w->n_in + GROUP - 1) / GROUP);
+    int format = (int)w->format;
+    c.group = QUADS(format) * 4;
+    c.n_groups = (int)((w->n_in + c.group - 1) / c.group);
     c.n_blocks = (int)((w->n_out + BLOCK - 1) / BLOCK);
     int64_t total = n_rows * c.n_groups;
     c.q = scratch;
-    c.scale = (float *)(c.q + total * GROUP);
-    c.offset = (int32_t *)(c.scale + total);
+    c.scale = (float *)(c.q + total * c.group);
+    c.total = c.scale + total;
+    c.zero = (int32_t *)(c.total + total);
     noria_parallel(quantize_some, &c, (int)((n_rows + ROWS_A_TASK - 1) / ROWS_A_TASK));
-    c.grain = TASK_BYTES / (c.n_groups * PACKED) / 4 * 4;
+    c.grain = TASK_BYTES / (c.n_groups * RECORD(format)) / 4 * 4;
     if (c.grain < 4) c.grain = 4;
     c.n_grains = (c.n_blocks + c.grain - 1) / c.grain;
-    noria_parallel(products, &c, c.n_grains * ((c.n_rows + TASK_ROWS - 1) / TASK_ROWS));
+    noria_parallel(by_format[format], &c, c.n_grains * ((c.n_rows + TASK_ROWS - 1) / TASK_ROWS));
 }

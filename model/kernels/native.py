@@ -20,12 +20,15 @@ from model.kernels.build import fingerprint, library
 log = logging.getLogger(__name__)
 
 GROUP, BLOCK = 64, 16
-"""Channels that share an activation's scale, and outputs packed together."""
+"""Channels that share an activation's scale beside int8 weights, and outputs packed together."""
+BLOCK_GROUP = 32
+"""Channels that share a scale in blocks, weights' and activations'."""
 LEVELS = ("baseline", "avx2", "avx512vnni")
 ENVIRONMENT = "NORIA_KERNELS"
 PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS = 32, 64, 512, 16
 """Limits of attention.c."""
 _PLAIN, _NORMED, _GATED = range(3)
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
 
 
 class _Weights(ctypes.Structure):
@@ -34,6 +37,7 @@ class _Weights(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("n_out", ctypes.c_int64),
         ("n_in", ctypes.c_int64),
+        ("format", ctypes.c_int64),
     )
 
 
@@ -53,12 +57,13 @@ class _Attention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """int8 weights of one projection as linear.c reads them; see `pack`."""
+    """Weights of one projection as linear.c reads them; see `pack` and `pack_blocks`."""
 
     n_out: int
     n_in: int
+    group: int
     packed: Tensor
-    scales: Tensor
+    scales: Tensor | None
     struct: _Weights
 
 
@@ -76,7 +81,32 @@ def pack(weight: Tensor, scales: Tensor) -> PackedWeights:
     blocks = whole.view(rows // BLOCK, BLOCK, columns // GROUP, GROUP // 4, 4)
     packed = blocks.permute(0, 2, 3, 1, 4).contiguous()  # [N/16, K/64, 16 quads, 16 outputs, 4]
     scales = torch.nn.functional.pad(scales, (0, rows - n_out))
-    return PackedWeights(n_out, n_in, packed, scales, _Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in))
+    struct = _Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
+    return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
+
+
+def pack_blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
+    """Blocks of 32 channels with a scale each, w = scale * q (+ min), as linear.c reads them.
+
+    quants [n_out, n_in/32, 32] int8 (-128 counts as -127), or [n_out, n_in/32, 16] uint8: channel i in the low half of
+    byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
+    scales, mins [n_out, n_in/32] float16.
+    """
+    n_out, n_groups, n_bytes = quants.shape
+    if quants.dtype is torch.int8:
+        quants = quants.clamp(min=-127).view(torch.uint8) ^ 128
+    rows = padded(n_out, BLOCK)
+    extra = [part.view(torch.uint8).unflatten(1, (n_groups, 2)) for part in (scales, mins) if part is not None]
+    parts = []
+    for part, width in ((quants, 4), *((part, 2) for part in extra)):
+        whole = torch.nn.functional.pad(part, (0, 0, 0, 0, 0, rows - n_out))
+        blocks = whole.view(rows // BLOCK, BLOCK, n_groups, -1, width)
+        parts.append(blocks.permute(0, 2, 3, 1, 4).flatten(2))  # [N/16, K/32, bytes]
+    packed = torch.cat(parts, dim=2)
+    kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
+    n_in = n_groups * BLOCK_GROUP
+    struct = _Weights(packed.data_ptr(), None, n_out, n_in, kinds[mins is not None])
+    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)
 
 
 @dataclass(slots=True)
@@ -122,7 +152,7 @@ class Kernels:
                 eps,
                 y.data_ptr(),
                 onto is not None,
-                self._room(n_rows * padded(weights.n_in, GROUP) // GROUP * (GROUP + 8)),
+                self._room(n_rows * -(-weights.n_in // weights.group) * (weights.group + 12)),
             )
         return y
 

@@ -43,6 +43,21 @@ INLINE vi load_int(const void *p) { vi v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 /* The first n floats, 0 beyond. */
 INLINE vf load_some(const float *p, int n) { vf v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
+/* LANES values of float16, aligned to nothing. */
+INLINE vf load_half(const void *p) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
+#else
+    typedef uint16_t half __attribute__((vector_size(WIDTH / 2)));
+    half h;
+    memcpy(&h, p, sizeof h);
+    vi bits = __builtin_convertvector(h, vi);
+    vf magnitude = (vf)((bits & splat_int(0x7FFF)) << 13) * splat(0x1p112f);
+    return (vf)((vi)magnitude | (bits & splat_int(0x8000)) << 16);
+#endif
+}
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 INLINE vf absolute(vf a) { return (vf)((vi)a & splat_int(0x7FFFFFFF)); }
@@ -60,20 +75,29 @@ INLINE vf fused(vf a, vf b, vf c) {
 #endif
 }
 
+/* Lanes i and i + LANES/2 are combined, then i and i + LANES/4, to the last: the same order at every width. */
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+INLINE f4 larger4(f4 a, f4 b) { return (f4)(((a > b) & (i4)a) | (~(a > b) & (i4)b)); }
+INLINE f4 plus4(f4 a, f4 b) { return a + b; }
+#define FOLD(v, four, combine) \
+    four part[LANES / 4]; \
+    memcpy(part, &v, sizeof v); \
+    for (int n = LANES / 8; n; n /= 2) \
+        for (int i = 0; i < n; i++) part[i] = combine(part[i], part[i + n]);
 INLINE float sum(vf v) {
-    float s[LANES];
-    memcpy(s, &v, sizeof s);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) s[i] += s[i + step];
-    return s[0];
+    FOLD(v, f4, plus4)
+    return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
-
 INLINE float largest(vf v) {
-    float s[LANES];
-    memcpy(s, &v, sizeof s);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) s[i] = s[i] > s[i + step] ? s[i] : s[i + step];
-    return s[0];
+    FOLD(v, f4, larger4)
+    float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2], b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
+    return a > b ? a : b;
+}
+INLINE i4 plus4_int(i4 a, i4 b) { return a + b; }
+INLINE int32_t sum_int(vi v) {
+    FOLD(v, i4, plus4_int)
+    return part[0][0] + part[0][2] + part[0][1] + part[0][3];
 }
 
 /* Nearest integer, ties to even, for |x| < 2^22. */
@@ -100,12 +124,14 @@ INLINE vf exponential(vf x) {
 }
 
 /* Dot products of bytes: `quads` of packed weights w + 128, 4 to a lane, times 4 signed bytes of one row. OFFSET is
- * what the result exceeds the signed product by, in sums of the row's bytes. */
+ * what the result exceeds the signed product by, in sums of the row's bytes. `load_nibbles` takes two quads of weights
+ * 0..15 from the halves of bytes, for `dot_unsigned`. */
 #if defined(__AVX512VNNI__)
 enum { OFFSET = 128 };
 typedef vi quads;
 INLINE quads load_quads(const uint8_t *w) { return load_int(w); }
 INLINE vi dot(vi acc, quads w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x)); }
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #elif defined(__AVX2__)
 enum { OFFSET = 0 };
 typedef vi quads;
@@ -114,6 +140,10 @@ INLINE vi dot(vi acc, quads w, int32_t x) {
     __m256i row = _mm256_set1_epi32(x);
     /* Pairs of products of |x| <= 127 and |w| <= 127 fit in 16 bits: nothing saturates. */
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), _mm256_sign_epi8((__m256i)w, row));
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) {
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
     return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 #else
@@ -128,4 +158,17 @@ INLINE vi dot(vi acc, quads w, int32_t x) {
     vi pairs = (vi)(w.even * ((vh)(row << 8) >> 8) + w.odd * (row >> 8)); /* |.| <= 2 * 127 * 127 fits */
     return acc + ((vi)(pairs << 16) >> 16) + (pairs >> 16);
 }
+INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
+
+INLINE void load_nibbles(const uint8_t *p, quads *low, quads *high) {
+    vi both = load_int(p), mask = splat_int(0x0F0F0F0F);
+#if defined(__AVX2__)
+    *low = both & mask;
+    *high = (both >> 4) & mask;
+#else
+    vh a = (vh)(both & mask), b = (vh)((both >> 4) & mask);
+    *low = (quads){(vh)(a << 8) >> 8, a >> 8};
+    *high = (quads){(vh)(b << 8) >> 8, b >> 8};
+#endif
+}
