@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
+from model.kernels import native
 from model.packing import upload
 from model.sampling_params import SamplingParams
 
@@ -36,12 +37,8 @@ def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogp
     own = log_softmax(logits[wanted]) if wanted else None
     for step in BEFORE:
         _apply(step, logits, slices)
-    tokens = logits.argmax(dim=-1)  # [N]; the first of equals
-    drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
-    if drawing:
-        rows = slice(None) if len(drawing) == len(slices) else drawing
-        chosen = [slices[row] for row in drawing]
-        tokens[rows] = _draw(logits[rows], chosen)
+    kernels = native.kernels() if logits.device.type == "cpu" else None
+    tokens = _draw(logits, slices) if kernels is None else kernels.draw(logits, _draw_rows(slices))
     ids: list[int] = tokens.tolist()
     logprobs: dict[int, TokenLogprob] = {}
     if own is not None:
@@ -248,7 +245,40 @@ def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device) -> Tens
     return (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
 
 
+def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
+    return noise_keys(
+        [item.params.seed for item in slices],
+        [item.choice for item in slices],
+        [item.stop - item.n_prompt for item in slices],
+    )
+
+
+def _draw_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
+    """For kernels/draw.c, which does all that follows at once."""
+    rows = np.zeros(len(slices), dtype=native.DRAW)
+    drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    if drawing:
+        chosen = [slices[row] for row in drawing]
+        keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
+        params = [item.params for item in chosen]
+        rows[drawing] = [
+            (max(p.temperature, LEAST_TEMPERATURE), p.min_p, p.top_p, max(p.top_k, 0), start, step)
+            for p, (start, step) in zip(params, keys.tolist(), strict=True)
+        ]
+    return rows
+
+
 def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [N]: the greatest logit, the first of equals, or a draw."""
+    tokens = logits.argmax(dim=-1)
+    drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    if drawing:
+        rows = slice(None) if len(drawing) == len(slices) else drawing
+        tokens[rows] = _race(logits[rows], [slices[row] for row in drawing])
+    return tokens
+
+
+def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     """Tokens [n]: the one whose exponential clock, of rate its probability, rings first (the Gumbel-max draw).
 
     A rounding error in the logits changes the token only where two clocks ring within that error of each other; a
@@ -256,10 +286,5 @@ def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     """
     for step in DISTRIBUTION:
         _apply(step, logits, slices)
-    keys = noise_keys(
-        [item.params.seed for item in slices],
-        [item.choice for item in slices],
-        [item.stop - item.n_prompt for item in slices],
-    )
-    waits = noise(keys, logits.shape[1], logits.device).log_().neg_()
+    waits = noise(_keys_of(slices), logits.shape[1], logits.device).log_().neg_()
     return logits.exp_().div_(waits).argmax(dim=-1)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.errors import OptionError
@@ -53,6 +55,13 @@ class _Attention(ctypes.Structure):
         ),
         ("kind", ctypes.c_int64),
     )
+
+
+DRAW = np.dtype(
+    [(name, np.float32) for name in ("temperature", "min_p", "top_p")]
+    + [(name, np.int32) for name in ("top_k", "start", "step")]
+)
+"""How a row is drawn: `params` of draw.c."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,7 @@ class Kernels:
     variant: str
     _linear: Any
     _attention: Any
+    _draw: Any
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
@@ -161,6 +171,15 @@ class Kernels:
         with self._lock:
             self._attention(ctypes.byref(_Attention(**arguments)))
 
+    def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
+        """Tokens [N] int64 drawn from logits [N, vocab_size] float32, overwritten, as `rows` [N] of DRAW say."""
+        if rows.dtype != DRAW or logits.dtype is not torch.float32 or len(rows) != len(logits):
+            raise ValueError(f"expected {len(logits)} rows of {DRAW} and float32 logits, got {logits.dtype}")
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        with self._lock:
+            self._draw(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
+        return tokens
+
     def _room(self, n_bytes: int) -> int:
         if len(self._scratch) < n_bytes:
             self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
@@ -184,12 +203,13 @@ def variant(name: str) -> Kernels:
     """The kernels called `name`, one of `available()`."""
     compiled = _library()
     assert compiled is not None
-    linear, attention = getattr(compiled, f"linear_{name}"), getattr(compiled, f"attention_{name}")
+    linear, attention, draw = (getattr(compiled, f"{kernel}_{name}") for kernel in ("linear", "attention", "draw"))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     linear.argtypes = (pointer, pointer, integer, integer, pointer, ctypes.c_float, pointer, integer, pointer)
     attention.argtypes = (pointer,)
-    linear.restype = attention.restype = None
-    return Kernels(name, linear, attention)
+    draw.argtypes = (pointer, integer, integer, pointer, pointer)
+    linear.restype = attention.restype = draw.restype = None
+    return Kernels(name, linear, attention, draw)
 
 
 def kernels() -> Kernels | None:

@@ -123,6 +123,29 @@ INLINE vf exponential(vf x) {
     return choose(tiny, splat(0), p);
 }
 
+/* Natural logarithm of a normal, positive x, to about 1 unit in the last place (the polynomial of Cephes' logf). */
+INLINE vf logarithm(vf x) {
+    vi bits = (vi)x, n = (bits >> 23) - splat_int(126);
+    vf m = (vf)((bits & splat_int(0x007FFFFF)) | splat_int(0x3F000000)); /* 0.5 <= m < 1 */
+    vi small = m < splat(0.707106781186547524f);
+    n += small; /* -1 where true */
+    m = m + choose(small, m, splat(0)) - splat(1);
+    vf k = __builtin_convertvector(n, vf), z = m * m;
+    vf p = splat(7.0376836292e-2f);
+    p = fused(p, m, splat(-1.1514610310e-1f));
+    p = fused(p, m, splat(1.1676998740e-1f));
+    p = fused(p, m, splat(-1.2420140846e-1f));
+    p = fused(p, m, splat(1.4249322787e-1f));
+    p = fused(p, m, splat(-1.6668057665e-1f));
+    p = fused(p, m, splat(2.0000714765e-1f));
+    p = fused(p, m, splat(-2.4999993993e-1f));
+    p = fused(p, m, splat(3.3333331174e-1f));
+    p = p * m * z;
+    p = fused(k, splat(-2.12194440e-4f), p);
+    p = fused(splat(-0.5f), z, p);
+    return fused(k, splat(0.693359375f), m + p);
+}
+
 /* Dot products of bytes: `quads` of packed weights w + 128, 4 to a lane, times 4 signed bytes of one row. OFFSET is
  * what the result exceeds the signed product by, in sums of the row's bytes. `load_nibbles` takes two quads of weights
  * 0..15 from the halves of bytes, for `dot_unsigned`. */

@@ -11,10 +11,18 @@ from torch import Tensor
 
 from model import sampler
 from model.batch import Slice
+from model.kernels import native
 from model.sampler import log_softmax, noise, noise_keys, sample, token_logprobs
 from model.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    return request.param
 
 
 def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **params: object) -> Slice:
@@ -272,6 +280,7 @@ def test_rows_without_logprobs_have_none() -> None:
 def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids 0 and 4 are cut off: whatever their noise, they are not drawn."""
     others = 1 - extreme
+    monkeypatch.setenv(native.ENVIRONMENT, "torch")
     monkeypatch.setattr(sampler, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
     assert draw([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
 
@@ -279,3 +288,13 @@ def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pyt
 def test_choices_of_one_request_differ() -> None:
     drawn = {draw([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
     assert len(drawn) > 5
+
+
+def test_implementations_draw_the_same_tokens(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a vocabulary of real size, for every kind of cut; rounding may change hardly any."""
+    kinds = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 2000, "top_p": 0.5}, {"temperature": 0.0})
+    items = [after(seed=seed, **kinds[seed % len(kinds)]) for seed in range(60)]
+    logits = torch.randn(len(items), 49_153) * 2
+    found = sample(logits.clone(), items)
+    monkeypatch.setenv(native.ENVIRONMENT, "torch" if implementation == "compiled" else "")
+    assert sum(a != b for a, b in zip(found, sample(logits, items), strict=True)) <= 1

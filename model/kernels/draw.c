@@ -1,0 +1,185 @@
+/* One token for each row of logits: the greatest, or a draw after temperature, min_p, top_k and top_p.
+ *
+ * No sorting: what top_k and top_p keep is found by counting how many values, and of what weight together, share their
+ * leading bits, and again within the group where the limit falls. A row's token depends on that row alone.
+ */
+#include "pool.h"
+#include "vectors.h"
+#include <stdlib.h>
+
+/* temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all. `start` and `step` (odd) are those of the noise. */
+typedef struct {
+    float temperature, min_p, top_p;
+    int32_t top_k, start, step;
+} params;
+
+typedef struct {
+    float *logits;
+    const params *rows;
+    int64_t *tokens, n_tokens;
+} call;
+
+/* Values i.. of n, 0 beyond; and back. */
+INLINE vf load_at(const float *x, int64_t i, int64_t n) {
+    return n - i >= LANES ? load(x + i) : load_some(x + i, (int)(n - i));
+}
+INLINE void store_at(float *x, int64_t i, int64_t n, vf v) {
+    if (n - i >= LANES) store(x + i, v);
+    else memcpy(x + i, &v, (size_t)(n - i) * 4);
+}
+
+enum { STRETCH = 1024 };
+
+/* Lowest index of the greatest of n values. */
+static int64_t greatest(const float *x, int64_t n) {
+    float best = -INFINITY;
+    int64_t found = 0, i = 0;
+    for (int64_t first = 0; first < n; first += STRETCH) {
+        int64_t end = first + STRETCH < n ? first + STRETCH : n;
+        vf most = splat(-INFINITY);
+        for (i = first; i + LANES <= end; i += LANES) most = larger(load(x + i), most);
+        float top = largest(most);
+        for (; i < end; i++) top = x[i] > top ? x[i] : top;
+        if (top > best) best = top, found = first;
+    }
+    for (i = found; i < n; i++)
+        if (x[i] == best) return i;
+    return 0;
+}
+
+/* Logits [n] to weights exp((x - top) / temperature); those below min_p are hidden: 0. */
+static void weigh(float *x, int64_t n, float top, float temperature, float min_p) {
+    vf scale = splat(temperature), least = splat(min_p);
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf weight = exponential((load_at(x, i, n) - splat(top)) / scale);
+        store_at(x, i, n, choose(weight < least, splat(0), weight));
+    }
+}
+
+static double total_of(const float *x, int64_t n) {
+    double total = 0;
+    for (int64_t first = 0; first < n; first += STRETCH) {
+        int64_t end = first + STRETCH < n ? first + STRETCH : n;
+        vf part = splat(0);
+        for (int64_t i = first; i < end; i += LANES) part += load_at(x, i, end);
+        total += sum(part);
+    }
+    return total;
+}
+
+enum { DIGITS = 11, BUCKETS = 1 << DIGITS };
+
+/* The n values among which the limit falls; how many of them (`k`, if not 0) or what weight is wanted. */
+typedef struct {
+    float *x;
+    int64_t n, k;
+    double weight;
+} search;
+
+/* The next `digits` bits, from `shift` on, of the value at the limit; only values that share them are left after. */
+static uint32_t descend(search *s, int shift, int digits) {
+    static _Thread_local int32_t count[BUCKETS];
+    static _Thread_local double weight[BUCKETS];
+    const uint32_t mask = (1u << digits) - 1;
+    uint32_t bits, b = mask;
+    int64_t left = 0;
+    memset(count, 0, sizeof count);
+    memset(weight, 0, sizeof weight);
+    for (int64_t i = 0; i < s->n; i++) {
+        memcpy(&bits, s->x + i, 4);
+        count[bits >> shift & mask]++;
+        weight[bits >> shift & mask] += s->x[i];
+    }
+    for (; b > 0 && (s->k ? count[b] < s->k : weight[b] < s->weight); b--) {
+        s->k -= s->k ? count[b] : 0;
+        s->weight -= weight[b];
+    }
+    for (int64_t i = 0; i < s->n; i++) { /* no branch: it would be foreseen wrongly half the time */
+        memcpy(&bits, s->x + i, 4);
+        memcpy(s->x + left, &bits, 4);
+        left += (bits >> shift & mask) == b;
+    }
+    s->n = left;
+    return b << shift;
+}
+
+/* Values of at least `least`, packed, in memory of this thread that the next call overwrites. */
+static search candidates(const float *x, int64_t n, float least) {
+    static _Thread_local float *room;
+    static _Thread_local int64_t size;
+    if (size < n) {
+        free(room);
+        room = malloc((size_t)n * sizeof *room);
+        size = n;
+    }
+    search s = {room, 0, 0, 0};
+    for (int64_t i = 0; i < n; i++) {
+        room[s.n] = x[i];
+        s.n += x[i] >= least;
+    }
+    return s;
+}
+
+/* Hide all but the k greatest weights, or the fewest that hold `share` of all weight; the lowest index of equals stays.
+ * Weights are not negative, so they order as their bits do. */
+static void keep(float *x, int64_t n, int64_t k, double share) {
+    double total = k ? 0 : total_of(x, n);
+    /* Together, weights as small as this are less than what may be missing: their like is never needed. */
+    float least = k ? 0 : (float)(0.5 * (1 - share) * total / (double)n), cut;
+    search s = candidates(x, n, least);
+    s.k = k;
+    s.weight = share * total;
+    uint32_t bits = descend(&s, 32 - DIGITS, DIGITS);
+    bits |= descend(&s, 32 - 2 * DIGITS, DIGITS);
+    bits |= descend(&s, 0, 32 - 2 * DIGITS);
+    memcpy(&cut, &bits, 4);
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf v = load_at(x, i, n);
+        store_at(x, i, n, choose(v < splat(cut), splat(0), v));
+    }
+    double places = k ? (double)s.k : ceil(s.weight / cut); /* for the s.n values that equal the cut */
+    for (int64_t i = 0; i < n && places < (double)s.n; i++)
+        if (x[i] == cut && places-- <= 0) x[i] = 0;
+}
+
+/* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in sampler.py. */
+INLINE vf uniform(vi x) {
+    x ^= (x >> 16) & splat_int(0xFFFF);
+    x *= splat_int(0x7FEB352D);
+    x ^= (x >> 15) & splat_int(0x1FFFF);
+    x *= splat_int((int32_t)0x846CA68B);
+    x ^= (x >> 16) & splat_int(0xFFFF);
+    vi bits = (x >> 9) & splat_int(0x7FFFFF); /* 23: more would round to 1, whose logarithm is 0 */
+    return (__builtin_convertvector(bits, vf) + splat(0.5f)) * splat(0x1p-23f);
+}
+
+/* The token whose exponential clock, of rate its weight, rings first; its weight / waiting time is the greatest. */
+static void race(float *x, int64_t n, const params *p) {
+    vi lane, step = splat_int((int32_t)((uint32_t)p->step * LANES));
+    for (int i = 0; i < LANES; i++) lane[i] = (int32_t)((uint32_t)p->step * (uint32_t)i + (uint32_t)p->start);
+    for (int64_t i = 0; i < n; i += LANES, lane += step)
+        store_at(x, i, n, load_at(x, i, n) / -logarithm(uniform(lane)));
+}
+
+static void draw_row(void *context, int row, int thread) {
+    const call *c = context;
+    const params *p = c->rows + row;
+    int64_t n = c->n_tokens;
+    float *x = c->logits + row * n;
+    (void)thread;
+    int64_t best = greatest(x, n);
+    if (p->temperature > 0) {
+        weigh(x, n, x[best], p->temperature, p->min_p);
+        if (p->top_k > 0 && p->top_k < n) keep(x, n, p->top_k, 0);
+        if (p->top_p < 1) keep(x, n, 0, p->top_p);
+        race(x, n, p);
+        best = greatest(x, n);
+    }
+    c->tokens[row] = best;
+}
+
+/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten. */
+void EXPORT(draw)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
+    call c = {logits, rows, tokens, n_tokens};
+    noria_parallel(draw_row, &c, (int)n_rows);
+}
