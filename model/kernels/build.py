@@ -17,10 +17,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = ("linear.c", "attention.c", "draw.c")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
+_AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
+_AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 X86_VARIANTS = {
-    "avx512vnni": "-mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni "
-    "-mprefer-vector-width=512",
-    "avx2": "-mavx2 -mfma -mf16c -mbmi2",
+    "amx": f"{_AVX512} -mamx-tile -mamx-int8",
+    "avx512vnni": _AVX512,
+    "avx2": _AVX2,
     "baseline": "",
 }
 
@@ -32,7 +34,7 @@ def library() -> Path:
 
 def fingerprint() -> str:
     """Of the sources and this recipe: a library made from others must not be called."""
-    names = (*SOURCES, "pool.c", "pool.h", "vectors.h", "activations.h", Path(__file__).name)
+    names = (*SOURCES, "pool.c", "pool.h", "vectors.h", "activations.h", "tiles.h", Path(__file__).name)
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
 
 
@@ -56,9 +58,10 @@ def build(target: Path) -> None:
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
     zig = "ziglang" in command
+    known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
     with tempfile.TemporaryDirectory() as folder:
         jobs = {f"{folder}/pool.o": [*FLAGS, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
-        for name, flags in variants().items():
+        for name, flags in known.items():
             # zig compiles for the machine it runs on unless told otherwise.
             chosen = [*(["-mcpu=baseline"] if zig else []), *flags, f"-DVARIANT={name}"]
             for source in SOURCES:
@@ -67,6 +70,12 @@ def build(target: Path) -> None:
         linked = target.with_suffix(f".{os.getpid()}.tmp")
         _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])
         linked.replace(target)  # at once: a process that has the old one open keeps it
+
+
+def _accepts(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Older compilers do not know the newest instructions."""
+    empty = [*command, *flags, "-fsyntax-only", "-x", "c", "-"]
+    return subprocess.run(empty, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:

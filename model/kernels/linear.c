@@ -11,6 +11,7 @@
  * alone.
  */
 #include "activations.h"
+#include "tiles.h"
 #include <stdlib.h>
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
@@ -88,6 +89,36 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
         finish(c, FORMAT, row + r, block + b, totals[r] + b * VECTORS);
 }
 
+#ifdef TILES
+/* What `tile` gives for 16 rows and one block, to the bit. */
+INLINE void slab(const call *c, const int FORMAT, int row, int block) {
+    const int G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
+    const int64_t stride = (int64_t)G * CHANNELS, first = (int64_t)row * G;
+    const uint8_t *record = c->w->packed + (int64_t)block * G * RECORD(FORMAT);
+    vf totals[TILE_ROWS];
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) totals[r] = splat(0);
+    for (int g = 0; g < G; g++, record += RECORD(FORMAT)) {
+        int32_t sums[TILE_ROWS][16] __attribute__((aligned(64)));
+        quads wide[8];
+        if (IS_NIBBLES(FORMAT))
+            for (int q = 0; q < 4; q++) load_nibbles(record + q * 64, wide + q, wide + q + 4);
+        const uint8_t *w = IS_NIBBLES(FORMAT) ? (const uint8_t *)wide : record;
+        multiply_tiles(c->q + first * CHANNELS + g * CHANNELS, stride, w, CHANNELS, sums);
+        const uint8_t *after = record + (IS_NIBBLES(FORMAT) ? 256 : 512);
+        vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
+        vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
+        UNROLL for (int r = 0; r < TILE_ROWS; r++) {
+            int64_t at = first + r * G + g;
+            vf exact = __builtin_convertvector(load_int(sums[r]) + splat_int(c->zero[at]), vf);
+            if (FORMAT != INT8) exact *= weight_scale;
+            totals[r] = fused(exact, splat(c->scale[at]), totals[r]);
+            if (HAS_MINIMA(FORMAT)) totals[r] = fused(minimum, splat(c->total[at]), totals[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < TILE_ROWS; r++) finish(c, FORMAT, row + r, block, totals + r);
+}
+#endif
+
 /* Tiles that fill the registers there are. */
 #if defined(__AVX512VNNI__)
 enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
@@ -102,6 +133,15 @@ enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
     int block = first;
+#ifdef TILES
+    int whole = end - (end - top) % TILE_ROWS;
+    tiles_begin(QUADS(FORMAT) * 4);
+    for (; block < last; block++)
+        for (int row = top; row < whole; row += TILE_ROWS) slab(c, FORMAT, row, block);
+    tiles_end();
+    top = whole;
+    block = first;
+#endif
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
         for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block);

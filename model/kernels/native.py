@@ -25,12 +25,17 @@ GROUP, BLOCK = 64, 16
 """Channels that share an activation's scale beside int8 weights, and outputs packed together."""
 BLOCK_GROUP = 32
 """Channels that share a scale in blocks, weights' and activations'."""
-LEVELS = ("baseline", "avx2", "avx512vnni")
+LEVELS = ("baseline", "avx2", "avx512vnni", "amx")
 ENVIRONMENT = "NORIA_KERNELS"
 PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS = 32, 64, 512, 16
 """Limits of attention.c."""
 _PLAIN, _NORMED, _GATED = range(3)
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
+
+
+_pointer, _integer = ctypes.c_void_p, ctypes.c_int64
+LINEAR_ARGUMENTS = (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer)
+DRAW_ARGUMENTS = (_pointer, _integer, _integer, _pointer, _pointer)
 
 
 class _Weights(ctypes.Structure):
@@ -192,10 +197,25 @@ def _floats(x: Tensor, width: int) -> Tensor:
     return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
 
 
+@cache
 def available() -> tuple[str, ...]:
     """Variants that are compiled and that this processor runs, the best first."""
     compiled = _library()
-    return () if compiled is None else LEVELS[compiled.noria_level() :: -1]
+    if compiled is None:
+        return ()
+    names = [name for name in LEVELS[compiled.noria_level() :: -1] if hasattr(compiled, f"linear_{name}")]
+    if names[0] == "amx" and not _agree("amx", names[1]):
+        log.warning("products by AMX differ from those by %s on this machine; %s serves", names[1], names[1])
+        del names[0]
+    return tuple(names)
+
+
+def _agree(first: str, second: str) -> bool:
+    """Whether two variants give the same bits, on a product that takes every path through a tile."""
+    source = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (48, 192), generator=source).to(torch.int8)
+    packed, x = pack(weight, torch.ones(48)), torch.randn(40, 192, generator=source)
+    return torch.equal(variant(first).linear(packed, x), variant(second).linear(packed, x))
 
 
 @cache
@@ -204,10 +224,9 @@ def variant(name: str) -> Kernels:
     compiled = _library()
     assert compiled is not None
     linear, attention, draw = (getattr(compiled, f"{kernel}_{name}") for kernel in ("linear", "attention", "draw"))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    linear.argtypes = (pointer, pointer, integer, integer, pointer, ctypes.c_float, pointer, integer, pointer)
-    attention.argtypes = (pointer,)
-    draw.argtypes = (pointer, integer, integer, pointer, pointer)
+    linear.argtypes = LINEAR_ARGUMENTS
+    attention.argtypes = (ctypes.c_void_p,)
+    draw.argtypes = DRAW_ARGUMENTS
     linear.restype = attention.restype = draw.restype = None
     return Kernels(name, linear, attention, draw)
 
