@@ -34,7 +34,7 @@ def library() -> Path:
 
 def fingerprint() -> str:
     """Of the sources and this recipe: a library made from others must not be called."""
-    names = (*SOURCES, "pool.c", "pool.h", "vectors.h", "activations.h", "tiles.h", Path(__file__).name)
+    names = (*SOURCES, "pool.c", "pool.h", "vectors.h", "activations.h", "amx.h", Path(__file__).name)
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
 
 

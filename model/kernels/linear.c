@@ -11,7 +11,7 @@
  * alone.
  */
 #include "activations.h"
-#include "tiles.h"
+#include "amx.h"
 #include <stdlib.h>
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
