@@ -178,6 +178,17 @@ PRODUCTS(Q8_MIN)
 PRODUCTS(Q4)
 PRODUCTS(Q4_MIN)
 
+/* How many of n blocks make a task: a multiple of `step`, at most `most` if that is 4 or more, such that the thread with
+ * most tasks has the fewest blocks. */
+static int balanced(int n, int most, int step) {
+    int threads = noria_thread_count(), best = 0, least = 0;
+    for (int grain = (most < 4 ? 4 : most) / step * step; grain > 0; grain -= step) {
+        int tasks = (n + grain - 1) / grain, longest = (tasks + threads - 1) / threads * grain;
+        if (!best || longest < least) best = grain, least = longest;
+    }
+    return best;
+}
+
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
  * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
@@ -194,8 +205,7 @@ void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t ki
     c.total = c.scale + total;
     c.zero = (int32_t *)(c.total + total);
     noria_parallel(quantize_some, &c, (int)((n_rows + ROWS_A_TASK - 1) / ROWS_A_TASK));
-    c.grain = TASK_BYTES / (c.n_groups * RECORD(format)) / 4 * 4;
-    if (c.grain < 4) c.grain = 4;
+    c.grain = balanced(c.n_blocks, TASK_BYTES / (c.n_groups * RECORD(format)), n_rows > 1 ? BROAD : 1);
     c.n_grains = (c.n_blocks + c.grain - 1) / c.grain;
     noria_parallel(by_format[format], &c, c.n_grains * ((c.n_rows + TASK_ROWS - 1) / TASK_ROWS));
 }

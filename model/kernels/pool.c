@@ -90,6 +90,8 @@ void noria_parallel(task_fn run, void *context, int n) {
         if (spin < PATIENCE) relax(spin); else sched_yield();
 }
 
+int noria_thread_count(void) { return atomic_load(&wanted); }
+
 /* Use n threads, the calling one included; returns the number there really are. Not while kernels run. */
 EXPORT int noria_threads(int n) {
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;

@@ -5,3 +5,6 @@ typedef void (*task_fn)(void *context, int task, int thread);
 
 /* Run task 0..n-1 on all threads, the calling one included; returns when all are done. */
 void noria_parallel(task_fn run, void *context, int n);
+
+/* Threads that share the tasks. */
+int noria_thread_count(void);
