@@ -103,14 +103,25 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes / 2**10:.1f} KiB"
 
 
-def check_weights(config: ModelConfig, dtype: str, value_bytes: int, free: int, where: str) -> int:
-    """Bytes of the weights in `dtype`. Raises OptionError if they exceed `free`, before any is read."""
-    needed = config.n_parameters * value_bytes
+def weight_bytes(config: ModelConfig, value_bytes: int, bits: float | None) -> int:
+    """Bytes of the weights: of `value_bytes` each or, if there are `bits`, these for a projection's.
+
+    Embeddings keep their `value_bytes` then, and a tied head is a projection beside them.
+    """
+    if bits is None:
+        return config.n_parameters * value_bytes
+    embeddings = config.vocab_size * config.dim
+    others = config.n_parameters - (0 if config.tied_head else embeddings)
+    return embeddings * value_bytes + math.ceil(others * bits / 8)
+
+
+def check_weights(config: ModelConfig, needed: int, form: str, free: int, where: str) -> None:
+    """Raises OptionError if weights of `needed` bytes, in the dtype or scheme `form`, exceed what is `free`."""
     if needed <= free:
-        return needed
+        return
     half = config.n_parameters * 2
-    hint = f"--dtype bfloat16 would need {size(half)}" if value_bytes > 2 and half <= free else "choose a smaller model"
-    raise OptionError(f"the weights need {size(needed)} in {dtype}, {where} has {size(free)} free; {hint}")
+    hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
+    raise OptionError(f"the weights need {size(needed)} in {form}, {where} has {size(free)} free; {hint}")
 
 
 def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:

@@ -87,6 +87,6 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def adjacent_to_half(rows: Tensor, head_dim: int) -> Tensor:
-    """Reorder q or k rows [heads * head_dim, ...] from adjacent pairs (0,1),(2,3).. to half-split pairs."""
+    """Reorder q or k rows [heads * head_dim, ...], or their numbers, from pairs (0,1),(2,3).. to half-split pairs."""
     pairs = rows.unflatten(0, (-1, head_dim // 2, 2))
     return pairs.transpose(1, 2).flatten(0, 2)

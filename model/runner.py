@@ -96,13 +96,15 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
     config = _with_window(checkpoint.config, options.sliding_window)
-    if scheme == "int8" and native.kernels() is not None:
+    if scheme != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels have threads of their own; PyTorch's would spin beside them
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     activations = dtype if scheme == "none" else torch.float32
     attention_name, attention = choose(options.attention, device, dtype, activations)
     plan = memory.PoolPlan(config, attention.page_size, dtype.itemsize, options.max_step_tokens, options.max_sequences)
-    length, budget = _fit(plan, dtype, device, options)
+    bits = quant.bits(scheme, config, checkpoint.block_bits)
+    needed = memory.weight_bytes(config, dtype.itemsize, bits)
+    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options)
     with torch.device("meta"):
         model = Transformer(config, scheme)
     progress("loading weights", 0.0)
@@ -148,11 +150,14 @@ def _with_window(config: ModelConfig, window: int) -> ModelConfig:
     return replace(config, windows=(window,) * config.n_layers) if window else config
 
 
-def _fit(plan: memory.PoolPlan, dtype: torch.dtype, device: torch.device, options: RunnerOptions) -> tuple[int, int]:
-    """The longest sequence to serve and the bytes for keys and values; raises OptionError."""
+def _fit(
+    plan: memory.PoolPlan, weights: int, form: str, device: torch.device, options: RunnerOptions
+) -> tuple[int, int]:
+    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError."""
     where = "the GPU" if device.type == "cuda" else "this machine"
     free = free_bytes(device)
-    free -= memory.check_weights(plan.config, name_of(dtype), dtype.itemsize, free, where)
+    memory.check_weights(plan.config, weights, form, free, where)
+    free -= weights
     budget = memory.cache_budget(options.cache_memory, free, CACHE_SHARE[device.type], where)
     length = plan.length(options.max_model_len, budget, free - budget)
     return length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length))

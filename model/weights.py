@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from model.blocks import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.quant.base import Quantized
@@ -32,7 +33,7 @@ def load(
     model: Transformer,
     config: ModelConfig,
     rotation: str,
-    tensors: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Matrix]],
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None],
@@ -55,7 +56,7 @@ def load(
                 f"tensor {name!r} has shape {list(tensor.shape)}, the configuration asks for {list(place.shape)}"
             )
         if rotation == "adjacent" and place.head_dim is not None:
-            tensor = adjacent_to_half(tensor, place.head_dim)
+            tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
         of_embeddings = place.parameter == EMBEDDINGS
         _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
         if of_embeddings and config.tied_head and isinstance(model.output, Quantized):
@@ -66,7 +67,7 @@ def load(
         raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
 
 
-def _fill(model: Transformer, place: Place, rows: Tensor, dtype: torch.dtype, device: torch.device) -> None:
+def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
     """Into the parameter's memory, which is reserved when the first of its parts arrives."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
@@ -77,7 +78,9 @@ def _fill(model: Transformer, place: Place, rows: Tensor, dtype: torch.dtype, de
     if parameter.is_meta:
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         setattr(module, leaf, parameter)
-    parameter.data.narrow(0, place.first, len(rows)).copy_(rows)
+    own = parameter.data.narrow(0, place.first, len(rows))
+    for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
+        target.copy_(part)
 
 
 def _places(config: ModelConfig) -> Iterator[tuple[str, Place]]:

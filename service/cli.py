@@ -45,7 +45,7 @@ def serve(
         Literal["auto", "bfloat16", "float16", "float32"], _option("Of weights and activations.")
     ] = "auto",
     quantize: Annotated[
-        Literal["auto", "none", "int8"],
+        Literal["auto", "none", "int8", "int4"],
         _option("Scheme for the weights; auto is int8 on a CPU, unless --dtype is given."),
     ] = "auto",
     attention: Annotated[str, _option("Attention backend.")] = "auto",

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
-    """SmolLM2-135M-Instruct as a directory in HF format."""
+    """SmolLM2-135M-Instruct as a directory."""
     from model.checkpoint.resolve import resolve
 
     return resolve("smollm2-135m-instruct")

@@ -1,17 +1,43 @@
-"""A model directory as a stream of (name, tensor), read shard by shard through a memory map."""
+"""A model directory as a stream of (name, matrix): safetensors, shard by shard through a memory map, or a GGUF."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from model.blocks import BITS, Matrix
 from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
+from model.checkpoint.gguf import INDEX
+from model.checkpoint.gguf_weights import GgufWeights, read_index
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import canonical_name, read_config
 
-if TYPE_CHECKING:
-    import torch
+
+@dataclass(frozen=True, slots=True)
+class Safetensors:
+    """The weights of a directory's shards."""
+
+    shards: tuple[Shard, ...]
+    tied_head: bool
+
+    @property
+    def block_bits(self) -> float:
+        """What a weight takes in `Blocks`: floats go to 4 bits with minima."""
+        return BITS["Q4_1"]
+
+    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+        """Canonical names and tensors, one shard open at a time."""
+        from safetensors import SafetensorError, safe_open
+
+        for shard in self.shards:
+            try:
+                with safe_open(shard.path, framework="pt", device="cpu") as file:
+                    for name in file.keys():  # noqa: SIM118 - not a mapping
+                        if known := canonical_name(name, tied_head=self.tied_head):
+                            yield known, file.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"cannot read {shard.path.name} of the model: {error}; download it again") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,41 +45,36 @@ class Checkpoint:
     """An opened directory: nothing but headers has been read.
 
     `rotation` is the order of the q and k rows: "half" pairs row i with row i + head_dim / 2 (HF), "adjacent"
-    pairs row 2i with row 2i + 1 (native).
+    pairs row 2i with row 2i + 1 (native, GGUF).
     """
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    shards: tuple[Shard, ...]
+    weights: Safetensors | GgufWeights
 
-    def tensors(self, device: str = "cpu") -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Canonical names and tensors in the file's dtype, each weight once, one shard open at a time."""
-        from safetensors import SafetensorError, safe_open
+    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+        """Canonical names and matrices in the file's own format, each weight once."""
+        return self.weights.tensors()
 
-        for shard in self.shards:
-            try:
-                with safe_open(shard.path, framework="pt", device=device) as file:
-                    for name in file.keys():  # noqa: SIM118 - not a mapping
-                        if known := canonical_name(name, tied_head=self.config.tied_head):
-                            yield known, file.get_tensor(name)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"cannot read {shard.path.name} of the model: {error}; download it again") from error
+    @property
+    def block_bits(self) -> float:
+        """What a weight of its projections takes as `quant.blocks` keeps it, on average."""
+        return self.weights.block_bits
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
-    """Read config and headers, check that shards are whole and names and dtypes known.
+    """Read config and headers, check that files are whole and names and dtypes known.
 
-    Raises ModelError, one line, for anything missing, truncated, unknown or quantized.
+    Raises ModelError, one line, for anything missing, truncated or unknown, or quantized in other ways than GGUF's.
     """
+    if (directory / INDEX).is_file():
+        return Checkpoint(read_config(directory, max_model_len=max_model_len), "adjacent", read_index(directory))
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
     for shard in shards:
         _check_weights(shard, config.tied_head)
-    return Checkpoint(
-        config=config,
-        rotation="half" if layout(directory) == "hf" else "adjacent",
-        shards=shards,
-    )
+    rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
+    return Checkpoint(config, rotation, Safetensors(shards, config.tied_head))
 
 
 def _check_weights(shard: Shard, tied_head: bool) -> None:

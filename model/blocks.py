@@ -1,0 +1,111 @@
+"""Matrices of a quantized checkpoint as they come: rows of bytes, decoded only where a scheme asks for floats."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Channels that share a scale."""
+BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
+"""Of a weight in `Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
+ROWS_AT_ONCE = 256
+"""Rows decoded or quantized at a time: float32 copies stay small and in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix [n_out, n_in] in groups of 32 channels: `w = scale * q + min`, or `scale * (q - zero)` without minima.
+
+    `quants` is uint8 [n_out, n_in/32, 16], channel j in the lower and j + 16 in the upper half of byte j (q in 0..15,
+    zero 8), or int8 [n_out, n_in/32, 32] (zero 0). `scales` and `mins` are float16 [n_out, n_in/32]. The 4-bit kinds
+    are GGUF's Q4_0 (no minima) and Q4_1, the 8-bit kind without minima is its Q8_0.
+    """
+
+    quants: Tensor
+    scales: Tensor
+    mins: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix: (n_out, n_in)."""
+        return len(self.scales), self.scales.shape[1] * GROUP
+
+    @property
+    def zero(self) -> int:
+        """The q that stands for 0 where there are no minima."""
+        return 8 if self.mins is None and self.quants.dtype is torch.uint8 else 0
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Blocks":
+        return Blocks(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
+
+    def integers(self) -> Tensor:
+        """q - zero, int8 [n_out, n_in/32, 32]."""
+        return unpack(self.quants, self.zero)
+
+    def dequantize(self) -> Tensor:
+        """float32 [n_out, n_in], to the bit what the gguf package's decoders give."""
+        values = self.integers() * self.scales.float()[:, :, None]
+        return (values if self.mins is None else values.add_(self.mins.float()[:, :, None])).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A matrix of a quantized checkpoint in any other kind of GGUF's: `data` uint8 [n_out, bytes of a row]."""
+
+    data: Tensor
+    kind: str
+    shape: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Encoded":
+        data = self.data[rows]
+        return Encoded(data, self.kind, (len(data), self.shape[1]))
+
+    def dequantize(self) -> Tensor:
+        """float32 [n_out, n_in]."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
+        return torch.from_numpy(values)
+
+
+Matrix = Tensor | Blocks | Encoded
+
+
+def unpack(quants: Tensor, zero: int) -> Tensor:
+    """int8 q - zero [..., 32] from some of `Blocks.quants`."""
+    if quants.dtype is torch.int8:
+        return quants
+    return torch.cat((quants & 15, quants >> 4), dim=-1).view(torch.int8).sub_(zero)
+
+
+def parts(rows: Matrix) -> Iterator[Tensor]:
+    """`ROWS_AT_ONCE` rows [n, n_in] at a time; what is quantized comes in float32."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[first : first + ROWS_AT_ONCE]
+        yield part if isinstance(part, Tensor) else part.dequantize()
+
+
+def join(pieces: Sequence[Blocks]) -> Blocks:
+    """One above the other, in the narrowest form that holds all of them exactly."""
+    if any(piece.quants.dtype is torch.int8 for piece in pieces):
+        pieces = [Blocks(piece.integers(), piece.scales, piece.mins) for piece in pieces]
+    with_minima = any(piece.mins is not None for piece in pieces)
+    return Blocks(
+        torch.cat([piece.quants for piece in pieces]),
+        torch.cat([piece.scales for piece in pieces]),
+        torch.cat([_minima(piece) for piece in pieces]) if with_minima else None,
+    )
+
+
+def _minima(blocks: Blocks) -> Tensor:
+    return blocks.scales * -blocks.zero if blocks.mins is None else blocks.mins
