@@ -100,7 +100,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How to load and run a model. `model` is a local directory in HF or native format.
+    """How to load and run a model. `model` is a local directory in HF or native format, or a converted GGUF's.
 
     `cache_memory` is bytes for keys and values (None: a quarter of the free memory on CPU). `sliding_window`
     0 keeps the checkpoint's windows, a positive number gives every layer that window.

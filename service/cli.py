@@ -69,7 +69,7 @@ def serve(
     max_body: Annotated[int, _size("Largest request body.")] = "8MiB",  # type: ignore[assignment]
     drain_timeout: Annotated[float, _option("Seconds for running requests after SIGTERM.", min=0)] = 30.0,
     step_timeout: Annotated[float, _option("Seconds after which a step counts as hung.", min=1)] = 60.0,
-    cache_dir: Annotated[Path | None, _option("For converted models; else ~/.cache/noria.")] = None,
+    cache_dir: Annotated[Path | None, _option("For what GGUF files are converted to; else ~/.cache/noria.")] = None,
     revision: Annotated[str | None, _option("Branch, tag or commit of a hub model.")] = None,
     log_format: Annotated[Literal["human", "json"], _option("Of the log on stderr.")] = "human",
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _option("Least level to log.")] = "info",

@@ -1,1 +1,1 @@
-"""Model files: any format as a local directory, any directory as a stream of (name, tensor). Imports no torch."""
+"""Model files: any format as a local directory (no torch needed), any directory as a stream of (name, matrix)."""

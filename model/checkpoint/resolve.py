@@ -1,4 +1,4 @@
-"""A model's name as the user writes it -> a local directory in HF or Mistral-native format. No torch."""
+"""A model's name as the user writes it -> a local directory that `open_checkpoint` reads. No torch."""
 
 import importlib.util
 import re

@@ -1,0 +1,112 @@
+"""GGUF files written for tests: random networks of transformers, and less."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import quantize
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from model.checkpoint.resolve import resolve
+
+DIM, HIDDEN, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 20
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": DIM,
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
+    """Half-split to adjacent rows, as llama.cpp's converter writes them."""
+    return weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
+
+
+def new_file(path: Path, architecture: str = "llama") -> GGUFWriter:
+    """Metadata of a small model, and embeddings; `write` ends it."""
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(DIM)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    tokens = ["<s>", "</s>", *"abcdefghijklmnopq", "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL] * 2 + [TokenType.NORMAL] * 18)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_tensor("token_embd.weight", np.ones((VOCAB, DIM), np.float32))
+    return writer
+
+
+def tensors(model: torch.nn.Module) -> list[tuple[str, np.ndarray]]:
+    """The weights of a transformers model under GGUF's names."""
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    names |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names |= {"mlp.gate": "ffn_gate_inp"}
+    found = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    found |= {"lm_head.weight": "output.weight"}
+    result = []
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().float().numpy()
+        if name in found:
+            result.append((found[name], values))
+            continue
+        _, _, layer, *rest = name.split(".")
+        if "experts" in rest:
+            parts = np.split(values, 2, axis=1) if rest[-1] == "gate_up_proj" else [values]
+            kinds = ("gate", "up") if rest[-1] == "gate_up_proj" else ("down",)
+            result += [(f"blk.{layer}.ffn_{kind}_exps.weight", part) for kind, part in zip(kinds, parts, strict=True)]
+            continue
+        short = names[".".join(rest[:-1])]
+        if short in ("attn_q", "attn_k"):
+            values = permute(values, HEADS if short == "attn_q" else KV_HEADS)
+        result.append((f"blk.{layer}.{short}.weight", values))
+    return result
+
+
+def write(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def save(kind: str, path: Path, formats: tuple[str, ...] = ("F32",)) -> torch.nn.Module:
+    """A random network, and it as a GGUF with matrices in these formats in turn."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "initializer_range": 0.2}
+    if kind == "mixtral":
+        original = MixtralForCausalLM(
+            MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=2, rope_theta=1e4)
+        )
+    else:
+        original = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=kind == "llama tied"))
+    writer = new_file(path)
+    if kind == "mixtral":
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(2)
+    writer.tensors[0].clear()
+    for number, (name, values) in enumerate(tensors(original)):
+        form = GGMLQuantizationType["F32" if values.ndim == 1 else formats[number % len(formats)]]
+        writer.add_tensor(name, quantize(values, form), raw_dtype=form)
+    write(writer)
+    return original
+
+
+def converted(source: Path) -> Path:
+    """Its directory in a cache beside it."""
+    return resolve(str(source), cache_dir=source.parent / "cache")
