@@ -1,7 +1,7 @@
-"""Speed with prompt look-up and without, in turn: `python benchmarks/speculation.py [MODEL] [--streams N] [--repeat N]`.
+"""Speed with and without prompt look-up, in turn: `python benchmarks/speculation.py [MODEL] [--streams N]`.
 
-Three tasks that repeat their prompt (an edit of code, a correction of prose, a quotation) and three of free writing. The
-answers with and without are compared, token by token: they must be equal (as int8 on a CPU promises).
+Four tasks that repeat their prompt (an edit of code, a correction, a quotation, a summary), three of free writing. The
+answers with and without are compared, token by token: they must be equal, as int8 on a CPU promises.
 """
 
 import argparse
@@ -9,13 +9,12 @@ import statistics
 import time
 from dataclasses import replace
 
-from model.chat import load_chat
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
-from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
+from service.served import load_text_side
 
 CODE = """class Account:
     def __init__(self, owner, balance=0):
@@ -40,12 +39,13 @@ pots, which fills below, ride up with the wheel and empty at the top. No animal 
 The norias of Hama, in Syria, are among the largest that was ever build; some of them still turns today."""
 FACTS = """The mill opened in 1871 beside the river Orne. It ground wheat for nine villages. In 1902 a flood broke the \
 wheel, and the owner, Jean Morel, replaced it with a turbine. The mill closed in 1954. Since 1988 it is a museum."""
-GREEDY = SamplingParams(temperature=0.0, max_tokens=160)
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=160)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=256)
 TASKS = {
     "code edit, greedy": (f"Add a docstring to the class and give back the whole code:\n\n{CODE}", GREEDY),
     "correction, greedy": (f"Correct the mistakes and give back the whole text:\n\n{PROSE}", GREEDY),
     "quotation, sampled": (f"Repeat this text word by word:\n\n{FACTS}", replace(SAMPLED, temperature=0.3)),
+    "summary, greedy": (f"Summarize this text in two sentences:\n\n{PROSE} {FACTS}", GREEDY),
     "story, sampled": ("Write a story about a lighthouse keeper who finds a letter.", SAMPLED),
     "essay, sampled at 1": ("Why do cities grow?", replace(SAMPLED, temperature=1.0, top_p=1.0)),
     "poem, greedy": ("Write a poem about the sea.", GREEDY),
@@ -97,13 +97,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     asked = parser.parse_args()
     directory = resolve(asked.model)
-    chat = load_chat(directory, load_tokenizer(directory))
-    if chat is None:
+    side = load_text_side(directory, None)
+    if side.chat is None:
         raise SystemExit("the model has no chat template")
     runner = create(lambda stage, done: None, model=str(directory), max_sequences=64, max_step_tokens=512)
     print(f"{'':20} tokens   accepted  without     with   ratio")
     for name, (text, params) in TASKS.items():
-        prompt = chat.encode([{"role": "user", "content": text}])
+        prompt = side.chat.encode([{"role": "user", "content": text}])
+        params = replace(params, stop_token_ids=side.defaults.eos_token_ids)
         print(f"{name:20} {measure(runner, prompt, params, asked.streams, asked.repeat)}", flush=True)
 
 
