@@ -5,7 +5,7 @@ and no decode: a `Slice` of one token and a `Slice` of five hundred differ in no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from model.sampling_params import SamplingParams
@@ -29,6 +29,7 @@ class Slice:
     """Positions `start..stop-1` of one sequence, to be computed in this step.
 
     `tokens` are all tokens of the sequence known so far, prompt first: a read-only view, `len(tokens) >= stop`.
+    The last `n_draft` of them are not known but proposed; then the slice covers them all and draws.
     `tables` has one entry a pool, in the order of `RunnerInfo.pools`, with room for position `stop - 1`.
     `choice` numbers the sequence among the choices of its request; with the seed and the output index it fixes
     the noise of a draw.
@@ -42,11 +43,19 @@ class Slice:
     tables: tuple[PageTable, ...]
     params: SamplingParams
     choice: int = 0
+    n_draft: int = 0
 
     @property
-    def draws(self) -> bool:
-        """Whether a token is drawn after this slice: it ends at the last known token and more are wanted."""
-        return self.stop == len(self.tokens) and self.stop - self.n_prompt < self.params.max_tokens
+    def draws(self) -> tuple["Slice", ...]:
+        """One slice, without draft, for each token to be drawn: after the last known token, after each proposed one.
+
+        Empty if the slice ends earlier or no more tokens are wanted.
+        """
+        if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
+            return ()
+        if not self.n_draft:
+            return (self,)
+        return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
     def scores_prompt(self) -> bool:
@@ -76,13 +85,15 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SliceOutput:
-    """What one slice gave: a drawn token (None unless `Slice.draws`) and the logprobs that were asked for.
+    """What one slice gave: drawn tokens (none unless `Slice.draws`) and the logprobs that were asked for.
 
+    Of the draft `tokens` holds the first as many as were drawn in their place, then the one that was drawn after
+    those: what drawing one token a step would have given. `logprobs` has one for each, or is empty.
     `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
     """
 
-    token: int | None
-    logprob: TokenLogprob | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 

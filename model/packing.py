@@ -56,8 +56,8 @@ class PoolInputs:
 class PackedInputs:
     """A step as tensors: `tokens` [T], `positions` [T], one entry a pool, and where logits are wanted.
 
-    `draw_rows` [D] are the rows after which a token is drawn; `score_rows[i]` are the first row and the number of
-    rows of slice i whose logits score prompt tokens.
+    `draw_rows` [D] are the rows after which a token is drawn, those of drafts among them; `score_rows[i]` are the first
+    row and the number of rows of slice i whose logits score prompt tokens.
     """
 
     tokens: Tensor
@@ -85,7 +85,7 @@ def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)
     positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
-    draws = [row + item.stop - item.start - 1 for row, item in zip(rows, slices, strict=True) if item.draws]
+    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.draws]
 
     arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(draws, dtype=np.int64)]
     spans: list[tuple[Span, ...]] = []

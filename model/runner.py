@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from model.sampling_params import SamplingParams
 from model.transformer import Transformer
 
 Progress = Callable[[str, float], None]
+Drawn = tuple[int, TokenLogprob | None]
 LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
@@ -47,16 +49,16 @@ class ModelRunner:
         windows = [pool.window for pool in self.info.pools]
         inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
         hidden = self._model(inputs, self._table, self._attention, self._pools)  # [T, dim]
-        drawing = [item for item in batch.slices if item.draws]
-        drawn = iter(self._draw(hidden.index_select(0, inputs.draw_rows), drawing))
+        views = [item.draws for item in batch.slices]
+        drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
         outputs = []
-        for item, (row, n_rows) in zip(batch.slices, inputs.score_rows, strict=True):
-            token, logprob = next(drawn) if item.draws else (None, None)
+        for item, wanted, (row, n_rows) in zip(batch.slices, views, inputs.score_rows, strict=True):
+            tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
-            outputs.append(SliceOutput(token, logprob, prompt))
+            outputs.append(SliceOutput(tokens, logprobs, prompt))
         return StepOutput(tuple(outputs))
 
-    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[tuple[int, TokenLogprob | None]]:
+    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
         """One token after each row of hidden [N, dim]."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
@@ -76,6 +78,14 @@ class ModelRunner:
 
     def _block_rows(self) -> int:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
+
+
+def _kept(item: Slice, drawn: list[Drawn]) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+    """Tokens drawn along the draft, up to the first that differs from it, and their logprobs."""
+    draft = item.tokens[item.stop - item.n_draft : item.stop]
+    agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, drawn, strict=False))
+    kept = drawn[: sum(1 for _ in agree) + 1]
+    return tuple(token for token, _ in kept), tuple(logprob for _, logprob in kept if logprob is not None)
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:

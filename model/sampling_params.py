@@ -20,6 +20,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, 2**31 - 1),
     "logprobs": (0, 20),
     "prompt_logprobs": (0, 20),
+    "prompt_lookup_num_tokens": (0, 16),
 }
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
@@ -34,7 +35,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` is the number of alternatives
     reported beside each drawn token (None: no logprobs at all), `prompt_logprobs` the same for prompt tokens.
-    `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
+    `prompt_lookup_num_tokens` is how many tokens a step may propose from earlier text (0: none); it changes the speed,
+    never the answer. `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
 
     Raises ParameterError, naming field, value and limit.
@@ -56,6 +58,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_lookup_num_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():

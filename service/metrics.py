@@ -116,6 +116,8 @@ class EngineTotals:
             preemptions=stats.preemptions,
             prefix_cache_queried_tokens=stats.queried_tokens,
             prefix_cache_hit_tokens=stats.hit_tokens,
+            draft_tokens=stats.draft_tokens,
+            accepted_draft_tokens=stats.accepted_draft_tokens,
         )
 
     def restart(self) -> None:
@@ -150,5 +152,7 @@ class EngineCollector(Collector):
             ("preemptions", "Sequences put back to be recomputed."),
             ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
             ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+            ("draft_tokens", "Tokens proposed by prompt look-up."),
+            ("accepted_draft_tokens", "Proposed tokens that were drawn."),
         ):
             yield CounterMetricFamily(f"noria_{name}", text, self._totals[name])

@@ -84,6 +84,7 @@ def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> Sampli
         stop=body.stops,
         stop_token_ids=tuple(stops),
         ignore_eos=bool(body.ignore_eos),
+        prompt_lookup_num_tokens=body.prompt_lookup_num_tokens or 0,
         **limits,
     )
     params.check_ids(served.info.vocab_size)

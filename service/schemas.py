@@ -102,6 +102,7 @@ class GenerationBody(Body):
     stop: Stops | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
+    prompt_lookup_num_tokens: Integer | None = None
 
     @property
     def n_choices(self) -> int:

@@ -9,12 +9,15 @@ from types import MappingProxyType
 
 from model.batch import PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.errors import ModelError
+from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
 from service.engine.child import Child
 from service.engine.wire import Wire
 
 VOCAB = 256
 END = 0
+
+Say = Callable[[Sequence[int], int], int]
 
 
 def next_token(tokens: Sequence[int], choice: int = 0) -> int:
@@ -25,12 +28,24 @@ def next_token(tokens: Sequence[int], choice: int = 0) -> int:
     return 33 + state % 90
 
 
+def parrot(tokens: Sequence[int], choice: int = 0) -> int:
+    """A model that repeats itself: 56, 57 or 58 after two tokens, by rules that change every 13 tokens."""
+    return 56 + next_token((*tokens[-2:], len(tokens) // 13), choice) % 3
+
+
+def draw(say: Say, tokens: Sequence[int], params: SamplingParams, choice: int) -> int:
+    """The next token; greedy requests meet their end now and then."""
+    token = say(tokens, choice)
+    return END if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids else token
+
+
 class FakeRunner:
     """Remembers what each page was given and draws from that memory, so a wrong page table gives a wrong token."""
 
-    def __init__(self, info: RunnerInfo, step_seconds: float = 0.0) -> None:
+    def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info
         self.steps: list[StepBatch] = []
+        self._say = say
         self._step_seconds = step_seconds
         self._content: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
@@ -61,16 +76,21 @@ class FakeRunner:
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)
             scored = tuple(TokenLogprob(item.tokens[p + 1], -float(p + 1)) for p in range(item.start, stop))
-        if not item.draws:
-            return SliceOutput(None, None, scored)
-        token = next_token(item.tokens, item.choice)
-        if item.params.temperature == 0.0 and token % 29 == 0 and END in item.params.stop_token_ids:
-            token = END
-        logprob = None
+        known = len(item.tokens) - item.n_draft
+        tokens: list[int] = []
+        assert item.n_draft == 0 or (item.stop == len(item.tokens) and item.start < known), "a draft is in the way"
+        if item.stop == len(item.tokens) and known - item.n_prompt < item.params.max_tokens:
+            assert item.stop - item.n_prompt < item.params.max_tokens, "a draft longer than what may be drawn"
+            for token in (*item.tokens[known:], None):
+                tokens.append(draw(self._say, item.tokens[: known + len(tokens)], item.params, item.choice))
+                if tokens[-1] != token:
+                    break
+        logprobs = []
         if item.params.logprobs is not None:
-            top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
-            logprob = TokenLogprob(token, -0.5, top)
-        return SliceOutput(token, logprob, scored)
+            for token in tokens:
+                top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
+                logprobs.append(TokenLogprob(token, -0.5, top))
+        return SliceOutput(tuple(tokens), tuple(logprobs), scored)
 
     def _check_visible(self, item: Slice) -> None:
         """Every position inside the window must be on its page with the right token."""
@@ -99,7 +119,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What a host loads in tests. `model` says how: "fake", "slow" (20 ms a step), "broken" or "crash"."""
+    """What a host loads in tests. `model` says how: "fake", "parrot", "slow" (20 ms a step), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "broken":
@@ -108,7 +128,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         raise RuntimeError("the fake model cannot be built")
     length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length)
-    return FakeRunner(info, step_seconds=0.02 if model == "slow" else 0.0)
+    return FakeRunner(info, 0.02 if model == "slow" else 0.0, parrot if model == "parrot" else next_token)
 
 
 class ThreadHost:

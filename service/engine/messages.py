@@ -107,6 +107,8 @@ class Stats:
     preemptions: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     pools: tuple[PoolStats, ...] = ()
 
 

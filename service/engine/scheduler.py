@@ -1,8 +1,8 @@
 """Who computes what in the next step. The only mutator of queues, sequences and page tables.
 
 A step first serves every sequence that lacks a single token (it decodes), then longer lacks (prompt chunks) oldest
-first, then admits from the waiting queue, up to `max_step_tokens`. When pages run out, the youngest is preempted:
-it gives up its pages, keeps its tokens and waits at the head of the queue.
+first, then admits from the waiting queue, up to `max_step_tokens`; what is left may go to drafts. When pages run out,
+the youngest is preempted: it gives up its pages, keeps its tokens and waits at the head of the queue.
 """
 
 import time
@@ -10,17 +10,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
+from service.engine.lookup import Stakes
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, reusable_blocks
 from service.engine.sequence import Sequence, Table
 
 
-class _Draft:
-    """The step being planned: sequence -> position where its slice stops."""
+class _Step:
+    """The step being planned: sequence -> position where its known tokens stop, and the draft that follows them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.stops: dict[Sequence, int] = {}
+        self.drafts: dict[Sequence, list[int]] = {}
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.stops[sequence] = sequence.computed + n_tokens
@@ -52,10 +54,12 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()  # an ordered set, next first
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
-        self._planned: dict[Sequence, int] = {}
+        self._planned = _Step(0)
         self._preemptions = 0
         self._queried_tokens = 0
         self._hit_tokens = 0
+        self._draft_tokens = 0
+        self._accepted_draft_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -77,20 +81,23 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and give their sequences the pages to write to."""
-        draft = _Draft(self._max_step_tokens)
+        step = _Step(self._max_step_tokens)
         for sequence in sorted(self._running, key=lambda item: item.lacks > 1):
-            if draft.budget and sequence in self._running:
-                self._extend(sequence, draft)
-        while draft.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
-            self._extend(next(reversed(self._running)), draft)
-        self._planned = draft.stops
-        return StepBatch(tuple(sequence.slice(stop) for sequence, stop in draft.stops.items()))
+            if step.budget and sequence in self._running:
+                self._extend(sequence, step)
+        while step.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
+            self._extend(next(reversed(self._running)), step)
+        self._speculate(step)
+        self._planned = step
+        return StepBatch(
+            tuple(sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, stop in step.stops.items())
+        )
 
     def commit(self, output: StepOutput) -> list[Update]:
         """Take in what the planned step computed: append tokens, finish sequences, release pages."""
-        planned, self._planned = self._planned, {}
+        planned, self._planned = self._planned, _Step(0)
         updates = []
-        for (sequence, stop), result in zip(planned.items(), output.slices, strict=True):
+        for (sequence, stop), result in zip(planned.stops.items(), output.slices, strict=True):
             update = self._advance(sequence, stop, result)
             if update is not None:
                 updates.append(update)
@@ -98,10 +105,10 @@ class Scheduler:
 
     def fail_step(self) -> list[Update]:
         """The planned step was not computed: end its sequences with an error, keep the others."""
-        planned, self._planned = self._planned, {}
-        for sequence in planned:
+        planned, self._planned = self._planned, _Step(0)
+        for sequence in planned.stops:
             self._forget(sequence)
-        return [Update(sequence.id, finish="error") for sequence in planned]
+        return [Update(sequence.id, finish="error") for sequence in planned.stops]
 
     def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
         return Stats(
@@ -112,6 +119,8 @@ class Scheduler:
             preemptions=self._preemptions,
             queried_tokens=self._queried_tokens,
             hit_tokens=self._hit_tokens,
+            draft_tokens=self._draft_tokens,
+            accepted_draft_tokens=self._accepted_draft_tokens,
             pools=tuple(pool.stats for pool in self.pools),
         )
 
@@ -121,19 +130,37 @@ class Scheduler:
             pool.check()
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
 
-    def _extend(self, sequence: Sequence, draft: _Draft) -> None:
+    def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Put the sequence's next tokens into the step, as many as budget and pages allow."""
-        wanted = min(sequence.lacks, draft.budget)
+        wanted = min(sequence.lacks, step.budget)
         while (room := min(table.fits() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
-            draft.drop(victim)
+            step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
                 return
         n_tokens = min(wanted, room)
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
-        draft.add(sequence, n_tokens)
+        step.add(sequence, n_tokens)
+
+    def _speculate(self, step: _Step) -> None:
+        """Let slices that draw go on with guesses that pay, from the budget and the pages that all else has left."""
+        stakes = Stakes(self._max_step_tokens - step.budget)
+        for sequence, stop in step.stops.items():
+            params = sequence.params
+            most = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
+            if most < 1 or stop < len(sequence.tokens):
+                continue
+            guesses = sequence.lookup.guess(sequence.tokens, most)
+            room = min(table.fits() for table in sequence.tables) - stop
+            n_tokens = stakes.bet(sequence.lookup.trust, min(len(guesses), step.budget, room))
+            if n_tokens:
+                for table in sequence.tables:
+                    table.grow(stop + n_tokens)
+                step.drafts[sequence] = guesses[:n_tokens]
+                step.budget -= n_tokens
+                self._draft_tokens += n_tokens
 
     def _forget(self, sequence: Sequence) -> None:
         sequence.reset()
@@ -192,29 +219,37 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, stop: int, result: SliceOutput) -> Update | None:
         start = sequence.computed
-        sequence.advance(stop)
+        tokens = self._take_in(sequence, result.tokens)
+        sequence.advance(stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
-        if result.token is not None:
-            sequence.tokens.append(result.token)
-        finish = self._finish_reason(sequence, result.token)
+        finish = self._finish_reason(sequence)
         if finish is not None:
             self._forget(sequence)
-        if result.token is None and finish is None and not prompt_logprobs:
+        if not tokens and finish is None and not prompt_logprobs:
             return None
         first, sequence.first_update = sequence.first_update, False
         return Update(
             id=sequence.id,
-            tokens=() if result.token is None else (result.token,),
-            logprobs=() if result.logprob is None else (result.logprob,),
+            tokens=tokens,
+            logprobs=result.logprobs[: len(tokens)],
             prompt_logprobs=prompt_logprobs,
             finish=finish,
             cached=sequence.cached if first else None,
             queued=sequence.queued if first else None,
         )
 
-    def _finish_reason(self, sequence: Sequence, token: int | None) -> str | None:
-        if token is not None and token in sequence.stop_tokens:
+    def _take_in(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[int, ...]:
+        """Append the drawn tokens up to the first that ends the sequence; all but the last are computed already."""
+        self._accepted_draft_tokens += max(0, len(drawn) - 1)
+        sequence.lookup.judge(drawn)
+        ends = [index for index, token in enumerate(drawn) if token in sequence.stop_tokens]
+        tokens = drawn[: ends[0] + 1] if ends else drawn
+        sequence.tokens += tokens
+        return tokens
+
+    def _finish_reason(self, sequence: Sequence) -> str | None:
+        if sequence.n_output and sequence.tokens[-1] in sequence.stop_tokens:
             return "stop"
         if sequence.n_output >= sequence.params.max_tokens and sequence.computed >= sequence.n_prompt:
             return "length"

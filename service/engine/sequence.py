@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 
 from model.batch import PageTable, Slice
 from model.sampling_params import SamplingParams
+from service.engine.lookup import Lookup
 from service.engine.messages import Submit
 from service.engine.pages import PagePool, page_name
 
@@ -41,7 +42,9 @@ class Table:
         self.pages = [self.pool.share(name) for name in names[self.first_block :]]
 
     def turn(self, next_position: int) -> None:
-        """Release the pages that have left the window of the next token to compute."""
+        """Release the pages that have left the window of the next token to compute, and those of rejected drafts."""
+        while self.end_block > self.pool.blocks(next_position):
+            self.pool.release(self.pages.pop())
         gone = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
         if gone > 0:
             for page in self.pages[:gone]:
@@ -74,6 +77,7 @@ class Sequence:
         self.cached = 0
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
+        self.lookup = Lookup()
         self._page_size = pools[0].page_size
         self._names: list[bytes] = []
 
@@ -94,17 +98,18 @@ class Sequence:
             self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
         return self._names[:n_blocks]
 
-    def slice(self, stop: int) -> Slice:
-        """The part of this sequence that the next step computes: up to position `stop - 1`."""
+    def slice(self, stop: int, draft: Items[int]) -> Slice:
+        """The part of this sequence that the next step computes: up to position `stop - 1`, then the draft."""
         return Slice(
             sequence_id=self.id,
-            tokens=self.tokens,
+            tokens=[*self.tokens, *draft] if draft else self.tokens,
             n_prompt=self.n_prompt,
             start=self.computed,
-            stop=stop,
+            stop=stop + len(draft),
             tables=tuple(PageTable(table.first_block, table.pages) for table in self.tables),
             params=self.params,
             choice=self.choice,
+            n_draft=len(draft),
         )
 
     def advance(self, stop: int) -> None:

@@ -1,5 +1,6 @@
 """The int8 default on the real network: tokens and logprobs do not depend, in any bit, on how a request is served."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
     assert _serve(scheduler, runner, MINE) == alone
     assert _serve(scheduler, runner, MINE) == alone
     assert scheduler.stats().hit_tokens >= 96
+
+
+def test_with_speculation(runner: ModelRunner) -> None:
+    """Text that repeats and text that does not, greedy and seeded, with penalties: many guesses, right and wrong."""
+    repeating = prompt(3, 12) * 4
+    penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
+    plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
+    plain = [(tokens, replace(params, max_tokens=40)) for tokens, params in plain]
+    guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
+    alone = [serve(runner, [item])[0][0] for item in plain]
+    assert [serve(runner, [item])[0][0] for item in guessing] == alone
+    answers, scheduler = serve(runner, guessing, max_step_tokens=50)
+    assert answers == alone
+    stats = scheduler.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 40
 
 
 def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:

@@ -6,18 +6,15 @@ from model.batch import RunnerInfo, StepBatch
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, Update
 from service.engine.scheduler import Scheduler
-from tests.fakes import END, FakeRunner, next_token
+from tests.fakes import FakeRunner, Say, draw, next_token
 
 
-def expected(prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:
+def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
     """What the fake model says to a request served alone, computed without any engine."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < params.max_tokens:
-        token = next_token(tokens, choice)
-        if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids:
-            token = END
-        tokens.append(token)
-        if token in params.stop_token_ids:
+        tokens.append(draw(say, tokens, params, choice))
+        if tokens[-1] in params.stop_token_ids:
             break
     return tokens[len(prompt) :]
 
@@ -25,10 +22,13 @@ def expected(prompt: list[int], params: SamplingParams, choice: int = 0) -> list
 class Drive:
     """A scheduler, the fake model and what every sequence has answered so far."""
 
-    def __init__(self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8) -> None:
+    def __init__(
+        self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8, say: Say = next_token
+    ) -> None:
         self.info = info
+        self.say = say
         self.max_step_tokens = max_step_tokens
-        self.runner = FakeRunner(info)
+        self.runner = FakeRunner(info, say=say)
         self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)

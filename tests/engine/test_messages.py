@@ -38,7 +38,9 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5)
         Ready(make_info(pools=((None, 4), (16, 8)))),
         Failed("no"),
         Beat(),
-        Report((UPDATE, Update(4)), Stats(1, 2, 3, 0.5, 4, 5, 6, (PoolStats(None, 1, 2, 3), PoolStats(16, 0, 0, 9)))),
+        Report(
+            (UPDATE, Update(4)), Stats(1, 2, 3, 0.5, 4, 5, 6, 7, 8, (PoolStats(None, 1, 2, 3), PoolStats(16, 0, 0, 9)))
+        ),
     ],
     ids=lambda message: type(message).__name__,
 )

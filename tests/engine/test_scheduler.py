@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
+from service.engine import lookup
 from tests.engine.driving import Drive, expected
-from tests.fakes import END, make_info
+from tests.fakes import END, make_info, next_token, parrot
 
 PARAMS = SamplingParams(max_tokens=5)
 
@@ -140,6 +141,63 @@ def test_choices_differ_and_a_stop_token_ends_one() -> None:
         assert (drive.finished[choice] == "stop") == (drive.answers[choice][-1] == END)
 
 
+GUESSING = SamplingParams(max_tokens=60, prompt_lookup_num_tokens=8, logprobs=1)
+
+
+def accepted(drive: Drive) -> int:
+    return drive.scheduler.stats().accepted_draft_tokens
+
+
+def test_drafts_save_steps_and_change_nothing() -> None:
+    drive = Drive(make_info(), say=parrot)
+    drive.submit(1, [1, 2, 3], GUESSING)
+    while drive.scheduler.has_work:
+        drive.step()
+        computed = 0 if drive.finished else 3 + len(drive.answers[1]) - 1
+        assert drive.scheduler.pools[0].stats.held == -(-computed // 4)  # pages of rejected guesses were given back
+    assert drive.answers[1] == expected([1, 2, 3], GUESSING, say=parrot)
+    assert [item.token for update in drive.updates[1] for item in update.logprobs] == drive.answers[1]
+    assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some were right, some were not
+    assert len(drive.runner.steps) == 60 - accepted(drive)
+
+
+def test_a_prompt_goes_before_drafts() -> None:
+    drive = Drive(make_info(), max_step_tokens=6, say=lambda tokens, choice: 57)
+    drive.submit(1, [57] * 4, GUESSING)
+    while not accepted(drive):
+        drive.step()
+    drive.submit(2, list(range(1, 9)), PARAMS)
+    assert [(item.stop - item.start, item.n_draft) for item in drive.step().slices] == [(1, 0), (5, 0)]
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "FIRST_TRUST", 0.99)
+
+
+@pytest.mark.usefixtures("trusting")
+def test_nobody_is_preempted_for_a_draft() -> None:
+    """Five pages, three of them the second sequence's until its end: the first guesses up to the end of two."""
+    drive = Drive(make_info(pools=((None, 5),), max_model_len=16), max_step_tokens=64, say=lambda tokens, choice: 57)
+    drive.submit(1, [57] * 2, SamplingParams(max_tokens=13, prompt_lookup_num_tokens=8))
+    drive.submit(2, list(range(1, 11)), SamplingParams(max_tokens=2))
+    assert [[item.n_draft for item in drive.step().slices] for _ in range(3)] == [[0, 0], [5, 0], [5]]
+    drive.run()
+    assert drive.answers[1] == [57] * 13
+    assert drive.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.usefixtures("trusting")
+def test_a_stop_token_in_a_draft_ends_the_answer() -> None:
+    prompt = [40 + n % 4 for n in range(20)]
+    drive = Drive(make_info(), max_step_tokens=64, say=lambda tokens, choice: 40 + len(tokens) % 4)
+    drive.submit(1, prompt, SamplingParams(max_tokens=9, prompt_lookup_num_tokens=8, stop_token_ids=(42,)))
+    drive.run()
+    (last,) = drive.runner.steps[-1].slices
+    assert list(last.tokens[-last.n_draft :])[:4] == [40, 41, 42, 43]
+    assert (drive.answers[1], drive.finished[1]) == ([40, 41, 42], "stop")
+
+
 @dataclass
 class Request:
     prompt: list[int]
@@ -151,7 +209,14 @@ class Request:
 windows = st.sampled_from([None, 1, 2, 3, 5, 9])
 request_fields = {
     "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
-    "params": st.builds(SamplingParams, max_tokens=st.integers(0, 12), prompt_logprobs=st.sampled_from([None, 0])),
+    "params": st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 1.0]),
+        max_tokens=st.integers(0, 12),
+        stop_token_ids=st.sampled_from([(), (END,)]),
+        prompt_logprobs=st.sampled_from([None, 0]),
+        prompt_lookup_num_tokens=st.sampled_from([0, 1, 5]),
+    ),
     "arrival": st.integers(0, 6),
     "aborted_at": st.none() | st.integers(7, 30),
 }
@@ -170,7 +235,8 @@ def loads(draw: st.DrawFn) -> tuple[Drive, list[Request]]:
         most = full if window is None else min(full, -(-(window - 1 + max_step_tokens) // page_size) + 1)
         pools.append((window, most + spare))
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
-    drive = Drive(info, max_sequences=3, max_step_tokens=max_step_tokens)
+    say = draw(st.sampled_from([next_token, parrot]))
+    drive = Drive(info, max_sequences=3, max_step_tokens=max_step_tokens, say=say)
     return drive, draw(st.lists(st.builds(Request, **request_fields), min_size=1, max_size=10))
 
 
@@ -197,7 +263,7 @@ def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
     drive, requests = load
     play(drive, requests)
     for index, request in enumerate(requests):
-        answer = expected(request.prompt, request.params)
+        answer = expected(request.prompt, request.params, say=drive.say)
         scored = [item.token for update in drive.updates[index] for item in update.prompt_logprobs]
         wanted = [] if request.params.prompt_logprobs is None else request.prompt[1:]
         if request.aborted_at is None:

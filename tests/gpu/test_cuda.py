@@ -97,7 +97,7 @@ def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
         slices = [_slice(runner, i, sequences[i], done[i], params) for i in running]
         for i, item, output in zip(running, slices, runner.step(StepBatch(tuple(slices))).slices, strict=True):
             done[i] = item.stop
-            sequences[i] += [] if output.token is None else [output.token]
+            sequences[i] += output.tokens
     return [tokens[len(prompt) :] for tokens, prompt in zip(sequences, PROMPTS, strict=True)]
 
 

@@ -1,5 +1,7 @@
 """Packing: rows, positions and slots of a step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,6 +80,13 @@ def test_rows_that_need_logits() -> None:
     inputs = pack(StepBatch(items), 4, [None], CPU)
     assert inputs.draw_rows.tolist() == [3, 6]
     assert inputs.score_rows == ((0, 0), (2, 0), (4, 1), (7, 2))
+
+
+def test_a_draft_draws_after_each_of_its_tokens_and_before() -> None:
+    known = part([1, 2, 3, 4, 5, 6], 2, 6, [0, 1], n_prompt=3)
+    inputs = pack(StepBatch((known, replace(known, n_draft=2))), 4, [None], CPU)
+    assert inputs.draw_rows.tolist() == [3, 5, 6, 7]
+    assert inputs.positions.tolist() == [2, 3, 4, 5] * 2
 
 
 @pytest.mark.parametrize(("pages", "first_slot"), [([4, 5, 6, 7], 16), ([4, 6, 5, 7], None), ([7, 6, 5, 4], None)])

@@ -57,12 +57,15 @@ def start(directory: Path, **options: Any) -> ModelRunner:
     return create(lambda stage, done: None, model=str(directory), **{"device": "cpu", "dtype": "float32", **options})
 
 
-def run(loaded: ModelRunner, tokens: list[int], cuts: list[int], params: SamplingParams) -> list[SliceOutput]:
-    """Compute one prompt in slices that end at `cuts`."""
+def run(
+    loaded: ModelRunner, tokens: list[int], cuts: list[int], params: SamplingParams, n_draft: int = 0
+) -> list[SliceOutput]:
+    """Compute one prompt in slices that end at `cuts`, the last of them with a draft."""
     outputs, begin = [], 0
     tables = tuple(PageTable(0, [1, 0, 3, 2]) for _ in loaded.info.pools)
     for stop in cuts:
-        part = Slice(0, tokens, len(PROMPT), begin, stop, tables, params)
+        drafted = n_draft if stop == len(tokens) else 0
+        part = Slice(0, tokens, len(PROMPT), begin, stop, tables, params, n_draft=drafted)
         outputs += loaded.step(StepBatch((part,))).slices
         begin = stop
     return outputs
@@ -77,17 +80,17 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved: Any, attent
     for _ in range(8):
         output = run(loaded, tokens, [5, len(tokens)], params)[-1]
         expected = theirs(tokens)[-1].log_softmax(-1)
-        assert output.token == int(expected.argmax())
-        assert output.logprob is not None
-        assert output.logprob.logprob == pytest.approx(expected.max().item(), abs=1e-4)
-        assert [token for token, _ in output.logprob.top] == expected.topk(3).indices.tolist()
-        tokens.append(output.token)
+        (logprob,) = output.logprobs
+        assert output.tokens == (int(expected.argmax()),)
+        assert logprob.logprob == pytest.approx(expected.max().item(), abs=1e-4)
+        assert [token for token, _ in logprob.top] == expected.topk(3).indices.tolist()
+        tokens += output.tokens
 
 
 def test_a_slice_that_ends_early_or_wants_nothing_draws_nothing(saved: Any) -> None:
     loaded = start(saved[0])
-    assert run(loaded, PROMPT, [4], SamplingParams()) == [SliceOutput(None)]
-    assert run(loaded, PROMPT, [13], SamplingParams(max_tokens=0)) == [SliceOutput(None)]
+    assert run(loaded, PROMPT, [4], SamplingParams()) == [SliceOutput()]
+    assert run(loaded, PROMPT, [13], SamplingParams(max_tokens=0)) == [SliceOutput()]
 
 
 @pytest.mark.parametrize("cuts", [[13], [1, 2, 9, 13], [12, 13]])
@@ -103,7 +106,7 @@ def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch:
         assert item.logprob == pytest.approx(row[token].item(), abs=1e-4)
         assert item.top[0][0] == int(row.argmax())
         assert len(item.top) == 1
-    assert [output.token is not None for output in outputs] == [False] * (len(cuts) - 1) + [True]
+    assert [len(output.tokens) for output in outputs] == [0] * (len(cuts) - 1) + [1]
 
 
 def test_many_rows_are_drawn_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +115,48 @@ def test_many_rows_are_drawn_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPat
     params = SamplingParams(temperature=0.0)
     slices = tuple(Slice(i, PROMPT[: i + 2], i + 2, 0, i + 2, (PageTable(0, [i]),), params) for i in range(7))
     monkeypatch.setattr(runner, "LOGIT_VALUES", 3 * 96)
-    drawn = [output.token for output in loaded.step(StepBatch(slices)).slices]
-    assert drawn == [int(theirs(PROMPT[: i + 2])[-1].argmax()) for i in range(7)]
+    drawn = [output.tokens for output in loaded.step(StepBatch(slices)).slices]
+    assert drawn == [(int(theirs(PROMPT[: i + 2])[-1].argmax()),) for i in range(7)]
+
+
+ASKED = [
+    SamplingParams(temperature=0.0, logprobs=2),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=5, logprobs=0),
+    SamplingParams(temperature=0.7, seed=6, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
+    SamplingParams(temperature=0.0, min_tokens=7, stop_token_ids=tuple(range(48)), prompt_logprobs=1),
+]
+
+
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("attention", ["paged", "sdpa"])
+@pytest.mark.parametrize("params", ASKED, ids=["greedy", "seeded", "penalties", "min_tokens"])
+def test_a_draft_gives_what_one_token_a_step_gives(
+    saved: Any, attention: str, window: int, params: SamplingParams
+) -> None:
+    loaded = start(saved[0], attention=attention, sliding_window=window)
+    tokens, alone = list(PROMPT), []
+    for _ in range(9):
+        alone += run(loaded, tokens, [len(tokens) - 1, len(tokens)], params)[1:]
+        tokens += alone[-1].tokens
+    rest = [token for output in alone for token in output.tokens]
+    for n_right in (0, 1, 4):
+        draft = [*rest[:n_right], (rest[n_right] + 1) % 96, rest[n_right + 1]]
+        for cuts in ([9, len(PROMPT + draft)], [len(PROMPT + draft)]):
+            (*_, output) = run(loaded, PROMPT + draft, cuts, params, n_draft=len(draft))
+            assert output.tokens == tuple(rest[: n_right + 1])
+            expected = [item for step in alone[: n_right + 1] for item in step.logprobs]
+            assert [item.token for item in output.logprobs] == [item.token for item in expected]
+            values = [item.logprob for item in output.logprobs]
+            assert values == pytest.approx([item.logprob for item in expected], abs=1e-4)
+
+
+def test_a_draft_may_be_right_to_its_end(saved: Any) -> None:
+    loaded = start(saved[0])
+    tokens = list(PROMPT)
+    for _ in range(4):
+        tokens += run(loaded, tokens, [len(tokens)], ASKED[0])[0].tokens
+    (output,) = run(loaded, tokens[:-1], [len(tokens) - 1], ASKED[0], n_draft=3)
+    assert output.tokens == tuple(tokens[len(PROMPT) :])
 
 
 def test_window_on_a_model_without_one(saved: Any) -> None:
@@ -123,11 +166,9 @@ def test_window_on_a_model_without_one(saved: Any) -> None:
     params = SamplingParams(temperature=0.0, logprobs=0)
     (output,) = run(loaded, PROMPT, [13], params)
     expected = theirs(PROMPT, 4)[-1].log_softmax(-1)
-    assert output.logprob is not None
-    assert (output.token, output.logprob.logprob) == (
-        int(expected.argmax()),
-        pytest.approx(expected.max().item(), abs=1e-4),
-    )
+    (logprob,) = output.logprobs
+    assert output.tokens == (int(expected.argmax()),)
+    assert logprob.logprob == pytest.approx(expected.max().item(), abs=1e-4)
     assert not torch.allclose(expected, theirs(PROMPT)[-1].log_softmax(-1), atol=1e-2)
 
 
@@ -251,6 +292,6 @@ def test_half_precision_runs(saved: Any, dtype: str) -> None:
     directory, theirs = saved
     params = SamplingParams(temperature=0.0, logprobs=0)
     (output,) = run(start(directory, dtype=dtype), PROMPT, [13], params)
-    assert output.logprob is not None
-    own = theirs(PROMPT)[-1].log_softmax(-1)[output.logprob.token].item()
-    assert output.logprob.logprob == pytest.approx(own, abs=0.3)
+    (logprob,) = output.logprobs
+    own = theirs(PROMPT)[-1].log_softmax(-1)[logprob.token].item()
+    assert logprob.logprob == pytest.approx(own, abs=0.3)

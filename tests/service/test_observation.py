@@ -147,17 +147,24 @@ def test_latency_buckets_resolve_a_millisecond(name: str) -> None:
 
 def test_counters_survive_the_engine_and_windows_are_named() -> None:
     stats = Stats(
-        preemptions=2, queried_tokens=10, hit_tokens=4, pools=(PoolStats(256, 3, 1, 4), PoolStats(None, 1, 0, 9))
+        preemptions=2,
+        queried_tokens=10,
+        hit_tokens=4,
+        draft_tokens=7,
+        accepted_draft_tokens=3,
+        pools=(PoolStats(256, 3, 1, 4), PoolStats(None, 1, 0, 9)),
     )
     metrics = Metrics(lambda: stats)
     metrics.observe_report(Report((), stats))
     metrics.observe_restart()
-    metrics.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5)))
+    metrics.observe_report(Report((), Stats(preemptions=1, queried_tokens=5, hit_tokens=5, draft_tokens=1)))
     lines = metrics.render().decode().splitlines()
     for line in (
         "noria_preemptions_total 3.0",
         "noria_prefix_cache_queried_tokens_total 15.0",
         "noria_prefix_cache_hit_tokens_total 9.0",
+        "noria_draft_tokens_total 8.0",
+        "noria_accepted_draft_tokens_total 3.0",
         "noria_engine_restarts_total 1.0",
         'noria_kv_pages{state="held",window="256"} 3.0',
         'noria_kv_pages{state="free",window="full"} 9.0',

@@ -39,6 +39,7 @@ def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, An
         ({"max_tokens": -1}, "max_tokens", ["-1"]),
         ({"max_tokens": 0}, "max_tokens", ["at least 1"]),
         ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", ["4", "5"]),
+        ({"prompt_lookup_num_tokens": 17}, "prompt_lookup_num_tokens", ["17", "16"]),
         ({"n": 0}, "n", ["0", "1"]),
         ({"n": 129}, "n", ["129", "128"]),
         ({"stop": [""]}, "stop", ["1 to 512"]),
