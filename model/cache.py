@@ -1,9 +1,8 @@
 """Keys and values of all sequences: pools of pages, one pool for each distinct window."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model.batch import PoolSpec
@@ -14,8 +13,8 @@ from model.config import ModelConfig
 class LayerCache:
     """Keys and values of one layer, each [n_pages, page_size, n_kv_heads, head_dim].
 
-    Slot `page * page_size + position % page_size` holds one position; a backend may order the values of a page in a way
-    of its own, if it alone reads and writes them. Memory that no one has written holds anything,
+    Slot `page * page_size + position % page_size` holds one position; a backend may order what a page holds in a way of
+    its own (see `Attention.allocate`), if it alone reads and writes it. Memory that no one has written holds anything,
     NaN included, and must not be read.
     """
 
@@ -42,12 +41,12 @@ class PagePools:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, specs: Sequence[PoolSpec], page_size: int, dtype: torch.dtype, device: torch.device
+        cls, config: ModelConfig, specs: Sequence[PoolSpec], layer: Callable[[tuple[int, int, int]], LayerCache]
     ) -> "PagePools":
-        """Reserve memory, uninitialised, for `specs` (one a distinct window, in the order of `config.pool_windows`)."""
+        """Reserve memory for `specs` (one a distinct window, in the order of `config.pool_windows`).
+
+        `layer` makes the cache of one layer for n_pages, n_kv_heads and head_dim.
+        """
         pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
-        layers = tuple(
-            LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
-            for shape in ((specs[i].n_pages, page_size, config.n_kv_heads, config.head_dim) for i in pool_of_layer)
-        )
-        return cls(layers, pool_of_layer)
+        layers = (layer((specs[i].n_pages, config.n_kv_heads, config.head_dim)) for i in pool_of_layer)
+        return cls(tuple(layers), pool_of_layer)

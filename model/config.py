@@ -111,6 +111,7 @@ class RunnerOptions:
     dtype: str = "auto"
     quantize: str = "auto"
     attention: str = "auto"
+    kv_dtype: str = "auto"
     sliding_window: int = 0
     max_model_len: int | None = None
     max_sequences: int = 64

@@ -16,18 +16,17 @@ SPARE_SEQUENCES = 2
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Sizes of the pools for one model and one way to run it."""
+    """Sizes of the pools for one model and one way to run it; `head_bytes` is of one head's key at one position."""
 
     config: ModelConfig
     page_size: int
-    value_bytes: int
+    head_bytes: int
     max_step_tokens: int
     max_sequences: int
 
     def page_bytes(self, window: int | None) -> int:
         """Bytes of one page in the pool of `window`: keys and values of all its layers."""
-        values = self.page_size * self.config.n_kv_heads * self.config.head_dim
-        return 2 * self.config.windows.count(window) * values * self.value_bytes
+        return 2 * self.config.windows.count(window) * self.page_size * self.config.n_kv_heads * self.head_bytes
 
     def pages(self, window: int | None, length: int) -> int:
         """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""

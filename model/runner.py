@@ -27,6 +27,7 @@ Progress = Callable[[str, float], None]
 Drawn = tuple[int, TokenLogprob | None]
 LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
+KV_DTYPES = ("auto", "int8")
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Part of the memory free after the weights that keys and values get by default."""
 
@@ -110,8 +111,10 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         torch.set_num_threads(1)  # the kernels have threads of their own; PyTorch's would spin beside them
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     activations = dtype if scheme == "none" else torch.float32
-    attention_name, attention = choose(options.attention, device, dtype, activations)
-    plan = memory.PoolPlan(config, attention.page_size, dtype.itemsize, options.max_step_tokens, options.max_sequences)
+    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
+    attention_name, attention = choose(options.attention, device, kv_dtype, activations)
+    head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
+    plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
     bits = quant.bits(scheme, config, checkpoint.block_bits)
     needed = memory.weight_bytes(config, dtype.itemsize, bits)
     length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options)
@@ -133,9 +136,9 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         pools=plan.pools(length, budget),
         max_model_len=length,
         vocab_size=config.vocab_size,
-        description=_describe(config, device, dtype, attention_name, scheme),
+        description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
     )
-    pools = PagePools.allocate(config, info.pools, info.page_size, dtype, device)
+    pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
     runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info)
     progress("warming up", 0.0)
     _warm_up(runner)
@@ -143,10 +146,17 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
-    """Of keys, values and embeddings; of all weights and activations too, unless they are quantized."""
+    """Of embeddings and, by default, keys and values; of weights and activations too, unless they are quantized."""
     if name == "auto" and scheme != "none":
         return torch.bfloat16
     return choose_dtype(name, config.dtype, device)
+
+
+def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Of keys and values: that of the model, or int8."""
+    if name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
+    return torch.int8 if name == "int8" else dtype
 
 
 def _check_counts(options: RunnerOptions) -> None:
@@ -174,13 +184,14 @@ def _fit(
 
 
 def _describe(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, attention: str, scheme: str
+    config: ModelConfig, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], attention: str, scheme: str
 ) -> dict[str, str]:
     return {
         "family": config.family,
         "parameters": str(config.n_parameters),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "dtype": name_of(dtype),
+        "dtype": name_of(dtypes[0]),
+        "kv_dtype": name_of(dtypes[1]),
         "attention": attention,
         "quantize": scheme,
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),

@@ -49,6 +49,10 @@ def serve(
         _option("Scheme for the weights; auto is int8 on a CPU, unless --dtype is given."),
     ] = "auto",
     attention: Annotated[str, _option("Attention backend.")] = "auto",
+    kv_dtype: Annotated[
+        Literal["auto", "int8"],
+        _option("Of keys and values; auto is the model's, int8 halves their memory on a CPU."),
+    ] = "auto",
     sliding_window: Annotated[
         int | None, _option("Give every layer this window, in tokens; else the checkpoint's.", min=1)
     ] = None,

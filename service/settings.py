@@ -35,6 +35,7 @@ class Settings:
     dtype: str = "auto"
     quantize: str = "auto"
     attention: str = "auto"
+    kv_dtype: str = "auto"
     sliding_window: int | None = None
     max_model_len: int | None = None
     max_sequences: int | None = None

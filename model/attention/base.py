@@ -24,6 +24,16 @@ class Attention(ABC):
     dtypes: frozenset[torch.dtype] = frozenset((torch.float32, torch.bfloat16, torch.float16))
     """Formats of keys and values in the cache that it serves."""
 
+    def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
+        """Memory for the key, or the value, of one head at one position."""
+        return head_dim * dtype.itemsize
+
+    def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """Memory, uninitialised, of one layer: shape is (n_pages, n_kv_heads, head_dim)."""
+        n_pages, n_kv_heads, head_dim = shape
+        sizes = (n_pages, self.page_size, n_kv_heads, head_dim)
+        return LayerCache(*(torch.empty(sizes, dtype=dtype, device=device) for _ in range(2)))
+
     @abstractmethod
     def prepare(self, inputs: PoolInputs) -> Any:
         """What all layers of this pool share in this step: indices and masks."""

@@ -1,38 +1,53 @@
 """Attention by the compiled kernels: keys and values are read where they lie, nothing is gathered or masked.
 
-Inside a page the layout is the kernel's own, see kernels/attention.c. A row gives the same bits in a decode step, in a
+Inside a page the layout is the kernel's own, see kernels/cells.h. A row gives the same bits in a decode step, in a
 chunk of any size and beside any other sequences.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.attention.base import Attention
 from model.cache import LayerCache
 from model.errors import OptionError
 from model.kernels import native
-from model.packing import PoolInputs, Span
+from model.packing import PoolInputs
 
-_KINDS = {torch.bfloat16: 0, torch.float32: 1}
+_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
+ENOUGH = 64
+"""With fewer tasks than this, long ones are split, so that every thread has something to do."""
+
+SPLIT = native.SPLIT_PAGES
+WHOLE = -1
+"""The part of a task that is not split."""
+
+Task = tuple[int, int, int, int, int, int, int]
+"""row, rows, position of the first row, entry of `pages`, its logical block, the block after the last, part."""
+Join = tuple[int, int, int, int]
+"""row, rows, first part, parts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
-    """Slots to write [T], pages of all spans [P]; the spans are cut into `tasks` once the group of heads is known."""
+    """A step of one pool: `call` is made by the first layer, which knows the heads, and used by all; `kept` is what it
+    points to."""
 
-    slots: Tensor
-    pages: Tensor
-    spans: tuple[Span, ...]
-    window: int
-    tasks: dict[int, Tensor]
+    inputs: PoolInputs
+    call: native.AttentionCall | None = None
+    kept: tuple[Tensor | NDArray[np.int64], ...] = ()
 
 
 class PagedAttention(Attention):
-    """On CPUs, over pages in bfloat16 or float32. Raises OptionError where the kernels are missing."""
+    """On CPUs, over pages in bfloat16, float32 or int8: bytes with a scale for each position, head, and key or value.
+
+    Raises OptionError where the kernels are missing.
+    """
 
     page_size = native.PAGE_SIZE
     dtypes = frozenset(_KINDS)
@@ -43,8 +58,18 @@ class PagedAttention(Attention):
             raise OptionError("--attention paged needs the compiled kernels; build them: python -m model.kernels.build")
         self._kernels = kernels
 
+    def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
+        return head_dim * dtype.itemsize if dtype is not torch.int8 else native.padded(head_dim, 16) + 4
+
+    def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """As the interface says; keys and values of a page lie side by side."""
+        n_pages, n_kv_heads, head_dim = shape
+        width = self.head_bytes(head_dim, dtype) // dtype.itemsize
+        both = torch.empty(n_pages, 2, self.page_size, n_kv_heads, width, dtype=dtype, device=device)
+        return LayerCache(both[:, 0], both[:, 1])
+
     def prepare(self, inputs: PoolInputs) -> Prepared:
-        return Prepared(inputs.slots, inputs.pages, inputs.spans, inputs.window or 0, {})
+        return Prepared(inputs)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         qkv = torch.cat((q, k, v), dim=1).float()
@@ -55,58 +80,76 @@ class PagedAttention(Attention):
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] float32 -> [T, n_heads, head_dim] float32."""
-        n_rows, n_all, head_dim = qkv.shape
-        n_kv_heads = (n_all - n_heads) // 2
-        group = n_heads // n_kv_heads
-        if head_dim > native.MAX_HEAD_DIM or group > native.MAX_QUERIES:
-            raise OptionError(
-                f"--attention paged serves heads of up to {native.MAX_HEAD_DIM} and groups of up to "
-                f"{native.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
-            )
-        out = qkv.new_empty(n_rows, n_heads, head_dim)
-        tasks = prepared.tasks.get(group)
-        if tasks is None:
-            tasks = prepared.tasks[group] = _tasks(prepared, min(native.MAX_ROWS, native.MAX_QUERIES // group))
-        start, width = qkv.data_ptr(), head_dim * qkv.element_size()
-        self._kernels.attention(
-            q=start,
-            k=start + n_heads * width,
-            v=start + (n_heads + n_kv_heads) * width,
-            turn=None if turn is None else turn.data_ptr(),
-            out=out.data_ptr(),
-            keys=cache.k.data_ptr(),
-            values=cache.v.data_ptr(),
-            slots=prepared.slots.data_ptr(),
-            pages=prepared.pages.data_ptr(),
-            tasks=tasks.data_ptr(),
-            q_stride=n_all * head_dim,
-            kv_stride=n_all * head_dim,
-            n_rows=n_rows,
-            n_tasks=len(tasks),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            window=prepared.window,
-            kind=_KINDS[cache.k.dtype],
-        )
+        call = prepared.call
+        if call is None:
+            call = prepared.call = _call(prepared, qkv.shape, n_heads, _KINDS[cache.k.dtype])
+        out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
+        call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
+        call.turn = None if turn is None else turn.data_ptr()
+        self._kernels.attention(call)
         return out
 
 
-def _tasks(prepared: Prepared, n: int) -> Tensor:
-    """Up to n rows a task, [tasks, 5]: first row, rows, its position, entry of `pages`, logical block of that page.
+def _call(prepared: Prepared, shape: torch.Size, n_heads: int, kind: int) -> native.AttentionCall:
+    """What is the same for all layers; shape is [T, n_heads + 2 n_kv_heads, head_dim]."""
+    n_rows, n_all, head_dim = shape
+    n_kv_heads = (n_all - n_heads) // 2
+    group = n_heads // n_kv_heads
+    if head_dim > native.MAX_HEAD_DIM or group > native.MAX_QUERIES:
+        raise OptionError(
+            f"--attention paged serves heads of up to {native.MAX_HEAD_DIM} and groups of up to "
+            f"{native.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
+        )
+    inputs = prepared.inputs
+    tasks = _tasks(inputs, min(native.MAX_ROWS, native.MAX_QUERIES // group))
+    joins: list[Join] = []
+    if len(tasks) * n_kv_heads < ENOUGH:
+        tasks, joins = _split(tasks)
+    part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
+    parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (native.padded(head_dim, 16) + 2))
+    tables = np.array(tasks, dtype=np.int64), np.array(joins, dtype=np.int64)
+    prepared.kept = (*tables, parts)
+    return native.AttentionCall(
+        parts=parts.data_ptr(),
+        slots=inputs.slots.data_ptr(),
+        pages=inputs.pages.data_ptr(),
+        tasks=tables[0].ctypes.data,
+        joins=tables[1].ctypes.data,
+        n_rows=n_rows,
+        n_tasks=len(tasks),
+        n_joins=len(joins),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        window=inputs.window or 0,
+        kind=kind,
+        part_queries=part_queries,
+    )
 
-    The costliest come first, so that no thread is left with a long one at the end.
-    """
+
+def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
+    """Up to n rows of a span a task. The costliest come first, so that no thread is left with a long one at the end."""
     found = []
-    for span in prepared.spans:
-        block = span.first_key // native.PAGE_SIZE
+    for span in inputs.spans:
         for first in range(0, span.n_queries, n):
             rows, position = min(n, span.n_queries - first), span.start + first
-            seen = max(0, position - prepared.window + 1) // native.PAGE_SIZE if prepared.window else 0
-            skipped = max(0, seen - block)
-            keys = position + rows - (block + skipped) * native.PAGE_SIZE
-            found.append(
-                (keys * math.sqrt(rows), span.row + first, rows, position, span.page + skipped, block + skipped)
-            )
+            seen = 0 if inputs.window is None else max(0, position - inputs.window + 1)
+            block, end = seen // native.PAGE_SIZE, (position + rows - 1) // native.PAGE_SIZE + 1
+            page = span.page + block - span.first_key // native.PAGE_SIZE
+            found.append(((end - block) * math.sqrt(rows), (span.row + first, rows, position, page, block, end, WHOLE)))
     found.sort(reverse=True)
-    return torch.from_numpy(np.array([task[1:] for task in found], dtype=np.int64))
+    return [task for _, task in found]
+
+
+def _split(tasks: list[Task]) -> tuple[list[Task], list[Join]]:
+    """Tasks cut where the kernel starts its sums anew, and whose sums are then to be joined."""
+    parts: list[Task] = []
+    joins: list[Join] = []
+    for row, rows, position, page, block, end, _ in tasks:
+        cuts = [block, *range((block // SPLIT + 1) * SPLIT, end, SPLIT), end]
+        if len(cuts) > 2:
+            joins.append((row, rows, len(parts), len(cuts) - 1))
+        for first, stop in pairwise(cuts):
+            part = len(parts) if len(cuts) > 2 else WHOLE
+            parts.append((row, rows, position, page + first - block, first, stop, part))
+    return parts, joins

@@ -20,7 +20,8 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 X86_VARIANTS = {
-    "amx": f"{_AVX512} -mamx-tile -mamx-int8",
+    "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8",
+    "avx512bf16": f"{_AVX512} -mavx512bf16",
     "avx512vnni": _AVX512,
     "avx2": _AVX2,
     "baseline": "",
@@ -34,7 +35,17 @@ def library() -> Path:
 
 def fingerprint() -> str:
     """Of the sources and this recipe: a library made from others must not be called."""
-    names = (*SOURCES, "pool.c", "pool.h", "vectors.h", "activations.h", "amx.h", Path(__file__).name)
+    names = (
+        *SOURCES,
+        "pool.c",
+        "pool.h",
+        "vectors.h",
+        "activations.h",
+        "amx.h",
+        "cells.h",
+        "tiles.h",
+        Path(__file__).name,
+    )
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
 
 

@@ -25,9 +25,9 @@ GROUP, BLOCK = 64, 16
 """Channels that share an activation's scale beside int8 weights, and outputs packed together."""
 BLOCK_GROUP = 32
 """Channels that share a scale in blocks, weights' and activations'."""
-LEVELS = ("baseline", "avx2", "avx512vnni", "amx")
+LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
 ENVIRONMENT = "NORIA_KERNELS"
-PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS = 32, 64, 512, 16
+PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c."""
 _PLAIN, _NORMED, _GATED = range(3)
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
@@ -48,17 +48,19 @@ class _Weights(ctypes.Structure):
     )
 
 
-class _Attention(ctypes.Structure):
+class AttentionCall(ctypes.Structure):
+    """One layer's attention: `call` of attention.c. Pointers to what the caller keeps alive."""
+
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ("q", "k", "v", "turn", "out", "keys", "values", "slots", "pages", "tasks")
+            for name in ("qkv", "turn", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
         ),
         *(
             (name, ctypes.c_int64)
-            for name in ("q_stride", "kv_stride", "n_rows", "n_tasks", "n_heads", "n_kv_heads", "head_dim", "window")
+            for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        ("kind", ctypes.c_int64),
+        ("part_queries", ctypes.c_int64),
     )
 
 
@@ -171,10 +173,10 @@ class Kernels:
             )
         return y
 
-    def attention(self, **arguments: int | None) -> None:
-        """One layer's attention; the arguments are the fields of attention.c's `call`."""
+    def attention(self, call: AttentionCall) -> None:
+        """Store keys and values, then attend."""
         with self._lock:
-            self._attention(ctypes.byref(_Attention(**arguments)))
+            self._attention(ctypes.byref(call))
 
     def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 drawn from logits [N, vocab_size] float32, overwritten, as `rows` [N] of DRAW say."""

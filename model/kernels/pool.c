@@ -119,10 +119,12 @@ static int tiles_granted(void) {
 }
 
 /* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI,
- * 3 with AMX for bytes as well. By hand, since not every compiler brings its own test along in a shared library. */
+ * 3 with bfloat16 as well, 4 with AMX for bytes too. By hand, since not every compiler brings its own test along in a
+ * shared library. */
 EXPORT int noria_level(void) {
 #if defined(__x86_64__)
-    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11 };
+    enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11,
+           BF16 = 1 << 5 };
     const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
     const unsigned amx = 1u << 24 | 1u << 25; /* tiles, products of bytes */
     unsigned a, b, c, d, saved, high;
@@ -131,7 +133,9 @@ EXPORT int noria_level(void) {
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* which registers the system saves */
     if (~saved & 0x6) return 0;
     if (~b & avx512 || ~c & VNNI || ~saved & 0xE6) return 1;
-    return ~d & amx || ~saved & 0x60000 || !tiles_granted() ? 2 : 3;
+    int tiles = !(~d & amx || ~saved & 0x60000);
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || ~a & BF16) return 2;
+    return tiles && tiles_granted() ? 4 : 3;
 #else
     return 0;
 #endif

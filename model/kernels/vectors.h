@@ -59,7 +59,15 @@ INLINE vf load_half(const void *p) {
 #endif
 }
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf larger(vf a, vf b) { /* b if either is NaN */
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
 INLINE vf absolute(vf a) { return (vf)((vi)a & splat_int(0x7FFFFFFF)); }
 
 /* a * b + c with one rounding where the hardware has it. */
@@ -144,6 +152,20 @@ INLINE vf logarithm(vf x) {
     p = fused(k, splat(-2.12194440e-4f), p);
     p = fused(splat(-0.5f), z, p);
     return fused(k, splat(0.693359375f), m + p);
+}
+
+/* 2^x for -126 <= x <= 127, to about 1 unit in the last place (the polynomial of Cephes' exp2f). */
+INLINE vf power_of_two(vf x) {
+    vf shifted = x + splat(12582912.0f); /* its last bits are the nearest integer */
+    vf r = x - (shifted - splat(12582912.0f));
+    vf p = splat(1.535336188319500e-4f);
+    p = fused(p, r, splat(1.339887440266574e-3f));
+    p = fused(p, r, splat(9.618437357674640e-3f));
+    p = fused(p, r, splat(5.550332471162809e-2f));
+    p = fused(p, r, splat(2.402264791363012e-1f));
+    p = fused(p, r, splat(6.931472028550421e-1f));
+    p = fused(p, r, splat(1.0f));
+    return (vf)((vi)p + ((vi)shifted << 23));
 }
 
 /* Dot products of bytes: `quads` of packed weights w + 128, 4 to a lane, times 4 signed bytes of one row. OFFSET is

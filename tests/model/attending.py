@@ -44,10 +44,11 @@ def attend(
     *,
     ordered: bool = False,
     device: torch.device = CPU,
+    kv_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Compute all sequences together on `device`, each cut into chunks; the result [n, n_heads, head_dim] of each.
 
-    The cache starts as NaN, so that reading what no one wrote shows.
+    The cache, in `kv_dtype` or that of the keys, starts as NaN, so that reading what no one wrote shows.
     """
     size = backend.page_size
     lengths = [len(q) for q, _, _ in data]
@@ -55,8 +56,8 @@ def attend(
     order = torch.arange(sum(blocks)) if ordered else torch.randperm(sum(blocks))
     pages = [part.tolist() for part in order.split(blocks)]
     keys = data[0][1]
-    empty = torch.full((sum(blocks), size, *keys.shape[1:]), float("nan"), dtype=keys.dtype, device=device)
-    cache = LayerCache(empty, empty.clone())
+    cache = backend.allocate((sum(blocks), *keys.shape[1:]), kv_dtype or keys.dtype, device)
+    forget(cache)
     results: list[list[Tensor]] = [[] for _ in data]
     for step in itertools.zip_longest(*(cut(n, chunks) for n in lengths)):
         active = [(i, *part) for i, part in enumerate(step) if part]
@@ -71,6 +72,12 @@ def attend(
         for (i, *_), rows in zip(active, out.cpu().split([stop - start for _, start, stop in active]), strict=True):
             results[i].append(rows)
     return [torch.cat(parts) for parts in results]
+
+
+def forget(cache: LayerCache) -> None:
+    """Every byte 255: NaN in every float format."""
+    for half in (cache.k, cache.v):
+        half.view(torch.uint8).fill_(255)
 
 
 def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:

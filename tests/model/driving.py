@@ -95,7 +95,9 @@ class Driver:
         specs = tuple(PoolSpec(window, n_pages) for window in config.pool_windows)
         self.model, self.attention, self.windows = model, attention, config.pool_windows
         self.device = model.tok_embeddings.weight.device
-        self.pools = PagePools.allocate(config, specs, attention.page_size, torch.float32, self.device)
+        self.pools = PagePools.allocate(
+            config, specs, lambda shape: attention.allocate(shape, torch.float32, self.device)
+        )
         self.table = rotation_table(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
         for layer in self.pools.layers:

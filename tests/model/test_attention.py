@@ -9,11 +9,10 @@ from torch import Tensor
 from model.attention import BACKENDS, choose
 from model.attention.base import Attention
 from model.batch import PageTable, Slice, StepBatch
-from model.cache import LayerCache
 from model.errors import OptionError
 from model.packing import pack
 from model.sampling_params import SamplingParams
-from tests.model.attending import CPU, attend, cut, random_heads
+from tests.model.attending import CPU, attend, cut, forget, random_heads
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -103,8 +102,8 @@ def test_chunks_of_a_window_of_four_over_eleven_tokens(backend: Attention) -> No
 
 
 def visibility(backend: Attention, length: int, chunks: list[int], window: int) -> list[set[int]]:
-    shape = (1, backend.page_size, 1, 16)
-    cache = LayerCache(torch.full(shape, float("nan")), torch.full(shape, float("nan")))
+    cache = backend.allocate((1, 1, 16), torch.float32, CPU)
+    forget(cache)
     values = torch.eye(length, 16)[:, None]
     rows: list[Tensor] = []
     for start, stop in cut(length, chunks):
@@ -129,8 +128,12 @@ def test_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", CPU, torch.bfloat16)[0] == "paged"
     assert choose("auto", CPU, torch.float16)[0] == "sdpa"
+    assert choose("auto", CPU, torch.bfloat16, torch.bfloat16)[0] == "sdpa"
+    assert choose("auto", CPU, torch.int8, torch.bfloat16)[0] == "paged"
+    with pytest.raises(OptionError, match=r"--kv-dtype int8 needs --attention paged .*, here it is sdpa"):
+        choose("sdpa", CPU, torch.int8)
     with pytest.raises(
-        OptionError, match="--attention paged keeps keys and values in bfloat16 or float32, not in float16"
+        OptionError, match="--attention paged keeps keys and values in bfloat16, float32, int8, not in float16"
     ):
         choose("paged", CPU, torch.float16)
     monkeypatch.setenv("NORIA_KERNELS", "torch")

@@ -1,30 +1,19 @@
 """The compiled kernels, every variant this processor runs, against integer arithmetic and against themselves."""
 
-import random
-from itertools import accumulate, pairwise
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from model.attention.paged import PagedAttention
-from model.batch import PageTable, Slice, StepBatch
-from model.cache import LayerCache
 from model.errors import OptionError
 from model.kernels import native
 from model.kernels.native import Kernels
-from model.packing import pack
-from model.sampling_params import SamplingParams
-from tests.model.test_attention import run
-
-CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["avx512vnni", "avx2", "baseline"])
+@pytest.fixture(params=native.LEVELS[::-1])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The variant, or the best below it that this processor runs."""
-    order = ["avx512vnni", "avx2", "baseline"]
+    order = native.LEVELS[::-1]
     return native.variant(next(name for name in order[order.index(request.param) :] if name in native.available()))
 
 
@@ -114,64 +103,6 @@ def test_wrong_shapes_are_refused(kernels: Kernels) -> None:
         kernels.linear(packed, torch.zeros(2, 64), onto=torch.zeros(1, 16))
     with pytest.raises(ValueError, match="expected a float32 norm of 64 values"):
         kernels.linear(packed, torch.zeros(2, 64), norm=torch.ones(64).bfloat16())
-
-
-# Attention
-
-
-@pytest.fixture
-def backend(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> PagedAttention:
-    monkeypatch.setenv(native.ENVIRONMENT, kernels.variant)
-    return PagedAttention()
-
-
-@pytest.mark.parametrize("window", [None, 1, 5, 32, 33])
-@pytest.mark.parametrize("chunks", [[1], [7], [200]])
-def test_rule_holds_in_every_variant(backend: PagedAttention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [3, 75], chunks, window, (6, 2))
-
-
-class Sequence:
-    """Random q, k, v of one sequence and its pages, scattered in a pool."""
-
-    def __init__(self, length: int, pages: list[int]) -> None:
-        self.q, self.k, self.v = (torch.randn(length, heads, 24) for heads in (6, 2, 2))
-        self.pages, self.length = pages, length
-
-
-def attend(
-    backend: PagedAttention, cache: LayerCache, parts: list[tuple[Sequence, int, int]], window: int | None
-) -> list[Tensor]:
-    """One step over positions start..stop-1 of each sequence; their rows."""
-    params = SamplingParams()
-    slices = tuple(
-        Slice(i, [0] * stop, stop, start, stop, (PageTable(0, s.pages),), params)
-        for i, (s, start, stop) in enumerate(parts)
-    )
-    inputs = pack(StepBatch(slices), backend.page_size, [window], CPU)
-    q, k, v = (torch.cat([getattr(s, name)[start:stop] for s, start, stop in parts]) for name in "qkv")
-    out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
-    return list(out.split([stop - start for _, start, stop in parts]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("window", [None, 5, 40])
-def test_attention_gives_the_same_bits_in_any_step(
-    backend: PagedAttention, window: int | None, dtype: torch.dtype
-) -> None:
-    torch.manual_seed(1)
-    order = random.Random(1).sample(range(40), 40)
-    shape = (40, backend.page_size, 2, 24)
-    cache = LayerCache(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-    one, other = Sequence(150, order[:5]), Sequence(131, order[5:10])
-    (whole,) = attend(backend, cache, [(one, 0, 150)], window)
-    assert whole.isfinite().all()
-    for sizes in ([1] * 150, [33, 1, 1, 60, 55], [64, 86]):
-        cache.k.fill_(torch.nan), cache.v.fill_(torch.nan)
-        for start, stop in pairwise([0, *accumulate(sizes)]):
-            beside = [(other, 0, 131)] if start % 3 == 0 else []
-            rows = attend(backend, cache, [*beside, (one, start, stop)], window)[-1]
-            assert torch.equal(rows, whole[start:stop])
 
 
 # Choice

@@ -16,7 +16,7 @@ SPARE = 10**12
 
 
 def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
-    values = {"page_size": 4, "value_bytes": 4, "max_step_tokens": 4, "max_sequences": 100, **changes}
+    values = {"page_size": 4, "head_bytes": 32, "max_step_tokens": 4, "max_sequences": 100, **changes}
     return PoolPlan(tiny(windows, max_position=64), **values)
 
 

@@ -195,6 +195,7 @@ def test_info_tells_what_runs(saved: Any) -> None:
         "parameters": "21664",
         "device": "cpu",
         "dtype": "float32",
+        "kv_dtype": "float32",
         "attention": "paged",
         "quantize": "none",
         "kernels": native.describe(native.kernels()),
@@ -214,6 +215,8 @@ def test_progress_names_its_stages(saved: Any) -> None:
     [
         ({"device": "tpu"}, "--device tpu is not known, choose one of: auto, cpu, cuda"),
         ({"dtype": "int8"}, "--dtype int8 is not known, choose one of: auto, bfloat16, float16, float32"),
+        ({"kv_dtype": "q8_0"}, "--kv-dtype q8_0 is not known, choose one of: auto, int8"),
+        ({"kv_dtype": "int8", "attention": "sdpa"}, "--kv-dtype int8 needs --attention paged"),
         ({"attention": "flash"}, "--attention flash is not known"),
         ({"quantize": "q4"}, "--quantize q4 is not known"),
         ({"max_model_len": 129}, "--max-model-len 129 is more than the model's context of 128"),
@@ -285,6 +288,20 @@ def test_dtype_on_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Non
     assert device.choose_dtype("auto", "float32", cuda) is torch.float32
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     assert device.choose_dtype("auto", "bfloat16", cuda) is torch.bfloat16
+
+
+def test_keys_and_values_in_bytes_hold_more_pages(saved: Any) -> None:
+    """16 bytes and a float where float32 takes 32 bytes; logprobs stay near."""
+    directory, _ = saved
+    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000}
+    whole, bytes_ = start(directory, **options), start(directory, kv_dtype="int8", **options)
+    assert bytes_.info.description["kv_dtype"] == "int8"
+    n_pages = [runner.info.pools[0].n_pages for runner in (whole, bytes_)]
+    assert n_pages[1] / n_pages[0] == pytest.approx(32 / 20, rel=0.02)
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
+    exact, near = (run(runner, PROMPT, [13], params)[0].logprob.logprob for runner in (whole, bytes_))
+    assert near == pytest.approx(exact, abs=0.02)
+    assert near != exact
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

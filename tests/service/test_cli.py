@@ -47,6 +47,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
         *("org/name", "--port", "0", "--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)),
         *("--cache-memory", "1.5GiB", "--max-body", "1000", "--sliding-window", "256", "--device", "cpu"),
         *("--served-model-name", "a", "--served-model-name", "b", "--cors-origin", "*", "--dtype", "float32"),
+        *("--kv-dtype", "int8"),
     )
     assert seen == [
         Settings(
@@ -60,6 +61,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
             served_model_name=("a", "b"),
             cors_origins=("*",),
             dtype="float32",
+            kv_dtype="int8",
         )
     ]
 

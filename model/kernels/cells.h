@@ -1,0 +1,81 @@
+/* Where keys and values lie. A page holds a cell for each key head: its keys, then its values.
+ *
+ * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
+ * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: pairs of what is summed over stand together.
+ * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128 with |q| <= 127, each followed by a float
+ *           for each position that its q are multiplied by; width is head_dim rounded up to a multiple of 16.
+ *
+ * So q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query multiplies.
+ */
+#pragma once
+#include "vectors.h"
+
+enum { BF16, FLOAT32, INT8 };
+enum { PAGE = 32, MAX_DIM = 512 };
+
+INLINE int byte_width(int dim) { return (dim + 15) / 16 * 16; }
+/* Of the keys or the values of a cell. */
+INLINE int64_t half_bytes(int kind, int dim) {
+    return kind == FLOAT32 ? PAGE * dim * 4 : kind == BF16 ? PAGE * dim * 2 : PAGE * (byte_width(dim) + 4);
+}
+INLINE const float *factors(const char *half, int dim) { return (const float *)(half + PAGE * byte_width(dim)); }
+
+INLINE uint16_t to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+/* One head by cos [dim/2] and sin [dim/2]: pairs are (i, i + dim/2). */
+INLINE void rotate(const float *x, const float *turn, float *y, int half) {
+    for (int i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half], c = turn[i], s = turn[half + i];
+        y[i] = a * c - b * s;
+        y[i + half] = b * c + a * s;
+    }
+}
+
+/* q [n] with x = q * result, |q| <= 127; with `rest` [n] x = (128 q + rest) * result. x [n] is padded with zeros to a
+ * multiple of 16. */
+INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
+    const float units = rest ? 127 * 128 : 127;
+    vf most = {0};
+    for (int i = 0; i < n; i += LANES) most = larger(absolute(load(x + i)), most);
+    float amax = largest(most), inverse = amax > 1e-30f ? units / amax : 0;
+    for (int i = 0; i < n; i += LANES) {
+        vi whole = nearest(load(x + i) * splat(inverse)), high = rest ? (whole + splat_int(64)) >> 7 : whole;
+        vb bytes = __builtin_convertvector(high, vb);
+        memcpy(q + i, &bytes, sizeof bytes);
+        if (!rest) continue;
+        bytes = __builtin_convertvector(whole - (high << 7), vb);
+        memcpy(rest + i, &bytes, sizeof bytes);
+    }
+    return inverse == 0 ? 0 : amax / units;
+}
+
+INLINE void store_bytes(char *half, int dim, int within, const float *x, int is_value) {
+    int width = byte_width(dim), group = is_value ? 1 : 4;
+    float whole[MAX_DIM] = {0};
+    int8_t q[MAX_DIM];
+    memcpy(whole, x, (size_t)dim * 4);
+    float factor = to_bytes(whole, width, q, 0);
+    memcpy((float *)(half + PAGE * width) + within, &factor, 4);
+    char *to = half + (is_value ? within / 4 * width * 4 + within % 4 : within * 4);
+    for (int d = 0; d < width; d += group)
+        for (int i = 0; i < group; i++) to[d / group * (is_value ? 4 : PAGE * 4) + i] = (char)(q[d + i] ^ 128);
+}
+
+INLINE void store_key(int kind, char *keys, int dim, int within, const float *x) {
+    uint16_t half[MAX_DIM];
+    if (kind == INT8) store_bytes(keys, dim, within, x, 0);
+    for (int d = 0; kind == FLOAT32 && d < dim; d++) ((float *)keys)[d * PAGE + within] = x[d];
+    for (int d = 0; kind == BF16 && d < dim; d++) half[d] = to_bf16(x[d]);
+    for (int d = 0; kind == BF16 && d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + within) * 4, half + d, 4);
+}
+
+INLINE void store_value(int kind, char *values, int dim, int within, const float *x) {
+    if (kind == INT8) store_bytes(values, dim, within, x, 1);
+    if (kind == FLOAT32) memcpy((float *)values + within * dim, x, (size_t)dim * 4);
+    uint16_t *pairs = (uint16_t *)values + within / 2 * dim * 2 + within % 2;
+    for (int d = 0; kind == BF16 && d < dim; d++) pairs[d * 2] = to_bf16(x[d]);
+}
