@@ -18,6 +18,7 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import OptionError
+from model.fused import fuse
 from model.kernels import native
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
@@ -43,13 +44,14 @@ class ModelRunner:
         self._pools = pools
         self._attention = attention
         self._table = table  # [max_model_len, 2, head_dim/2]
+        self._fused = fuse(model, attention, pools)
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
         """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
         windows = [pool.window for pool in self.info.pools]
         inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
-        hidden = self._model(inputs, self._table, self._attention, self._pools)  # [T, dim]
+        hidden = self._model(inputs, self._table, self._attention, self._pools, self._fused)  # [T, dim]
         views = [item.draws for item in batch.slices]
         drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
         outputs = []

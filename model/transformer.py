@@ -3,6 +3,7 @@
 T is the number of new tokens of a step, of all sequences, packed without padding.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,14 +77,23 @@ class Transformer(nn.Module):
         """Number of weights; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def forward(self, inputs: PackedInputs, table: Tensor, attention: Attention, pools: PagePools) -> Tensor:
+    def forward(
+        self,
+        inputs: PackedInputs,
+        table: Tensor,
+        attention: Attention,
+        pools: PagePools,
+        fused: Callable[[Tensor, Tensor, list[Any]], Tensor] | None = None,
+    ) -> Tensor:
         """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
 
-        `table` [max_model_len, 2, head_dim/2] is `rope.rotation_table`.
+        `table` [max_model_len, 2, head_dim/2] is `rope.rotation_table`; `fused`, of fused.py, does all layers at once.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         turn = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
+        if fused is not None:
+            return fused(x, turn, prepared)
         for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
             x = layer(x, turn, attention, cache, prepared[pool])
         return x

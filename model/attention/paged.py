@@ -5,6 +5,7 @@ chunk of any size and beside any other sequences.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -71,6 +72,12 @@ class PagedAttention(Attention):
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs)
 
+    def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> native.AttentionCall:
+        """What is the same for all layers; shape is [T, n_heads + 2 n_kv_heads, head_dim], dtype that of the cache."""
+        if prepared.call is None:
+            prepared.call = _call(prepared, shape, n_heads, _KINDS[dtype])
+        return prepared.call
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         qkv = torch.cat((q, k, v), dim=1).float()
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
@@ -80,9 +87,7 @@ class PagedAttention(Attention):
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] float32 -> [T, n_heads, head_dim] float32."""
-        call = prepared.call
-        if call is None:
-            call = prepared.call = _call(prepared, qkv.shape, n_heads, _KINDS[cache.k.dtype])
+        call = self.call(prepared, qkv.shape, n_heads, cache.k.dtype)
         out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
         call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
         call.turn = None if turn is None else turn.data_ptr()
@@ -90,8 +95,7 @@ class PagedAttention(Attention):
         return out
 
 
-def _call(prepared: Prepared, shape: torch.Size, n_heads: int, kind: int) -> native.AttentionCall:
-    """What is the same for all layers; shape is [T, n_heads + 2 n_kv_heads, head_dim]."""
+def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> native.AttentionCall:
     n_rows, n_all, head_dim = shape
     n_kv_heads = (n_all - n_heads) // 2
     group = n_heads // n_kv_heads

@@ -2,20 +2,10 @@
  * product is applied on the way.
  */
 #pragma once
+#include "linear.h"
 #include "pool.h"
-#include "vectors.h"
 
-/* How weights lie, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
-enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN };
-enum { PLAIN, NORMED, GATED };
 enum { LONGEST_GROUP = 64 };
-
-/* Padded to whole groups and blocks of 16 outputs. `scales`, one an output, are those of INT8 alone. */
-typedef struct {
-    const uint8_t *packed;
-    const float *scales;
-    int64_t n_out, n_in, format;
-} weights;
 
 /* For each row and group: bytes `q`, their scale, where integer sums start (`zero`), and scale times the bytes' sum. */
 typedef struct {

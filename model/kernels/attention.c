@@ -6,31 +6,13 @@
  * where positions say; what a query adds up, and in which order, depends on its own visible keys and their positions
  * alone: keys that only its neighbours see weigh exactly 0.
  */
+#include "attention.h"
 #include "pool.h"
 #include "tiles.h"
 
 enum { ROWS = 16, MAX_QUERIES = 64, BLOCK = 4, SPLIT = 16, KEYS = BLOCK * PAGE };
 
-typedef struct {
-    int64_t row, n_rows, position;
-    int64_t page, block, end; /* `pages[page]` holds logical block `block`, the first one of the task; `end` is beyond it */
-    int64_t part;             /* where in `parts` to leave the sums; -1 if there are no others to join */
-} task_t;
-
-/* The sums of tasks that share rows: `n` parts from `first` on. */
-typedef struct {
-    int64_t row, n_rows, first, n;
-} join_t;
-
-typedef struct {
-    const float *qkv, *turn;
-    float *out, *parts;
-    char *cells;
-    const int64_t *slots, *pages;
-    const task_t *tasks;
-    const join_t *joins;
-    int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, window, kind, part_queries;
-} call;
+typedef attention_call call;
 
 INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
     return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
@@ -308,7 +290,6 @@ static void attend_some(void *context, int task, int thread) {
     (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, task, &mine);
 }
 
-/* Store the keys and values of all rows, then attend. With `turn` [n_rows, 2, head_dim/2] q and k are rotated first. */
 void EXPORT(attention)(const call *c) {
     noria_parallel(write_some, (void *)c, (int)((c->n_rows + ROWS_A_WRITE - 1) / ROWS_A_WRITE));
     noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads));

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("linear.c", "attention.c", "draw.c")
+SOURCES = ("linear.c", "attention.c", "draw.c", "network.c")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
@@ -35,18 +35,8 @@ def library() -> Path:
 
 def fingerprint() -> str:
     """Of the sources and this recipe: a library made from others must not be called."""
-    names = (
-        *SOURCES,
-        "pool.c",
-        "pool.h",
-        "vectors.h",
-        "activations.h",
-        "amx.h",
-        "cells.h",
-        "tiles.h",
-        Path(__file__).name,
-    )
-    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
+    files = sorted([*HERE.glob("*.[ch]"), Path(__file__)])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:

@@ -189,8 +189,6 @@ static int balanced(int n, int most, int step) {
     return best;
 }
 
-/* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
     static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN};

@@ -36,6 +36,7 @@ _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 LINEAR_ARGUMENTS = (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer)
 DRAW_ARGUMENTS = (_pointer, _integer, _integer, _pointer, _pointer)
+_NETWORK_ARGUMENTS = (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer)
 
 
 class _Weights(ctypes.Structure):
@@ -64,6 +65,15 @@ class AttentionCall(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    """`layer` of network.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "cells")),
+        ("pool", ctypes.c_int64),
+    )
+
+
 DRAW = np.dtype(
     [(name, np.float32) for name in ("temperature", "min_p", "top_p")]
     + [(name, np.int32) for name in ("top_k", "start", "step")]
@@ -81,6 +91,10 @@ class PackedWeights:
     packed: Tensor
     scales: Tensor | None
     struct: _Weights
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """For the rows as bytes, with what belongs to each group of them."""
+        return n_rows * -(-self.n_in // self.group) * (self.group + 12)
 
 
 def padded(n: int, multiple: int) -> int:
@@ -133,6 +147,7 @@ class Kernels:
     _linear: Any
     _attention: Any
     _draw: Any
+    _network: Any
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
@@ -169,7 +184,7 @@ class Kernels:
                 eps,
                 y.data_ptr(),
                 onto is not None,
-                self._room(n_rows * -(-weights.n_in // weights.group) * (weights.group + 12)),
+                self._room(weights.scratch_bytes(n_rows)),
             )
         return y
 
@@ -177,6 +192,20 @@ class Kernels:
         """Store keys and values, then attend."""
         with self._lock:
             self._attention(ctypes.byref(call))
+
+    def network(
+        self,
+        layers: "ctypes.Array[Layer]",
+        pools: "ctypes.Array[AttentionCall]",
+        x: Tensor,
+        eps: float,
+        gate_up: Tensor,
+        scratch_bytes: int,
+    ) -> None:
+        """All layers over x [T, dim] float32, replaced; what `pools` point to, gate_up [T, 2 hidden_dim] is theirs."""
+        with self._lock:
+            room = self._room(scratch_bytes)
+            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), room)
 
     def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 drawn from logits [N, vocab_size] float32, overwritten, as `rows` [N] of DRAW say."""
@@ -225,12 +254,16 @@ def variant(name: str) -> Kernels:
     """The kernels called `name`, one of `available()`."""
     compiled = _library()
     assert compiled is not None
-    linear, attention, draw = (getattr(compiled, f"{kernel}_{name}") for kernel in ("linear", "attention", "draw"))
-    linear.argtypes = LINEAR_ARGUMENTS
-    attention.argtypes = (ctypes.c_void_p,)
-    draw.argtypes = DRAW_ARGUMENTS
-    linear.restype = attention.restype = draw.restype = None
-    return Kernels(name, linear, attention, draw)
+    arguments = {
+        "linear": LINEAR_ARGUMENTS,
+        "attention": (_pointer,),
+        "draw": DRAW_ARGUMENTS,
+        "network": _NETWORK_ARGUMENTS,
+    }
+    functions = [getattr(compiled, f"{kernel}_{name}") for kernel in arguments]
+    for function, types in zip(functions, arguments.values(), strict=True):
+        function.argtypes, function.restype = types, None
+    return Kernels(name, *functions)
 
 
 def kernels() -> Kernels | None:

@@ -25,8 +25,10 @@ class Projection(nn.Module, ABC):
     """A map [T, n_in] -> [T, n_out] without bias.
 
     What stands beside it in a block is part of the call, so that a scheme may do all in one pass: the norm before, the
-    gate before, the residual after.
+    gate before, the residual after. `packed` are the weights as the compiled kernels read them, where they do.
     """
+
+    packed: PackedWeights | None = None
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
@@ -52,7 +54,6 @@ class Quantized(Projection):
         super().__init__()
         self.n_in, self.n_out = n_in, n_out
         self._kernels = native.kernels()
-        self._packed: PackedWeights | None = None
 
     @abstractmethod
     def take(self, first: int, rows: Matrix) -> None:
@@ -78,8 +79,8 @@ class Quantized(Projection):
 
     def _run(self, x: Tensor, **around: Any) -> Tensor:
         assert self._kernels is not None
-        assert self._packed is not None, "the weights have not come"
-        return self._kernels.linear(self._packed, x, **around)
+        assert self.packed is not None, "the weights have not come"
+        return self._kernels.linear(self.packed, x, **around)
 
 
 def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:

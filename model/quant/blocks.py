@@ -34,7 +34,7 @@ class BlockLinear(Quantized):
         if self._kernels is None:
             self._blocks = whole
         else:
-            self._packed = native.pack_blocks(whole.quants, whole.scales, whole.mins)
+            self.packed = native.pack_blocks(whole.quants, whole.scales, whole.mins)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         assert self._blocks is not None, "the weights have not come"

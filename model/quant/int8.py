@@ -47,7 +47,7 @@ class Int8Linear(Quantized):
         if self._kernels is None:
             self._groups = _group(weight), scales
         else:
-            self._packed = native.pack(weight, scales)
+            self.packed = native.pack(weight, scales)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         assert self._groups is not None, "the weights have not come"

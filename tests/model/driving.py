@@ -15,6 +15,7 @@ from model.attention.base import Attention
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.cache import PagePools
 from model.config import ModelConfig
+from model.fused import FusedLayers
 from model.packing import pack
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
@@ -100,6 +101,7 @@ class Driver:
         )
         self.table = rotation_table(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
+        self.fused: FusedLayers | None = None
         for layer in self.pools.layers:
             layer.k.fill_(float("nan"))
             layer.v.fill_(float("nan"))
@@ -112,7 +114,7 @@ class Driver:
         """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
         inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
-        logits = self.model.logits(self.model(inputs, self.table, self.attention, self.pools))
+        logits = self.model.logits(self.model(inputs, self.table, self.attention, self.pools, self.fused))
         for sequence, n in parts:
             sequence.done += n
         return list(logits.split([n for _, n in parts]))

@@ -26,7 +26,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     ]
     sources = [str(build.HERE / name) for name in ("linear.c", "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels("emulated", _function(target), None, None)
+    return Kernels("emulated", _function(target), None, None, None)
 
 
 def _function(library: Path) -> object:

@@ -1,0 +1,27 @@
+/* What callers of attention.c must know. */
+#pragma once
+#include "vectors.h"
+
+typedef struct {
+    int64_t row, n_rows, position;
+    int64_t page, block, end; /* `pages[page]` holds logical block `block`, the first one of the task; `end` is beyond it */
+    int64_t part;             /* where in `parts` to leave the sums; -1 if there are no others to join */
+} task_t;
+
+/* The sums of tasks that share rows: `n` parts from `first` on. */
+typedef struct {
+    int64_t row, n_rows, first, n;
+} join_t;
+
+typedef struct {
+    const float *qkv, *turn;
+    float *out, *parts;
+    char *cells;
+    const int64_t *slots, *pages;
+    const task_t *tasks;
+    const join_t *joins;
+    int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, window, kind, part_queries;
+} attention_call;
+
+/* Store the keys and values of all rows, then attend. With `turn` [n_rows, 2, head_dim/2] q and k are rotated first. */
+void EXPORT(attention)(const attention_call *c);

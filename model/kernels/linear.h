@@ -1,0 +1,19 @@
+/* What callers of linear.c must know. */
+#pragma once
+#include "vectors.h"
+
+/* How weights lie, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
+enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN };
+enum { PLAIN, NORMED, GATED };
+
+/* Padded to whole groups and blocks of 16 outputs. `scales`, one an output, are those of INT8 alone. */
+typedef struct {
+    const uint8_t *packed;
+    const float *scales;
+    int64_t n_out, n_in, format;
+} weights;
+
+/* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group. */
+void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
+                    int64_t add, void *scratch);
