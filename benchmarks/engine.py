@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.workload import Generate, Timing, Workload, answer
+from benchmarks.workload import Generate, Timing, Workload, answer, joining
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.runner import ModelRunner, create
@@ -18,8 +18,9 @@ SCHEMES: dict[str, dict[str, str]] = {
     "float32": {"quantize": "none", "dtype": "float32"},
     "bf16": {"quantize": "none", "dtype": "bfloat16"},
     "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
 }
-"""Our ways to hold weights: options of the runner."""
+"""Our ways to hold weights, as options of the runner; int4 takes a GGUF file's blocks as they are."""
 
 MAX_SEQUENCES, MAX_STEP_TOKENS = 64, 512
 """The defaults of `noria serve`."""
@@ -61,8 +62,9 @@ def greedy(n_tokens: int) -> SamplingParams:
 def generator(runner: ModelRunner) -> Generate:
     def generate(prompts: list[list[int]], n_tokens: int) -> Timing:
         scheduler = scheduler_for(runner, len(prompts))
+        params = greedy(n_tokens + joining(prompts, MAX_STEP_TOKENS))
         for number, prompt in enumerate(prompts):
-            scheduler.submit(Submit(number, prompt, greedy(n_tokens)))
+            scheduler.submit(Submit(number, prompt, params))
         first, tokens, seconds = 0.0, 0, 0.0
         for step in steps(runner, scheduler):
             if step.batch.n_tokens == len(prompts) and all(item.start >= item.n_prompt for item in step.batch.slices):

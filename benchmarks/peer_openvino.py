@@ -7,7 +7,7 @@ import numpy as np
 import openvino
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
-from benchmarks.workload import Generate, Timing, Workload, answer
+from benchmarks.workload import Generate, Timing, Workload, answer, joining
 
 CACHE_GIB = 2
 STEP_TOKENS = 512
@@ -20,24 +20,23 @@ def load(model: str, work: Workload) -> tuple[Generate, int]:
     pipeline = ContinuousBatchingPipeline(model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": work.threads})
 
     def generate(prompts: list[list[int]], n_tokens: int) -> Timing:
-        config = GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True, do_sample=False)
-        began = time.perf_counter()
+        wanted = n_tokens + joining(prompts, STEP_TOKENS)
+        config = GenerationConfig(max_new_tokens=wanted, ignore_eos=True, do_sample=False)
         handles = [
             pipeline.add_request(number, openvino.Tensor(np.array([prompt], dtype=np.int64)), config)
             for number, prompt in enumerate(prompts)
         ]
-        first, counts, tokens, seconds = 0.0, [0] * len(prompts), 0, 0.0
+        first, tokens, seconds, answering = 0.0, 0, 0.0, set[int]()
         while pipeline.has_non_finished_requests():
-            all_decode = all(counts)
             started = time.perf_counter()
             pipeline.step()
-            ended = time.perf_counter()
+            took = time.perf_counter() - started
             new = [_read(handle) for handle in handles]
-            if all_decode:
-                tokens, seconds = tokens + sum(new), seconds + ended - started
-            else:
-                first = ended - began
-            counts = [count + more for count, more in zip(counts, new, strict=True)]
+            if len(answering) < len(prompts):
+                first += took
+            elif all(new):
+                tokens, seconds = tokens + sum(new), seconds + took
+            answering.update(number for number, count in enumerate(new) if count)
         return Timing(first, tokens, seconds)
 
     return generate, len(pipeline.get_tokenizer().get_vocab())

@@ -29,7 +29,7 @@ from model.checkpoint.resolve import EMBEDDED
 from model.errors import NoriaError
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
-OURS = {"bf16": "16", "int8": "8"}
+OURS = {"bf16": "16", "int8": "8", "int4": "4"}
 """Our schemes that are measured, and their bits a weight."""
 LLAMA = {"bf16": "16", "q8_0": "8", "q4_0": "4", "q4_1": "4"}
 """Those of llama.cpp, as the files are called."""
@@ -40,6 +40,7 @@ Measured = dict[str, float]
 """Case -> tokens/s, or milliseconds."""
 
 
+SAID_CHARS = 1000
 KINDS = ("ours", "peer", "reference")
 
 
@@ -55,9 +56,9 @@ class Engine:
 
 
 def engines(peers: Path | None, work: Workload) -> Iterator[Engine]:
+    """All, on the embedded model."""
     for name, bits in OURS.items():
-        command = _module(sys.executable, "engine", EMBEDDED, _json(work), name)
-        yield Engine(f"noria {name}", bits, "ours", False, partial(_json_of, command))
+        yield _ours(name, bits, EMBEDDED, work)
     if peers is not None:
         yield from _offline_peers(peers, work)
     yield Engine("noria serve", "8", "ours", True, partial(servers.measure_ours, EMBEDDED))
@@ -67,6 +68,18 @@ def engines(peers: Path | None, work: Workload) -> Iterator[Engine]:
         binary, file = peers / "bin" / "llama-server", _file(peers, "q8_0")
         measure = partial(servers.measure_llama, binary, file, work.threads)
         yield Engine("llama-server q8_0", "8", "peer", True, measure)
+
+
+def engines_on(file: Path, peers: Path | None, work: Workload) -> Iterator[Engine]:
+    """Those that run a GGUF file's own blocks."""
+    yield _ours("int4", "its own", str(file), work)
+    if peers is not None:
+        yield Engine("llama.cpp", "its own", "peer", False, partial(_llama, peers, file, work))
+
+
+def _ours(scheme: str, bits: str, model: str, work: Workload) -> Engine:
+    command = _module(sys.executable, "engine", model, _json(work), scheme)
+    return Engine(f"noria {scheme}", bits, "ours", False, partial(_json_of, command))
 
 
 def _offline_peers(peers: Path, work: Workload) -> Iterator[Engine]:
@@ -137,7 +150,8 @@ def _measure(engine: Engine, console: Console) -> Measured:
     try:
         return engine.measure()
     except subprocess.CalledProcessError as error:
-        console.print(f"{engine.name} failed: {error.stderr.strip().splitlines()[-1:]}", markup=False)
+        said = (error.stderr.strip() or error.stdout.strip())[-SAID_CHARS:]
+        console.print(f"{engine.name} failed, {error.cmd[:3]} said: {said}", markup=False)
     except (NoriaError, OSError, RuntimeError) as error:
         console.print(f"{engine.name} failed: {error}", markup=False)
     return {}
@@ -193,6 +207,7 @@ def arguments() -> argparse.Namespace:
     usual = Workload(os.cpu_count() or 1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="where they are installed; without, ours alone")
+    parser.add_argument("--gguf", type=Path, help="instead: ours and llama.cpp, offline, on this file's own blocks")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--only", choices=("offline", "online"))
     parser.add_argument("--engines", default="", help="measure those whose name contains one of these, comma-separated")
@@ -213,18 +228,23 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)  # of ours and of transformers
     peers = asked.peers and asked.peers.resolve()
     work = Workload(asked.threads, asked.prefill, asked.streams, tokens=asked.tokens)
+    known = engines_on(asked.gguf.resolve(), peers, work) if asked.gguf else engines(peers, work)
     chosen = [
         engine
-        for engine in engines(peers, work)
+        for engine in known
         if any(part in engine.name for part in asked.engines.split(","))
         and asked.only in (None, "online" if engine.online else "offline")
     ]
     started = datetime.now(UTC)
     about = {"started": started.isoformat(timespec="seconds"), "rounds": asked.repeat, "workload": asdict(work)}
+    about["model"] = asked.gguf.stem if asked.gguf else EMBEDDED
     about |= machine.describe(peers)
     found = run(chosen, asked.repeat)
     made = list(rows(chosen, found))
-    file = asked.output or RESULTS / f"{started:%Y-%m-%d}-{machine.kind()}.json"
+    file = (
+        asked.output
+        or RESULTS / f"{started:%Y-%m-%d}-{machine.kind()}{f'-{asked.gguf.stem}' if asked.gguf else ''}.json"
+    )
     file.parent.mkdir(exist_ok=True)
     report = about | {"medians": [asdict(row) for row in made], "measured": found}
     file.write_text(json.dumps(report, indent=1) + "\n")

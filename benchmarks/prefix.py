@@ -50,9 +50,10 @@ def first_token(client: httpx.Client, model: str, prompt: list[int]) -> float:
     started = time.perf_counter()
     with client.stream("POST", "/v1/completions", json=body) as response:
         response.raise_for_status()
-        next(line for line in response.iter_lines() if line.startswith("data:"))
+        lines = response.iter_lines()
+        next(line for line in lines if line.startswith("data:"))
         took = time.perf_counter() - started
-        for _ in response.iter_lines():  # to its end, so that nothing runs beside the next
+        for _ in lines:  # to the end, so that nothing runs beside the next
             pass
     return took
 

@@ -21,6 +21,7 @@ import httpx
 
 from benchmarks import engine
 from model.runner import ModelRunner
+from service.engine.__main__ import die_with_parent
 from service.engine.messages import Submit
 from service.tools.own_server import embedded_server
 
@@ -89,7 +90,12 @@ def _llama_server(binary: Path, model: Path, threads: int) -> Iterator[str]:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     flags = ["-m", model, "-t", threads, "--parallel", slots, "-c", 1024 * slots, "--port", port, "--no-ui"]
-    process = subprocess.Popen([str(binary), *map(str, flags)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [str(binary), *map(str, flags)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
     try:
         _wait(f"http://127.0.0.1:{port}", process)
         yield f"http://127.0.0.1:{port}"

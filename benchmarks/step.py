@@ -165,7 +165,8 @@ def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: 
     scheduler = engine.scheduler_for(runner, max(rows, 1))
     clock.wrap(scheduler, "plan", "plan")
     clock.wrap(scheduler, "commit", "commit")
-    submit(runner, scheduler, rows or n_steps, length, n_steps if rows else 1)
+    joining = 2 * rows * length // engine.MAX_STEP_TOKENS  # steps until all decode
+    submit(runner, scheduler, rows or n_steps, length, n_steps + joining if rows else 1)
     counted = []
     for step in engine.steps(runner, scheduler):
         parts = clock.take() | {"step": step.seconds}

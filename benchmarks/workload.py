@@ -34,6 +34,14 @@ class Workload:
     tokens: int = 64
 
 
+def joining(prompts: list[list[int]], step_tokens: int) -> int:
+    """Tokens to ask for beyond those wanted, by an engine whose first streams decode while others' prompts wait.
+
+    So that no stream ends before all have decoded together for long enough.
+    """
+    return 2 * sum(map(len, prompts[1:])) // step_tokens
+
+
 Generate = Callable[[list[list[int]], int], Timing]
 """Prompts and how many tokens to generate for each."""
 
