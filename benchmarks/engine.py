@@ -1,77 +1,85 @@
-"""Speed of the engine without HTTP, schemes interleaved: `python benchmarks/engine.py [MODEL] [--repeat N]`.
+"""Our engine without HTTP, as the other benchmarks drive it. OMP_NUM_THREADS sets its threads."""
 
-Each row is tokens/s: a prompt of 512 tokens computed alone, and decoding by 1, 8 and 32 streams from 64-token prompts.
-"""
-
-import argparse
-import json
-import random
-import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.workload import Generate, Timing, Workload, answer, joining
+from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
-from service.engine.messages import Submit
+from service.engine.messages import Submit, Update
 from service.engine.scheduler import Scheduler
 
-SCHEMES = {"bf16": {"quantize": "none", "dtype": "bfloat16"}, "int8": {"quantize": "int8"}}
-DECODED = 32
-WORKLOADS = {
-    "prefill 512": (1, 512, 1),
-    "1 stream": (1, 64, DECODED),
-    "8 streams": (8, 64, DECODED),
-    "32": (32, 64, DECODED),
+SCHEMES: dict[str, dict[str, str]] = {
+    "float32": {"quantize": "none", "dtype": "float32"},
+    "bf16": {"quantize": "none", "dtype": "bfloat16"},
+    "int8": {"quantize": "int8"},
+    "int4": {"quantize": "int4"},
 }
+"""Our ways to hold weights, as options of the runner; int4 takes a GGUF file's blocks as they are."""
+
+MAX_SEQUENCES, MAX_STEP_TOKENS = 64, 512
+"""The defaults of `noria serve`."""
 
 
-def measure(runner: ModelRunner, streams: int, length: int, n_out: int) -> float:
-    """Tokens/s: of the prompt where one token is asked for, else of the steps in which all streams decode."""
-    scheduler = Scheduler(runner.info, max_sequences=64, max_step_tokens=512)
-    params = SamplingParams(temperature=0.0, max_tokens=n_out)
-    for number in range(streams):
-        prompt = [random.randrange(100, runner.info.vocab_size - 100) for _ in range(length)]
-        scheduler.submit(Submit(number, prompt, params))
-    seconds = []
+def load(model: str = EMBEDDED, **options: Any) -> ModelRunner:
+    """A runner with the limits of `noria serve`."""
+    limits = {"max_sequences": MAX_SEQUENCES, "max_step_tokens": MAX_STEP_TOKENS}
+    return create(lambda stage, done: None, model=str(resolve(model)), **(limits | options))
+
+
+def scheduler_for(runner: ModelRunner, max_sequences: int = MAX_SEQUENCES) -> Scheduler:
+    return Scheduler(runner.info, max_sequences=max_sequences, max_step_tokens=MAX_STEP_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that was computed, and the seconds it took: planned, run, committed."""
+
+    batch: StepBatch
+    updates: list[Update]
+    seconds: float
+
+
+def steps(runner: ModelRunner, scheduler: Scheduler) -> Iterator[Step]:
+    """Until there is no work; more may be submitted in between."""
     while scheduler.has_work:
         started = time.perf_counter()
         batch = scheduler.plan()
-        scheduler.commit(runner.step(batch))
-        if n_out == 1 or batch.n_tokens == streams:
-            seconds.append(time.perf_counter() - started)
-    return length / sum(seconds) if n_out == 1 else streams / statistics.median(seconds)
+        updates = scheduler.commit(runner.step(batch))
+        yield Step(batch, updates, time.perf_counter() - started)
 
 
-def measure_all(directory: Path, options: dict[str, str]) -> dict[str, float]:
-    """Every workload once, after a round that warms up."""
-    runner = create(lambda stage, done: None, model=str(directory), max_sequences=64, max_step_tokens=512, **options)
-    for shape in WORKLOADS.values():
-        measure(runner, *shape)
-    return {workload: measure(runner, *shape) for workload, shape in WORKLOADS.items()}
+def greedy(n_tokens: int) -> SamplingParams:
+    """Exactly so many tokens, the likeliest each time: no token ends the answer."""
+    return SamplingParams(temperature=0.0, max_tokens=n_tokens)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default=EMBEDDED)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--scheme", choices=SCHEMES, help="measure this one and print JSON")
-    asked = parser.parse_args()
-    if asked.scheme:
-        print(json.dumps(measure_all(resolve(asked.model), SCHEMES[asked.scheme])))
-        return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEMES}
-    for _ in range(asked.repeat):
-        for name in SCHEMES:  # a process each: PyTorch's number of threads is the process's
-            command = [sys.executable, __file__, asked.model, "--scheme", name]
-            found[name].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    print(f"{'tokens/s':12}" + "".join(f"{name:>10}" for name in SCHEMES) + f"{'ratio':>10}")
-    for workload in WORKLOADS:
-        medians = [statistics.median(run[workload] for run in runs) for runs in found.values()]
-        print(f"{workload:12}" + "".join(f"{value:10.0f}" for value in medians) + f"{medians[1] / medians[0]:10.2f}")
+def generator(runner: ModelRunner) -> Generate:
+    def generate(prompts: list[list[int]], n_tokens: int) -> Timing:
+        scheduler = scheduler_for(runner, len(prompts))
+        params = greedy(n_tokens + joining(prompts, MAX_STEP_TOKENS))
+        for number, prompt in enumerate(prompts):
+            scheduler.submit(Submit(number, prompt, params))
+        first, tokens, seconds = 0.0, 0, 0.0
+        for step in steps(runner, scheduler):
+            if step.batch.n_tokens == len(prompts) and all(item.start >= item.n_prompt for item in step.batch.slices):
+                tokens, seconds = tokens + step.batch.n_tokens, seconds + step.seconds
+            elif not tokens:
+                first += step.seconds
+        return Timing(first, tokens, seconds)
+
+    return generate
+
+
+def _load(model: str, work: Workload) -> tuple[Generate, int]:
+    runner = load(model, **SCHEMES[sys.argv[3]])
+    return generator(runner), runner.info.vocab_size
 
 
 if __name__ == "__main__":
-    main()
+    answer(_load)

@@ -1,56 +1,127 @@
-"""Perplexity of a model under each scheme on one text: `python benchmarks/perplexity.py TEXT [MODEL]`.
+"""What a scheme costs in quality: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
 
-TEXT is a file; its first tokens are scored in pieces of 1,024, each from an empty context.
+Perplexity of the first tokens of a text, in pieces of 1,024, each from an empty context; and how long greedy answers
+stay those of float32. The text is, unless another is given, licences that every Debian system holds.
 """
 
 import argparse
 import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import engine
+from benchmarks.engine import SCHEMES
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.runner import ModelRunner, create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
 
-SCHEMES = {
-    "float32": {"quantize": "none", "dtype": "float32"},
-    "bfloat16": {"quantize": "none", "dtype": "bfloat16"},
-    "int8": {"quantize": "int8"},
-}
+LICENCES = Path("/usr/share/common-licenses")
+NAMES = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "CC0-1.0", "Artistic")
+"""Of package base-files; each has words of its own."""
 PIECE = 1024
+ANSWER = 64
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village by the sea, there lived",
+    "To make a good cup of tea, first",
+    "The theory of evolution explains",
+    "def fibonacci(n):",
+    "In 1969, for the first time in history,",
+    "The three states of matter are",
+    "My favourite season is autumn because",
+    "A balanced diet should contain",
+    "The difference between a virus and a bacterium is",
+    "Dear Sir or Madam, I am writing to",
+    "The most important invention of the last century was",
+    "Water boils at a lower temperature on a mountain because",
+    "The old man looked at the sky and said:",
+    "Computers store numbers in binary because",
+    "The advantages of public transport are",
+)
+
+
+def default_text() -> str:
+    return "\n".join((LICENCES / name).read_text() for name in NAMES)
 
 
 def score(runner: ModelRunner, tokens: list[int]) -> float:
     """Mean negative log probability of every token but the first of each piece."""
-    scheduler = Scheduler(runner.info, max_sequences=1, max_step_tokens=512)
+    scheduler = engine.scheduler_for(runner)
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     for first in range(0, len(tokens), PIECE):
         scheduler.submit(Submit(first, tokens[first : first + PIECE], params))
-    logprobs: list[float] = []
-    while scheduler.has_work:
-        for update in scheduler.commit(runner.step(scheduler.plan())):
-            logprobs += [item.logprob for item in update.prompt_logprobs]
-    return -sum(logprobs) / len(logprobs)
+    updates = (update for step in engine.steps(runner, scheduler) for update in step.updates)
+    return -fmean(item.logprob for update in updates for item in update.prompt_logprobs)
+
+
+def answers(runner: ModelRunner, prompts: list[list[int]]) -> list[list[int]]:
+    """The greedy continuation of every prompt."""
+    scheduler = engine.scheduler_for(runner)
+    for number, prompt in enumerate(prompts):
+        scheduler.submit(Submit(number, prompt, engine.greedy(ANSWER)))
+    found: list[list[int]] = [[] for _ in prompts]
+    for step in engine.steps(runner, scheduler):
+        for update in step.updates:
+            found[update.id] += update.tokens
+    return found
+
+
+def agreement(one: list[int], other: list[int]) -> int:
+    """Equal tokens before the first that differs. Worked example: [1, 2, 3] and [1, 2, 4] agree in 2."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of one scheme: the mean negative log probability, and the answers."""
+
+    scheme: str
+    loss: float
+    answers: list[list[int]]
+
+
+def measure(model: str, tokens: list[int], tokenizer: Tokenizer) -> Iterator[Quality]:
+    prompts = [tokenizer.encode(text, add_bos=True, parse_control=False) for text in PROMPTS]
+    with Console(stderr=True).status("") as status:
+        for scheme, options in SCHEMES.items():
+            status.update(scheme)
+            runner = engine.load(model, **options)
+            yield Quality(scheme, score(runner, tokens), answers(runner, prompts))
+
+
+def table(found: list[Quality]) -> Table:
+    shown = Table("", "perplexity", "", f"equal tokens of {ANSWER}", "whole answers")
+    best = found[0]
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for one in found:
+        equal = [agreement(*pair) for pair in zip(best.answers, one.answers, strict=True)]
+        more = math.expm1(one.loss - best.loss)
+        whole = f"{equal.count(ANSWER)} of {len(equal)}"
+        shown.add_row(one.scheme, f"{math.exp(one.loss):.3f}", f"{more:+.2%}", f"{fmean(equal):.1f}", whole)
+    return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("model", nargs="?", default=EMBEDDED)
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EMBEDDED)
+    parser.add_argument("--text", type=Path, help="a file in place of the licences")
+    parser.add_argument("--tokens", type=int, default=20_000)
     asked = parser.parse_args()
-    directory = resolve(asked.model)
-    text = asked.text.read_text()
-    tokens = load_tokenizer(directory).encode(text, add_bos=False, parse_control=False)[: asked.tokens]
-    print(f"{len(tokens)} tokens of {asked.text.name}, {asked.model}")
-    best = None
-    for name, options in SCHEMES.items():
-        runner = create(lambda stage, done: None, model=str(directory), max_step_tokens=512, **options)
-        loss = score(runner, tokens)
-        best = loss if best is None else best
-        print(f"{name:9} {math.exp(loss):8.3f}  {100 * (math.exp(loss - best) - 1):+.2f} %", flush=True)
+    text = asked.text.read_text() if asked.text else default_text()
+    tokenizer = load_tokenizer(resolve(asked.model))
+    tokens = tokenizer.encode(text, add_bos=False, parse_control=False)[: asked.tokens]
+    print(f"{asked.model}, {len(tokens)} tokens of a text with CRC-32 {zlib.crc32(text.encode()):08x}")
+    Console().print(table(list(measure(asked.model, tokens, tokenizer))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,200 @@
+"""The compiled kernels, call by call, against another revision: `python -m benchmarks.kernels [--against REV]`.
+
+All projections of one kind in SmolLM2-135M's 30 layers one after the other, so that weights come from memory as they
+do in a step, and attention over keys that lie in scattered pages. With --against the kernels of that revision are
+built in a temporary worktree, and both take turns, call by call, in processes of their own. Exit code 1 if the ratio
+of the least times of any case, now to then, is above --limit.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from model.attention import choose
+from model.batch import PageTable, Slice, StepBatch
+from model.cache import LayerCache
+from model.linear import make_linear
+from model.packing import pack
+from model.sampling_params import SamplingParams
+
+ROOT = Path(__file__).parents[1]
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
+SHAPES = {"wqkv": (576, 960), "wo": (576, 576), "w13": (576, 3072), "w2": (1536, 576), "head": (576, 49152)}
+ROWS = (1, 8, 32, 512)
+ATTENTION = {"attention 1 x 256": (1, 256), "attention 32 x 256": (32, 256), "attention 32 x 1024": (32, 1024)}
+LEAST_SECONDS = 0.02
+"""A measurement repeats its call for at least so long."""
+
+
+def cases(scheme: str) -> dict[str, Callable[[], object]]:
+    """What is timed, one call each."""
+    found: dict[str, Callable[[], object]] = {}
+    for name, (n_in, n_out) in SHAPES.items():
+        projections = [projection(n_in, n_out, scheme) for _ in range(1 if name == "head" else LAYERS)]
+        for rows in ROWS[: 3 if name == "head" else None]:
+            found[f"{name} {rows}"] = multiply(projections, torch.randn(rows, n_in))
+    for name, (streams, context) in ATTENTION.items():
+        found[name] = attention(streams, context, context + 1)
+    found["attention chunk 512"] = attention(1, 0, 512)
+    return found
+
+
+def projection(n_in: int, n_out: int, scheme: str) -> torch.nn.Module:
+    made = make_linear(n_in, n_out, scheme=scheme)
+    made.take(0, torch.randn(n_out, n_in))
+    return made
+
+
+def multiply(projections: list[torch.nn.Module], x: torch.Tensor) -> Callable[[], object]:
+    def call() -> None:
+        for one in projections:
+            one(x)
+
+    return call
+
+
+def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
+    """Positions start..stop-1 of every stream, over pages in random order, in bfloat16."""
+    cpu = torch.device("cpu")
+    _, backend = choose("auto", cpu, torch.bfloat16)
+    blocks = -(-stop // backend.page_size)
+    shape = (streams * blocks, backend.page_size, KV_HEADS, HEAD_DIM)
+    cache = LayerCache(*(torch.randn(shape).bfloat16() for _ in range(2)))
+    pages = torch.randperm(streams * blocks).view(streams, blocks).tolist()
+    params = SamplingParams(max_tokens=1)
+    slices = (
+        Slice(number, [0] * stop, stop, start, stop, (PageTable(0, table),), params)
+        for number, table in enumerate(pages)
+    )
+    inputs = pack(StepBatch(tuple(slices)), backend.page_size, [None], cpu)
+    prepared = backend.prepare(inputs.pools[0])
+    rows = streams * (stop - start)
+    qkv, turn = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
+    return lambda: backend.attend_turned(qkv, HEADS, turn, cache, prepared)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Mean of one call."""
+    began, calls = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < LEAST_SECONDS:
+        call()
+        calls += 1
+    return took / calls
+
+
+@torch.inference_mode()
+def answer(scheme: str) -> None:
+    """The measuring process: prints the names of its cases, then for each name that it reads the seconds."""
+    torch.manual_seed(0)
+    known = cases(scheme)
+    for call in known.values():
+        call()
+    print(json.dumps([*known]), flush=True)
+    for line in sys.stdin:
+        print(seconds(known[line.strip()]), flush=True)
+
+
+class Measurer:
+    """A process that runs this file on the kernels of one source tree."""
+
+    def __init__(self, tree: Path, scheme: str) -> None:
+        command = [sys.executable, "-P", __file__, "--answer", "--scheme", scheme]
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.cases: list[str] = json.loads(self._ask(""))
+
+    def seconds(self, case: str) -> float:
+        return float(self._ask(f"{case}\n"))
+
+    def _ask(self, question: str) -> str:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(question)
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"the measuring process ended with code {self._process.wait()}")
+        return line
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+@contextmanager
+def worktree(revision: str) -> Iterator[Path]:
+    """The sources of a revision with their kernels built, for a while."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
+        try:
+            subprocess.run([sys.executable, "-m", "model.kernels.build"], cwd=tree, check=True, capture_output=True)
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def measure(measurers: list[Measurer], repeat: int) -> dict[str, list[float]]:
+    """Case -> the least seconds of each measurer: other programs only ever add. Each goes first every other time."""
+    names = [case for case in measurers[0].cases if all(case in one.cases for one in measurers)]
+    found: dict[str, list[list[float]]] = {case: [[] for _ in measurers] for case in names}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for number in progress.track(range(repeat), description="rounds"):
+            for case in names:
+                pairs = list(zip(measurers, found[case], strict=True))
+                for measurer, results in pairs[:: -1 if number % 2 else 1]:
+                    results.append(measurer.seconds(case))
+    return {case: [min(times) for times in results] for case, results in found.items()}
+
+
+def table(found: dict[str, list[float]], against: str | None, limit: float) -> Table:
+    shown = Table("microseconds", "now", *([against, "ratio"] if against else []))
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for case, results in found.items():
+        cells = [f"{1e6 * seconds:.0f}" for seconds in results]
+        if against:
+            ratio = results[0] / results[1]
+            cells.append(f"{ratio:.2f}" + (" slower" if ratio > limit else ""))
+        shown.add_row(case, *cells)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", metavar="REV", help="git revision to compare with")
+    parser.add_argument("--limit", type=float, default=1.10, help="greatest ratio that is no regression")
+    parser.add_argument("--repeat", type=int, default=11)
+    parser.add_argument("--scheme", default="int8")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.answer:
+        answer(asked.scheme)
+        return
+    with ExitStack() as stack:
+        trees = [ROOT] + ([stack.enter_context(worktree(asked.against))] if asked.against else [])
+        measurers = [Measurer(tree, asked.scheme) for tree in trees]
+        found = measure(measurers, asked.repeat)
+        for measurer in measurers:
+            measurer.end()
+    Console().print(table(found, asked.against, asked.limit))
+    if asked.against and any(now / then > asked.limit for now, then in found.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

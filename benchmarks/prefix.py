@@ -1,0 +1,113 @@
+"""What prefix reuse is worth through HTTP: `python -m benchmarks.prefix [--url URL] [--model MODEL]`.
+
+The time to the first token of a prompt of 2,000 tokens and of a second one that begins alike; then a chat of 8 turns
+and the prompt tokens that every turn computes, beside those that are new in it. Without --url a server is started.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from service.tools.endpoint import base_url, find_model, headers
+from service.tools.own_server import embedded_server
+
+SHARED, OWN = 2000, 16
+"""Tokens of a prompt: those it shares, those it has for itself."""
+TOKEN_IDS = range(1000, 30_000)
+QUESTIONS = (
+    "What is a noria?",
+    "Who built the first ones?",
+    "How does one lift water?",
+    "What is it made of?",
+    "How much water can it move in a day?",
+    "Where can one still be seen?",
+    "What replaced it?",
+    "Sum up what you told me.",
+)
+
+
+@contextmanager
+def server(url: str | None, api_key: str | None, model: str | None) -> Iterator[httpx.Client]:
+    if url is None:
+        with embedded_server(model, lambda stage, done: None) as client:
+            yield client
+    else:
+        with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=None) as client:
+            yield client
+
+
+def first_token(client: httpx.Client, model: str, prompt: list[int]) -> float:
+    """Seconds until the first event of a streamed completion."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": True}
+    started = time.perf_counter()
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        lines = response.iter_lines()
+        next(line for line in lines if line.startswith("data:"))
+        took = time.perf_counter() - started
+        for _ in lines:  # to the end, so that nothing runs beside the next
+            pass
+    return took
+
+
+def shared_prefix(client: httpx.Client, model: str, repeat: int) -> tuple[float, float]:
+    """Median seconds to the first token of a prompt and of one that shares its beginning."""
+    firsts, seconds = [], []
+    for _ in range(repeat):
+        prefix = random.choices(TOKEN_IDS, k=SHARED)
+        firsts.append(first_token(client, model, prefix + random.choices(TOKEN_IDS, k=OWN)))
+        seconds.append(first_token(client, model, prefix + random.choices(TOKEN_IDS, k=OWN)))
+    return statistics.median(firsts), statistics.median(seconds)
+
+
+def chat(client: httpx.Client, model: str, answer_tokens: int) -> Iterator[dict[str, Any]]:
+    """The usage of every turn."""
+    messages: list[dict[str, str]] = []
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        body = {"model": model, "messages": messages, "max_tokens": answer_tokens, "temperature": 0}
+        response = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        messages.append({"role": "assistant", "content": response["choices"][0]["message"]["content"]})
+        yield response["usage"]
+
+
+def turns(usages: Iterator[dict[str, Any]]) -> Table:
+    """Computed are the prompt tokens that did not come from the cache; new those that the turn before did not know."""
+    shown = Table("turn", "prompt", "cached", "computed", "new", "answer")
+    known = 0
+    for number, usage in enumerate(usages, 1):
+        prompt, answer = usage["prompt_tokens"], usage["completion_tokens"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        shown.add_row(*map(str, (number, prompt, cached, prompt - cached, prompt - known, answer)))
+        known = prompt + answer
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="of a running server")
+    parser.add_argument("--api-key")
+    parser.add_argument("--model", help="what to serve; with --url a model id of that server")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    asked = parser.parse_args()
+    console = Console()
+    with server(asked.url, asked.api_key, asked.model) as client:
+        model = find_model(client, asked.model if asked.url else None)
+        first_token(client, model, random.choices(TOKEN_IDS, k=OWN))  # warms up
+        first, second = shared_prefix(client, model, asked.repeat)
+        console.print(f"{SHARED} shared tokens, median time to first token of {asked.repeat}:")
+        console.print(f"first {1000 * first:.1f} ms, second {1000 * second:.1f} ms, ratio {first / second:.1f}")
+        console.print(turns(chat(client, model, asked.answer_tokens)))
+
+
+if __name__ == "__main__":
+    main()

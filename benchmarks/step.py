@@ -1,0 +1,256 @@
+"""Where each millisecond of a step goes, against the floor: `python -m benchmarks.step [MODEL] [--scheme int8]`.
+
+The parts are timed from outside, by wrapping their callables. The floor of a projection is the greater of its weights'
+bytes at the memory bandwidth (measured over a buffer as large as all weights) and its multiply-adds at the best rate
+that a projection reaches with 512 rows; that of attention is the bytes of keys and values.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks import engine, machine
+from model import packing, sampler
+from model.checkpoint.resolve import EMBEDDED
+from model.kernels import native
+from model.quant.base import Projection
+from model.runner import ModelRunner
+from service.engine.messages import Submit
+from service.engine.scheduler import Scheduler
+
+CHUNK = 512
+PARTS = (
+    "plan",
+    "pack",
+    "embed, table, layers' Python",
+    "wqkv",
+    "attention",
+    "wo",
+    "w13",
+    "w2",
+    "head",
+    "sample",
+    "commit",
+)
+
+
+class Clock:
+    """Seconds by part, each without those of the parts called inside it."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._inside = [0.0]
+
+    def wrap(self, owner: Any, attribute: str, part: str) -> None:
+        """Time `owner.attribute` from now on."""
+        call = getattr(owner, attribute)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self._inside.append(0.0)
+            started = time.perf_counter()
+            result = call(*arguments, **options)
+            took = time.perf_counter() - started
+            self._seconds[part] += took - self._inside.pop()
+            self._inside[-1] += took
+            return result
+
+        setattr(owner, attribute, timed)
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last time."""
+        taken, self._seconds = self._seconds, defaultdict(float)
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """All projections of one name: how many, bytes of their weights, inputs times outputs of one."""
+
+    count: int
+    n_bytes: int
+    weights: int
+
+
+def projections(runner: ModelRunner) -> Iterator[tuple[str, Projection]]:
+    for name, module in runner._model.named_modules():
+        if isinstance(module, Projection):
+            yield name.rpartition(".")[2].replace("output", "head"), module
+
+
+def kinds(runner: ModelRunner) -> dict[str, Kind]:
+    config = runner._model.config
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    shapes = {
+        "wqkv": config.dim * (q + 2 * kv),
+        "wo": q * config.dim,
+        "w13": config.dim * 2 * config.hidden_dim,
+        "w2": config.hidden_dim * config.dim,
+        "head": config.dim * config.vocab_size,
+    }
+    found: dict[str, list[Projection]] = defaultdict(list)
+    for name, projection in projections(runner):
+        found[name].append(projection)
+    return {name: Kind(len(all_), n_bytes([vars(one) for one in all_]), shapes[name]) for name, all_ in found.items()}
+
+
+def n_bytes(value: Any) -> int:
+    """Of all tensors in nested containers."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if is_dataclass(value) and not isinstance(value, native.Kernels):
+        return sum(n_bytes(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, dict):
+        value = value.values()
+    return sum(map(n_bytes, value)) if isinstance(value, tuple | list | type({}.values())) else 0
+
+
+def best(call: Callable[[], Any], repeats: int = 20) -> float:
+    """The least seconds of one call."""
+
+    def once() -> float:
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    return min(once() for _ in range(repeats))
+
+
+def bandwidth(size: int, threads: int) -> float:
+    """Bytes/s of reading `size` bytes: every thread takes the dot product of its part with itself."""
+    parts = np.array_split(np.ones(size // 4, dtype=np.float32), threads)
+    with ThreadPoolExecutor(threads) as pool:
+        return size / best(lambda: list(pool.map(lambda part: part.dot(part), parts)))
+
+
+def rate(runner: ModelRunner, shapes: dict[str, Kind]) -> float:
+    """Multiply-adds/s, the best of the kinds of projection."""
+    config, dtype = runner._model.config, runner._model.norm.weight.dtype
+    widths = {"w2": config.hidden_dim, "wo": config.n_heads * config.head_dim}
+    found = []
+    for name, projection in dict(projections(runner)).items():
+        x = torch.randn(CHUNK, widths.get(name, config.dim)).to(dtype)
+        found.append(CHUNK * shapes[name].weights / best(lambda: projection.multiply(x), 5))  # noqa: B023
+    return max(found)
+
+
+def wrap(clock: Clock, runner: ModelRunner) -> None:
+    clock.wrap(packing, "pack", "pack")
+    clock.wrap(sampler, "sample", "sample")
+    clock.wrap(runner._model, "forward", PARTS[2])
+    for name, projection in projections(runner):
+        clock.wrap(projection, "forward", name)
+        clock.wrap(projection, "gated", name)
+    clock.wrap(runner._attention, "prepare", "attention")
+    clock.wrap(runner._attention, "attend_turned", "attention")
+
+
+def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
+    """Seconds by part of a step: `rows` sequences that decode after `length` tokens, or (rows 0) a chunk.
+
+    Means over the fastest quarter of the steps, so that the parts add up and other programs disturb least.
+    """
+    scheduler = engine.scheduler_for(runner, max(rows, 1))
+    clock.wrap(scheduler, "plan", "plan")
+    clock.wrap(scheduler, "commit", "commit")
+    joining = 2 * rows * length // engine.MAX_STEP_TOKENS  # steps until all decode
+    submit(runner, scheduler, rows or n_steps, length, n_steps + joining if rows else 1)
+    counted = []
+    for step in engine.steps(runner, scheduler):
+        parts = clock.take() | {"step": step.seconds}
+        if step.batch.n_tokens == (rows or length):
+            counted.append(parts)
+    fastest = sorted(counted, key=lambda parts: parts["step"])[: max(1, len(counted) // 4)]
+    return {part: statistics.fmean(parts.get(part, 0.0) for parts in fastest) for part in (*PARTS, "step")}
+
+
+def submit(runner: ModelRunner, scheduler: Scheduler, count: int, length: int, n_tokens: int) -> None:
+    for number in range(count):
+        prompt = random.choices(range(100, runner.info.vocab_size - 100), k=length)
+        scheduler.submit(Submit(number, prompt, engine.greedy(n_tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the machine gives at best: bytes/s at the size of the weights, multiply-adds/s."""
+
+    bytes_per_second: float
+    macs_per_second: float
+
+    def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], rows: int, length: int) -> dict[str, float]:
+        """By part. A chunk needs one row of the head."""
+        config = runner._model.config
+        tokens = rows or length
+        found = {
+            name: max(
+                kind.n_bytes / self.bytes_per_second,
+                kind.count * kind.weights * ((rows or 1) if name == "head" else tokens) / self.macs_per_second,
+            )
+            for name, kind in shapes.items()
+        }
+        keys = (rows or 1) * length * config.n_layers * 2 * config.n_kv_heads * config.head_dim
+        found["attention"] = keys * runner._pools.layers[0].k.element_size() / self.bytes_per_second
+        return found
+
+
+def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
+    shown = Table("ms (floor)", *cases)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+
+    def cell(measured: float, least: float | None) -> str:
+        return f"{1000 * measured:.2f} ({1000 * least:.2f})" if least else f"{1000 * measured:.2f}"
+
+    for part in PARTS:
+        shown.add_row(part, *(cell(found[part], floor.get(part)) for found, floor in cases.values()))
+    rest = [found["step"] - sum(found[part] for part in PARTS) for found, _ in cases.values()]
+    shown.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
+    shown.add_row("step", *(cell(found["step"], sum(floor.values())) for found, floor in cases.values()))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=EMBEDDED)
+    parser.add_argument("--scheme", choices=engine.SCHEMES, default="int8")
+    parser.add_argument("--rows", default="1,8,32,64", help="decoding sequences of a step, comma-separated")
+    parser.add_argument("--context", type=int, default=256, help="tokens before the decoded ones")
+    parser.add_argument("--steps", type=int, default=40)
+    asked = parser.parse_args()
+    threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    runner = engine.load(asked.model, **engine.SCHEMES[asked.scheme])
+    shapes = kinds(runner)
+    size = sum(kind.n_bytes for kind in shapes.values())
+    floor = Floor(bandwidth(size, threads), rate(runner, shapes))
+    clock = Clock()
+    wrap(clock, runner)
+    wanted = {f"{rows} rows": (rows, asked.context) for rows in map(int, asked.rows.split(","))}
+    wanted[f"chunk of {CHUNK}"] = (0, CHUNK)
+    console = Console(width=None if Console().is_terminal else 140)
+    console.print(f"{', '.join(machine.instruction_sets())}; {threads} threads; {runner.info.description}")
+    console.print(
+        f"weights of projections {size / 2**20:.0f} MiB, read at {floor.bytes_per_second / 1e9:.1f} GB/s; "
+        f"{floor.macs_per_second / 1e9:.0f} G multiply-adds/s"
+    )
+    with console.status("") as status:
+        cases = {}
+        for case, shape in wanted.items():
+            status.update(case)
+            cases[case] = profile(runner, clock, *shape, asked.steps), floor.seconds(runner, shapes, *shape)
+    console.print(table(cases))
+
+
+if __name__ == "__main__":
+    main()
