@@ -81,9 +81,10 @@ def rotation_table(config: ModelConfig, length: int, device: torch.device) -> Te
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Turn every head of x [T, heads, head_dim] by `turn` [T, 2, head_dim/2]; computed in float32, same dtype out."""
-    cos, sin = turn[:, None, 0], turn[:, None, 1]  # [T, 1, head_dim/2] each
+    cos, sin = turn[:, None].unbind(2)  # [T, 1, head_dim/2] each
     first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
+    return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def adjacent_to_half(rows: Tensor, head_dim: int) -> Tensor:

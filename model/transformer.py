@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from model.attention.base import Attention
 from model.cache import LayerCache, PagePools
@@ -35,7 +34,7 @@ class SelfAttention(nn.Module):
         self, x: Tensor, norm: RMSNorm, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
-        qkv = self.wqkv(x, norm).unflatten(-1, (-1, self.head_dim))  # [T, n_heads + 2 n_kv_heads, head_dim]
+        qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(seen.flatten(1), onto=x)  # [T, dim]
 
@@ -68,9 +67,9 @@ class Transformer(nn.Module):
         self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        # A tied head is the embeddings themselves, or a quantized copy of them.
-        own_head = not config.tied_head or scheme != "none"
-        self.output = make_linear(config.dim, config.vocab_size, scheme=scheme) if own_head else None
+        self.output = make_linear(config.dim, config.vocab_size, scheme=scheme)
+        if config.tied_head and scheme == "none":
+            self.output.weight = self.tok_embeddings.weight
 
     @property
     def n_parameters(self) -> int:
@@ -100,6 +99,4 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32."""
-        if self.output is not None:
-            return self.output(hidden, self.norm).float()
-        return linear(self.norm(hidden), self.tok_embeddings.weight).float()
+        return self.output(hidden, self.norm).float()

@@ -10,6 +10,7 @@ from model.blocks import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.quant.base import Quantized
+from model.quant.none import Linear
 from model.rope import adjacent_to_half
 from model.transformer import Transformer
 
@@ -59,12 +60,23 @@ def load(
             tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
         of_embeddings = place.parameter == EMBEDDINGS
         _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
-        if of_embeddings and config.tied_head and isinstance(model.output, Quantized):
-            model.output.take(0, tensor)
+        if of_embeddings and config.tied_head:
+            _tie(model, tensor)
         progress(1 - len(places) / n_places)
     if places:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.pack()
+
+
+def _tie(model: Transformer, embeddings: Matrix) -> None:
+    """The head is the embeddings themselves, or a quantized copy of them."""
+    if isinstance(model.output, Quantized):
+        model.output.take(0, embeddings)
+    else:
+        model.output.weight = model.tok_embeddings.weight
 
 
 def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:

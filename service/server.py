@@ -85,9 +85,8 @@ class Server(uvicorn.Server):
     def _on_ready(self, served: ServedModel) -> None:
         self._stop_progress()
         url = address(self._settings, self._port)
-        if self._settings.log_format == "json":
-            log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
-        else:
+        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
+        if self._settings.log_format == "human":
             say(welcome(served, self._settings, url))
 
     def _on_failed(self, error: Exception) -> None:

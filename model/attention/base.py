@@ -50,10 +50,11 @@ class Attention(ABC):
 
         `turn` [T, 2, head_dim/2] are their rotations. Returns [T, n_heads, head_dim] in the format of qkv.
         """
-        n_kv_heads = (qkv.shape[1] - n_heads) // 2
+        n_turned = (qkv.shape[1] + n_heads) // 2
         dtype = cache.k.dtype
-        q, k = rotate(qkv[:, : n_heads + n_kv_heads], turn).to(dtype).split((n_heads, n_kv_heads), dim=1)
-        return self.attend(q, k, qkv[:, n_heads + n_kv_heads :].to(dtype), cache, prepared).to(qkv.dtype)
+        turned = rotate(qkv[:, :n_turned], turn).to(dtype)
+        q, k, v = turned[:, :n_heads], turned[:, n_heads:], qkv[:, n_turned:].to(dtype)
+        return self.attend(q, k, v, cache, prepared).to(qkv.dtype)
 
 
 def slots_of_keys(inputs: PoolInputs) -> tuple[Tensor, ...]:

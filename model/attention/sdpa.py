@@ -1,7 +1,8 @@
 """PyTorch's scaled_dot_product_attention: works on any device.
 
 Slices of one token (decoding) are batched in groups of similar length; longer slices go one by one. Keys are
-gathered in logical order, or viewed in place where their pages follow one another.
+gathered in logical order, or viewed in place where their pages follow one another. On a CPU plain matrix products
+serve a batch: there scaled_dot_product_attention takes three times as long for a single query.
 """
 
 from collections.abc import Sequence
@@ -29,43 +30,81 @@ class Keys:
     view: int | None
 
     def gather(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, S, n_kv_heads, head_dim]."""
+        """Keys and values [B, n_kv_heads, S, head_dim]."""
         k, v = (
             rows.index_select(0, self.slots) if self.view is None else rows.narrow(0, self.view, self.shape[1])
             for rows in cache.slots()
         )
-        return k.unflatten(0, self.shape), v.unflatten(0, self.shape)
+        shape = (*self.shape, *k.shape[1:])
+        return k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+
+    def gather_heads(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """The same [B * n_kv_heads, S, head_dim], contiguous: the heads of a slot are rows of their own."""
+        n_heads, width = cache.k.shape[2:]
+        first = self.slots.view(self.shape[0], 1, -1) * n_heads
+        index = (first + torch.arange(n_heads, device=first.device)[:, None]).view(-1)
+        shape = (-1, self.shape[1], width)
+        k, v = (pool.view(-1, width).index_select(0, index).view(shape) for pool in (cache.k, cache.v))
+        return k, v
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """B one-token slices: their rows [B] and keys [B, S]; `visible` [B, 1, 1, S] where they differ in length.
+    """B one-token slices: their rows and keys [B, S]; `visible` [B, 1, 1, S] where they differ in length.
 
     A shorter slice repeats its last key, hidden by the mask: no unwritten slot is read.
     """
 
-    rows: Tensor
+    rows: slice | Tensor
     keys: Keys
     visible: Tensor | None
+
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """q [B, n_heads, head_dim]: the heads that share a key head become its queries, so keys are read once."""
+        grouped = q.reshape(len(q), cache.k.shape[2], -1, q.shape[2])  # [B, n_kv_heads, group, head_dim]
+        if q.device.type == "cpu" and len(q) > 1:
+            return self._multiply(grouped, cache).view(q.shape)
+        k, v = self.keys.gather(cache)
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=self.visible).view(q.shape)
+
+    def _multiply(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """As scaled_dot_product_attention."""
+        k, v = self.keys.gather_heads(cache)
+        scores = torch.bmm(q.flatten(0, 1), k.mT).mul_(q.shape[-1] ** -0.5)  # [B * n_kv_heads, group, S]
+        if self.visible is not None:
+            scores.view(*q.shape[:3], -1).masked_fill_(~self.visible, float("-inf"))
+        return torch.bmm(scores.softmax(dim=-1), v)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One longer slice, rows `row..row+n-1`; `visible` [n, S] is None where plain causal attention does."""
+    """One longer slice of n rows; `visible` [n, S] is None where plain causal attention does."""
 
-    row: int
-    n_queries: int
+    rows: slice
     keys: Keys
     visible: Tensor | None
+
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """q [n, n_heads, head_dim]. Key heads are the batch axis, shared by expanding them, without copies."""
+        k, v = (part.transpose(0, 1) for part in self.keys.gather(cache))  # [n_kv_heads, 1, S, head_dim]
+        grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
+        shared = (-1, grouped.shape[1], -1, -1)
+        out = scaled_dot_product_attention(
+            grouped,
+            k.expand(shared),  # [n_kv_heads, group, S, head_dim]
+            v.expand(shared),
+            attn_mask=self.visible,
+            is_causal=self.visible is None,
+        )
+        return out.permute(2, 0, 1, 3).flatten(1, 2)  # [n, n_heads, head_dim]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Slots to write [T] and the two kinds of slices."""
+    """Slots to write [T] and what reads them: the parts cover all rows."""
 
     slots: Tensor
-    decodes: tuple[Decodes, ...]
-    chunks: tuple[Chunk, ...]
+    parts: Sequence[Decodes | Chunk]
 
 
 class SdpaAttention(Attention):
@@ -76,87 +115,60 @@ class SdpaAttention(Attention):
     def prepare(self, inputs: PoolInputs) -> Prepared:
         slots = slots_of_keys(inputs)
         chunks = [(span, slots[i]) for i, span in enumerate(inputs.spans) if span.n_queries > 1]
-        decodes = _groups([span for span in inputs.spans if span.n_queries == 1])
-        return Prepared(
-            inputs.slots,
-            tuple(_decodes(group, inputs) for group in decodes),
-            tuple(_chunk(span, keys, inputs.window) for span, keys in chunks),
-        )
+        groups = _groups([span for span in inputs.spans if span.n_queries == 1])
+        parts: list[Decodes | Chunk] = [_decodes(group, inputs) for group in groups]
+        parts += [_chunk(span, keys, inputs.window) for span, keys in chunks]
+        return Prepared(inputs.slots, parts)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         cache.write(prepared.slots, k, v)
+        if len(prepared.parts) == 1:
+            return prepared.parts[0].attend(q, cache)
         out = torch.empty_like(q)  # [T, n_heads, head_dim]
-        for group in prepared.decodes:
-            out.index_copy_(0, group.rows, _attend_decodes(q.index_select(0, group.rows), group, cache))
-        for chunk in prepared.chunks:
-            rows = slice(chunk.row, chunk.row + chunk.n_queries)
-            out[rows] = _attend_chunk(q[rows], chunk, cache)
+        for part in prepared.parts:
+            out[part.rows] = part.attend(q[part.rows], cache)
         return out
 
 
-def _attend_decodes(q: Tensor, group: Decodes, cache: LayerCache) -> Tensor:
-    """q [B, n_heads, head_dim]: the heads that share a key head become its queries, so keys are read once."""
-    k, v = group.keys.gather(cache)  # [B, S, n_kv_heads, head_dim]
-    out = scaled_dot_product_attention(
-        q.unflatten(1, (k.shape[2], -1)),  # [B, n_kv_heads, group, head_dim]
-        k.transpose(1, 2),  # [B, n_kv_heads, S, head_dim]
-        v.transpose(1, 2),
-        attn_mask=group.visible,
-    )
-    return out.flatten(1, 2)  # [B, n_heads, head_dim]
-
-
-def _attend_chunk(q: Tensor, chunk: Chunk, cache: LayerCache) -> Tensor:
-    """q [n, n_heads, head_dim]. Key heads are the batch axis, shared by expanding them, without copies."""
-    k, v = chunk.keys.gather(cache)  # [1, S, n_kv_heads, head_dim]
-    grouped = q.unflatten(1, (k.shape[2], -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
-    shared = (-1, grouped.shape[1], -1, -1)
-    out = scaled_dot_product_attention(
-        grouped,
-        k.permute(2, 0, 1, 3).expand(shared),  # [n_kv_heads, group, S, head_dim]
-        v.permute(2, 0, 1, 3).expand(shared),
-        attn_mask=chunk.visible,
-        is_causal=chunk.visible is None,
-    )
-    return out.permute(2, 0, 1, 3).flatten(1, 2)  # [n, n_heads, head_dim]
-
-
 def _groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans by similar number of keys, so that padding stays small."""
+    """Spans by similar number of keys, so that padding stays small; within a group in the order of the batch."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda item: item.n_keys):
         if groups and span.n_keys <= PADDING * groups[-1][0].n_keys:
             groups[-1].append(span)
         else:
             groups.append([span])
-    return groups
+    return [sorted(group, key=lambda item: item.row) for group in groups]
 
 
 def _decodes(group: Sequence[Span], inputs: PoolInputs) -> Decodes:
     """Slots of each slice's keys; beyond a slice's end its last key again."""
-    longest = group[-1].n_keys
-    same = group[0].n_keys == longest
+    first, n = group[0].row, len(group)
+    lengths = [span.n_keys for span in group]
     rows, firsts, lasts = upload(
         [
             np.array([span.row for span in group]),
             np.array([span.page * inputs.page_size + span.offset for span in group]),
-            np.array([span.n_keys - 1 for span in group]),
+            np.array(lengths) - 1,
         ],
         inputs.pages.device,
     )
-    index = torch.arange(longest, device=rows.device).expand(len(group), -1)  # [B, S]
+    index = torch.arange(max(lengths), device=rows.device).expand(n, -1)  # [B, S]
     within = firsts[:, None] + index.minimum(lasts[:, None])  # place among the pages of all spans, in positions
     slots = inputs.pages[within // inputs.page_size] * inputs.page_size + within % inputs.page_size
-    view = group[0].first_slot if len(group) == 1 else None
-    visible = None if same else (index <= lasts[:, None])[:, None, None]
-    return Decodes(rows, Keys(slots.flatten(), (len(group), longest), view), visible)
+    view = group[0].first_slot if n == 1 else None
+    visible = None if min(lengths) == max(lengths) else (index <= lasts[:, None])[:, None, None]
+    adjoining = group[-1].row - first == n - 1
+    return Decodes(
+        slice(first, first + n) if adjoining else rows, Keys(slots.flatten(), (n, max(lengths)), view), visible
+    )
 
 
 def _chunk(span: Span, slots: Tensor, window: int | None) -> Chunk:
-    keys = Keys(slots, (1, span.n_keys), span.first_slot)
+    keys, rows = Keys(slots, (1, span.n_keys), span.first_slot), slice(span.row, span.row + span.n_queries)
     if span.n_queries == span.n_keys and (window is None or window >= span.n_keys):
-        return Chunk(span.row, span.n_queries, keys, None)
+        return Chunk(rows, keys, None)
     query = torch.arange(span.start, span.start + span.n_queries, device=slots.device)
     distance = query[:, None] - torch.arange(span.first_key, span.start + span.n_queries, device=slots.device)
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)  # [n, S]
-    return Chunk(span.row, span.n_queries, keys, visible)
+    return Chunk(rows, keys, visible)

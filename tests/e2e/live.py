@@ -75,12 +75,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[LiveServer]:
-    """Run `noria serve FLAGS` until the block ends, then end it as an orchestrator would: SIGTERM, exit code 0."""
+def serving(*flags: str, **variables: str) -> Iterator[LiveServer]:
+    """Run `noria serve FLAGS` until the block ends, then end it as an orchestrator would: SIGTERM, exit code 0.
+
+    Of the environment's NORIA_ variables it sees `variables` only.
+    """
     port = free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         command = [sys.executable, "-m", "service", "serve", *flags, "--port", str(port)]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")} | variables
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
             server = LiveServer(process, port, Path(log.name))
             try:

@@ -39,7 +39,7 @@ def cut(length: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
 def attend(
     backend: Attention,
     data: Sequence[Heads],
-    chunks: Sequence[int],
+    chunks: Sequence[int] | Sequence[Sequence[int]],
     window: int | None,
     *,
     ordered: bool = False,
@@ -48,6 +48,7 @@ def attend(
 ) -> list[Tensor]:
     """Compute all sequences together on `device`, each cut into chunks; the result [n, n_heads, head_dim] of each.
 
+    `chunks` are the sizes of all, or of each sequence.
     The cache, in `kv_dtype` or that of the keys, starts as NaN, so that reading what no one wrote shows.
     """
     size = backend.page_size
@@ -59,7 +60,8 @@ def attend(
     cache = backend.allocate((sum(blocks), *keys.shape[1:]), kv_dtype or keys.dtype, device)
     forget(cache)
     results: list[list[Tensor]] = [[] for _ in data]
-    for step in itertools.zip_longest(*(cut(n, chunks) for n in lengths)):
+    sizes = [chunks if isinstance(chunks[0], int) else chunks[i] for i in range(len(data))]
+    for step in itertools.zip_longest(*(cut(n, part) for n, part in zip(lengths, sizes, strict=True))):  # type: ignore[arg-type]
         active = [(i, *part) for i, part in enumerate(step) if part]
         slices = tuple(
             Slice(i, [0] * stop, lengths[i], start, stop, (_table(pages[i], start, window, size),), SamplingParams())

@@ -35,7 +35,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
 def run(
     backend: Attention,
     lengths: list[int],
-    chunks: list[int],
+    chunks: list[int] | list[list[int]],
     window: int | None,
     heads: tuple[int, int],
     ordered: bool = False,
@@ -59,6 +59,19 @@ def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -
 @pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
 def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
     run(backend, [1, 3, 64, 37, 38, 65], chunks, window, (4, 2))
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
+    backend: Attention, window: int | None, dtype: torch.dtype
+) -> None:
+    lengths = [68, 9, 70, 20, 71, 10, 66]
+    chunks = [[length - 3, 1, 1, 1] for length in lengths]
+    chunks[3] = [11, 3]
+    run(backend, lengths, chunks, window, (6, 2), dtype=dtype)
+    lengths = [40, 42, 41, 43]  # alike enough to share a group, and the whole batch
+    run(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, (6, 2), dtype=dtype)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
