@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model.batch import TokenLogprob
 from model.sampling_params import SamplingParams
@@ -40,8 +41,7 @@ class Scored:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one update added to a choice. `finish` is "stop" or "length" with the last one."""
 
     text: str = ""
