@@ -147,22 +147,26 @@ def _decode_submit(fields: dict[str, Any]) -> Submit:
 
 
 def _encode_update(update: Update) -> list[Any]:
-    """As a row: a token of a stream costs the service no more than it must."""
+    """As a row of id and tokens, and of the rest where there is any: a plain token should cost little."""
     number, tokens, logprobs, prompt_logprobs, *rest = update
+    if update[2:] == Update(0)[2:]:
+        return [number, tokens]
     return [number, tokens, _encode_logprobs(logprobs), _encode_logprobs(prompt_logprobs), *rest]
 
 
 def _decode_update(row: list[Any]) -> Update:
-    number, tokens, logprobs, prompt_logprobs, *rest = row
-    return Update(number, tuple(tokens), _decode_logprobs(logprobs), _decode_logprobs(prompt_logprobs), *rest)
+    number, tokens, *rest = row
+    if rest:
+        rest[:2] = map(_decode_logprobs, rest[:2])
+    return Update(number, tuple(tokens), *rest)
 
 
 def _encode_logprobs(items: tuple[TokenLogprob, ...]) -> list[Any]:
-    return [(item.token, item.logprob, item.top) for item in items] if items else []
+    return [(item.token, item.logprob, item.top) for item in items]
 
 
 def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top))) for token, logprob, top in items) if items else ()
+    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top))) for token, logprob, top in items)
 
 
 def _encode_report(report: Report) -> dict[str, Any]:
