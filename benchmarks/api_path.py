@@ -76,7 +76,8 @@ def serve(profile: bool) -> None:
         print(port, flush=True)
         server = Server(settings, client, metrics, port)
         if not profile:
-            return server.run([sock])
+            server.run([sock])
+            return
         profiler = cProfile.Profile(time.thread_time)
         profiler.runcall(server.run, [sock])
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
@@ -111,7 +112,9 @@ def ready(port: int) -> bool:
 def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int:
     """Send the same streamed request on `n_clients` connections at once, read them to their ends; frames that came."""
     content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
     waiting = selectors.DefaultSelector()
     for _ in range(n_clients):
         sock = socket.create_connection(("127.0.0.1", port))
@@ -153,7 +156,8 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
-        return serve(asked.profile)
+        serve(asked.profile)
+        return
     with serving(asked.rate, asked.profile) as (port, pid):
         for endpoint in BODIES:
             measure(port, pid, endpoint, 8, 16)  # warms up
