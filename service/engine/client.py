@@ -121,7 +121,7 @@ class EngineClient:
         if self._host is None:
             self.spawn()
         self._ready = asyncio.get_running_loop().create_future()
-        self._supervisor = asyncio.create_task(self._supervise(dict(options), self._ready), name="engine-supervisor")
+        self._supervisor = asyncio.create_task(self._supervise(dict(options)), name="engine-supervisor")
         await self._ready
 
     def note(self, stage: str, progress: float) -> None:
@@ -150,14 +150,16 @@ class EngineClient:
         if self._sock is not None:
             self._sock.close()
 
-    async def _supervise(self, options: dict[str, Any], ready: asyncio.Future[None]) -> None:
+    async def _supervise(self, options: dict[str, Any]) -> None:
         """Run one life after the other; only the first may give up."""
         failures = 0
         while True:
             ending = await self._live(options)
-            if not ready.done():
+            if self._ready is not None and not self._ready.done():
                 self.state = "failed"
-                ready.set_exception(NoriaError(self._failure or f"the engine ended while loading the model ({ending})"))
+                self._ready.set_exception(
+                    NoriaError(self._failure or f"the engine ended while loading the model ({ending})")
+                )
                 return
             failures = 0 if self.stage == "ready" else failures + 1
             self.state, self.stage, self.progress = "restarting", "restarting", 0.0

@@ -123,14 +123,15 @@ FromEngine = Loading | Ready | Failed | Beat | Report
 
 def encode(message: ToEngine | FromEngine) -> bytes:
     """One message as JSON bytes."""
-    fields = {"kind": type(message).__name__, **_ENCODERS[type(message)](message)}
+    fields = {"kind": type(message).__name__, **_ENCODERS.get(type(message), asdict)(message)}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> ToEngine | FromEngine:
     """Inverse of `encode`. Raises KeyError, TypeError or ValueError for anything else."""
     fields = json.loads(data.decode())
-    return _DECODERS[fields.pop("kind")](fields)
+    kind = fields.pop("kind")
+    return _DECODERS[kind](fields) if kind in _DECODERS else _KINDS[kind](**fields)
 
 
 def _encode_submit(message: Submit) -> dict[str, Any]:
@@ -185,25 +186,10 @@ def _decode_ready(fields: dict[str, Any]) -> Ready:
     return Ready(RunnerInfo(**info))
 
 
-_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
-    Load: asdict,
-    Submit: _encode_submit,
-    Abort: asdict,
-    Stop: asdict,
-    Loading: asdict,
-    Ready: asdict,
-    Failed: asdict,
-    Beat: asdict,
-    Report: _encode_report,
-}
-_DECODERS: dict[str, Callable[[dict[str, Any]], ToEngine | FromEngine]] = {
-    "Load": lambda fields: Load(**fields),
+_KINDS = {kind.__name__: kind for kind in (Load, Abort, Stop, Loading, Failed, Beat)}
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Submit: _encode_submit, Report: _encode_report}
+_DECODERS: dict[str, Callable[[dict[str, Any]], Submit | Ready | Report]] = {
     "Submit": _decode_submit,
-    "Abort": lambda fields: Abort(**fields),
-    "Stop": lambda fields: Stop(),
-    "Loading": lambda fields: Loading(**fields),
     "Ready": _decode_ready,
-    "Failed": lambda fields: Failed(**fields),
-    "Beat": lambda fields: Beat(),
     "Report": _decode_report,
 }
