@@ -103,7 +103,8 @@ class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or a converted GGUF's.
 
     `cache_memory` is bytes for keys and values (None: a quarter of the free memory on CPU). `sliding_window`
-    0 keeps the checkpoint's windows, a positive number gives every layer that window.
+    0 keeps the checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU
+    (None: see `threads.choose_threads`).
     """
 
     model: str
@@ -117,6 +118,7 @@ class RunnerOptions:
     max_sequences: int = 64
     max_step_tokens: int = 512
     cache_memory: int | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

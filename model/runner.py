@@ -22,6 +22,7 @@ from model.fused import fuse
 from model.kernels import native
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
+from model.threads import choose_threads
 from model.transformer import Transformer
 
 Progress = Callable[[str, float], None]
@@ -109,8 +110,7 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
     config = _with_window(checkpoint.config, options.sliding_window)
-    if scheme != "none" and native.kernels() is not None:
-        torch.set_num_threads(1)  # the kernels have threads of their own; PyTorch's would spin beside them
+    _use_threads(choose_threads(options.threads), scheme)
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     activations = dtype if scheme == "none" else torch.float32
     kv_dtype = _kv_dtype(options.kv_dtype, dtype)
@@ -145,6 +145,12 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     progress("warming up", 0.0)
     _warm_up(runner)
     return runner
+
+
+def _use_threads(n: int, scheme: str) -> None:
+    """The kernels have threads of their own; where they do nearly all the work, PyTorch's would spin beside them."""
+    native.use_threads(n)
+    torch.set_num_threads(1 if scheme != "none" and native.kernels() is not None else n)
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model.batch import TokenLogprob
 from model.sampling_params import SamplingParams
@@ -40,8 +41,7 @@ class Scored:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one update added to a choice. `finish` is "stop" or "length" with the last one."""
 
     text: str = ""
@@ -77,12 +77,9 @@ class Choice:
             return Delta()
         echo = Delta() if self._echoed else self._echo(tokenizer)
         finish = "stop" if self._push(update) else update.finish
-        released = self._text.take(final=finish is not None)
-        scored = [
-            Scored(item.token, item.logprob, item.top, self._offset + start)
-            for item, start in zip(self._released_logprobs(len(released.starts)), released.starts, strict=False)
-        ]
-        return Delta(echo.text + released.text, (*echo.scored, *scored), finish)
+        text, starts = self._text.take(final=finish is not None)
+        scored = () if self._params.logprobs is None else tuple(map(self._score, starts))
+        return Delta(echo.text + text, echo.scored + scored, finish)
 
     def _push(self, update: Update) -> bool:
         """Push the update's tokens; whether a stop string ended the text. A stop token has no text."""
@@ -97,8 +94,9 @@ class Choice:
         self.n_generated += len(update.tokens)
         return False
 
-    def _released_logprobs(self, count: int) -> list[TokenLogprob]:
-        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+    def _score(self, start: int) -> Scored:
+        item = self._waiting.popleft()
+        return Scored(item.token, item.logprob, item.top, self._offset + start)
 
     def _echo(self, tokenizer: Tokenizer) -> Delta:
         self._echoed = True

@@ -62,6 +62,9 @@ def serve(
     ] = None,
     max_step_tokens: Annotated[int, _option("Tokens computed in a step.", min=1)] = 512,
     cache_memory: Annotated[int | None, _size("For keys and values, such as 4GiB; else from the free memory.")] = None,
+    threads: Annotated[
+        int | None, _option("Threads that compute on the CPU; else one for each core it may use.", min=1)
+    ] = None,
     served_model_name: Annotated[list[str] | None, _option("Id of the model; repeat for aliases.")] = None,
     chat_template: Annotated[Path | None, _option("File with a Jinja chat template.")] = None,
     api_key: Annotated[list[str] | None, _option("Required of clients; repeat for more.", show_envvar=True)] = None,

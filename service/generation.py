@@ -63,12 +63,11 @@ class Generation:
             self._close()
             raise
 
-    async def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[Event]:
         """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
-        if len(self.choices) == 1:
-            async for event in self._follow(self.choices[0]):
-                yield event
-            return
+        return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
         self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
         unfinished = len(self._pumps)

@@ -5,12 +5,13 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from service.engine.messages import Report, Stats
+from service.histogram import Histogram
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -21,6 +22,14 @@ LATENCY_BUCKETS = tuple(
 )
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
 OUTCOMES = ("stop", "length", "abort", "error", "refused")
+COUNTERS = {
+    "preemptions": ("preemptions", "Sequences put back to be recomputed."),
+    "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
+    "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "draft_tokens": ("draft_tokens", "Tokens proposed by prompt look-up."),
+    "accepted_draft_tokens": ("accepted_draft_tokens", "Proposed tokens that were drawn."),
+}
+"""Field of `Stats` -> metric."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
 
@@ -38,15 +47,14 @@ class Metrics:
         PlatformCollector(registry=registry)
         self._totals = EngineTotals()
         registry.register(EngineCollector(stats, self._totals))
+        self._generated = 0
+        registry.register(self)
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
         self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
-        self._generated = Counter("noria_generated_tokens", "Tokens generated.", registry=registry)
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
-        self._step_tokens = Histogram(
-            "noria_step_tokens", "Tokens computed in one step.", buckets=STEP_BUCKETS, registry=registry
-        )
+        self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
         self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
         self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
         self._between = self._latency("inter_token", "Between two tokens of one sequence.")
@@ -58,7 +66,10 @@ class Metrics:
         lag.set_function(lambda: max(self._lags))
 
     def _latency(self, name: str, text: str) -> Histogram:
-        return Histogram(f"noria_{name}_seconds", text, buckets=LATENCY_BUCKETS, registry=self.registry)
+        return Histogram(self.registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily("noria_generated_tokens", "Tokens generated.", self._generated)
 
     def observe_report(self, report: Report) -> None:
         """Once a step."""
@@ -81,10 +92,9 @@ class Metrics:
 
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
         """`n_tokens` came together, `seconds` after the one before them (None: they open their sequence)."""
-        self._generated.inc(n_tokens)
+        self._generated += n_tokens
         gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
-        for _ in range(gaps):
-            self._between.observe(gap)
+        self._between.observe(gap, gaps)
 
     def observe_request(self, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()
@@ -109,23 +119,17 @@ class EngineTotals:
 
     def __init__(self) -> None:
         self._past: Tally[str] = Tally()
-        self._current: Tally[str] = Tally()
+        self._current = Stats()
 
     def observe(self, stats: Stats) -> None:
-        self._current = Tally(
-            preemptions=stats.preemptions,
-            prefix_cache_queried_tokens=stats.queried_tokens,
-            prefix_cache_hit_tokens=stats.hit_tokens,
-            draft_tokens=stats.draft_tokens,
-            accepted_draft_tokens=stats.accepted_draft_tokens,
-        )
+        self._current = stats
 
     def restart(self) -> None:
-        self._past += self._current
-        self._current = Tally()
+        self._past.update({field: getattr(self._current, field) for field in COUNTERS})
+        self._current = Stats()
 
-    def __getitem__(self, name: str) -> int:
-        return self._past[name] + self._current[name]
+    def __getitem__(self, field: str) -> int:
+        return self._past[field] + getattr(self._current, field)
 
 
 class EngineCollector(Collector):
@@ -148,11 +152,5 @@ class EngineCollector(Collector):
             usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
         yield pages
         yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
-        for name, text in (
-            ("preemptions", "Sequences put back to be recomputed."),
-            ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
-            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
-            ("draft_tokens", "Tokens proposed by prompt look-up."),
-            ("accepted_draft_tokens", "Proposed tokens that were drawn."),
-        ):
-            yield CounterMetricFamily(f"noria_{name}", text, self._totals[name])
+        for field, (name, text) in COUNTERS.items():
+            yield CounterMetricFamily(f"noria_{name}", text, self._totals[field])

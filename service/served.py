@@ -120,6 +120,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
         max_sequences=settings.sequences,
         max_step_tokens=settings.max_step_tokens,
         cache_memory=settings.cache_memory,
+        threads=settings.threads,
     )
     return asdict(options)
 

@@ -4,6 +4,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import bytes_of
@@ -36,8 +37,7 @@ class StopString:
         return matched + (self.text[matched] == char)
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """Text that may be shown, and where each token that it completes starts (in characters of the whole text)."""
 
     text: str
@@ -66,7 +66,7 @@ class TextStream:
         self._matched = [0] * len(stops)
         self._min_tokens = min_tokens
         self._strip = strip_leading_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._incomplete = b""  # the beginning of a character
         self._pending = ""
         self._length = 0  # characters decoded so far, shown or not
         self._pushed = 0
@@ -76,14 +76,16 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends before it, and no token may follow."""
-        text = self._decoder.decode(self._bytes_of(token))
+        data = self._incomplete + self._bytes_of(token)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._incomplete = data[used:]
         if self._strip and text:
             text, self._strip = text.removeprefix(" "), False
         self._pushed += 1
         self._open.append(self._length)
         self._pending += text
         self._length += len(text)
-        if not self._decoder.getstate()[0]:
+        if not self._incomplete:
             self._close()
         if self._pushed > self._min_tokens and self._stops:
             self._search(text)
@@ -104,7 +106,8 @@ class TextStream:
         return Released(text, tuple(starts))
 
     def _close(self) -> None:
-        self._closed.extend((start, self._length) for start in self._open)
+        for start in self._open:
+            self._closed.append((start, self._length))
         self._open.clear()
 
     def _search(self, text: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from model.errors import OptionError
 from model.kernels.build import fingerprint, library
+from model.threads import choose_threads
 
 log = logging.getLogger(__name__)
 
@@ -300,5 +301,5 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         log.warning("no compiled kernels, PyTorch serves (%s); build them: python -m model.kernels.build", error)
         return None
-    compiled.noria_threads(torch.get_num_threads())
+    compiled.noria_threads(choose_threads())
     return compiled

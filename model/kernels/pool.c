@@ -1,11 +1,11 @@
 /* The pool. A job is one 64-bit word: number of tasks and the next task to take. A thread takes a ticket with one
  * atomic addition and learns from the ticket itself whether there is work, so a thread that wakes up late cannot
- * mistake one job for the next, and nobody waits for threads that are asleep.
+ * mistake one job for the next, and nobody waits for threads that are asleep. Whoever waits for long sleeps, so that
+ * the processor is there for the thread that is waited for, or for another program.
  */
 #include "pool.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #if defined(__x86_64__)
@@ -18,14 +18,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 5000, BETWEEN_PAUSES = 64 };
+enum { MAX_THREADS = 256, SPINS = 40000, PATIENCE = 100000, BETWEEN_PAUSES = 64 };
 
 static _Atomic uint64_t ticket; /* tasks << 32 | next */
-static _Atomic int done, sleepers, wanted = 1;
+static _Atomic int done, sleepers, waiting, wanted = 1;
 static task_fn job;
 static void *job_context;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 static int started; /* workers that exist; they never end */
 
 /* Rarely: a hypervisor takes a processor that does little but pause away. */
@@ -48,7 +48,12 @@ static void work(int thread) {
         uint64_t mine = atomic_fetch_add(&ticket, 1);
         if ((uint32_t)mine >= (uint32_t)(mine >> 32)) return;
         job(job_context, (int)(uint32_t)mine, thread);
-        atomic_fetch_add(&done, 1);
+        int is_last = atomic_fetch_add(&done, 1) + 1 == (int)(mine >> 32);
+        if (is_last && atomic_load(&waiting)) {
+            pthread_mutex_lock(&lock);
+            pthread_cond_signal(&all_done);
+            pthread_mutex_unlock(&lock);
+        }
     }
 }
 
@@ -86,8 +91,13 @@ void noria_parallel(task_fn run, void *context, int n) {
         pthread_mutex_unlock(&lock);
     }
     work(0);
-    for (int spin = 0; atomic_load(&done) < n; spin++)
-        if (spin < PATIENCE) relax(spin); else sched_yield();
+    for (int spin = 0; spin < PATIENCE && atomic_load(&done) < n; spin++) relax(spin);
+    if (atomic_load(&done) == n) return;
+    pthread_mutex_lock(&lock);
+    atomic_store(&waiting, 1);
+    while (atomic_load(&done) < n) pthread_cond_wait(&all_done, &lock);
+    atomic_store(&waiting, 0);
+    pthread_mutex_unlock(&lock);
 }
 
 int noria_thread_count(void) { return atomic_load(&wanted); }

@@ -16,17 +16,17 @@ class Linear(Projection):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_out, n_in))
-        self.packed: Tensor | None = None
+        self.reordered: Tensor | None = None
 
     def pack(self) -> None:
         """Have oneDNN lay the weights out once; `linear` would have it do so in every product."""
         if packable(self.weight):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
+            self.reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight, ROWS)
             self.register_parameter("weight", None)
 
     def multiply(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        if self.reordered is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, self.reordered, None, "none", [], "")
         return linear(x, self.weight)
 
 

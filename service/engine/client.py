@@ -6,7 +6,6 @@ replaced until one serves again. Nothing here blocks the loop: the wire is buffe
 
 import asyncio
 import itertools
-import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -29,9 +28,8 @@ from service.engine.messages import (
     Stats,
     Submit,
     ToEngine,
-    decode,
 )
-from service.engine.wire import HEADER, frame
+from service.engine.wire import frame, received
 
 log = logging.getLogger("noria.engine")
 
@@ -41,6 +39,31 @@ LOADING_STALL_SECONDS = 120.0
 STOPPED_SECONDS = 1.0
 """Silence after which an engine that a signal has stopped is given up: it will not speak by itself."""
 LONGEST_BACKOFF_SECONDS = 30.0
+
+
+class _Ear(asyncio.Protocol):
+    """Gives `take` every message as it arrives: no task wakes up for it.
+
+    `ended` is done when the wire closes, and fails with what `take` raises.
+    """
+
+    def __init__(self, take: Callable[[FromEngine], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for message in received(self._buffer):
+                self._take(message)  # type: ignore[arg-type]
+        except Exception as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class EngineClient:
@@ -75,8 +98,9 @@ class EngineClient:
         self._mailboxes: dict[int, Mailbox] = {}
         self._host: Host | None = None
         self._sock: socket.socket | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.WriteTransport | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
         self._heard = 0.0
         self._stepped = 0.0
         self._failure: str | None = None
@@ -96,9 +120,9 @@ class EngineClient:
         """Load the model with these runner options and wait until it serves. Raises NoriaError if it cannot."""
         if self._host is None:
             self.spawn()
-        ready = asyncio.get_running_loop().create_future()
-        self._supervisor = asyncio.create_task(self._supervise(dict(options), ready), name="engine-supervisor")
-        await ready
+        self._ready = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise(dict(options)), name="engine-supervisor")
+        await self._ready
 
     def note(self, stage: str, progress: float) -> None:
         """Say how far loading is, for readiness answers."""
@@ -126,16 +150,18 @@ class EngineClient:
         if self._sock is not None:
             self._sock.close()
 
-    async def _supervise(self, options: dict[str, Any], ready: asyncio.Future[None]) -> None:
+    async def _supervise(self, options: dict[str, Any]) -> None:
         """Run one life after the other; only the first may give up."""
         failures = 0
         while True:
-            ending, served = await self._live(options, ready)
-            if not ready.done():
+            ending = await self._live(options)
+            if self._ready is not None and not self._ready.done():
                 self.state = "failed"
-                ready.set_exception(NoriaError(self._failure or f"the engine ended while loading the model ({ending})"))
+                self._ready.set_exception(
+                    NoriaError(self._failure or f"the engine ended while loading the model ({ending})")
+                )
                 return
-            failures = 0 if served else failures + 1
+            failures = 0 if self.stage == "ready" else failures + 1
             self.state, self.stage, self.progress = "restarting", "restarting", 0.0
             self.stats = Stats()
             if self.info is not None:  # what was promised to clients must be served by the next engine too
@@ -144,21 +170,20 @@ class EngineClient:
             log.error("the engine is gone (%s); starting a fresh one", self._failure or ending)
             await asyncio.sleep(min(0.5 * (2**failures - 1), LONGEST_BACKOFF_SECONDS))
 
-    async def _live(self, options: dict[str, Any], ready: asyncio.Future[None]) -> tuple[str, bool]:
-        """One life from spawn to end: how it ended, and whether it got as far as serving."""
+    async def _live(self, options: dict[str, Any]) -> str:
+        """One life from spawn to end: how it ended."""
         self._failure = None
-        served = False
         try:
             if self._sock is None:
                 self.spawn()
-            served = await self._listen(options, ready)
+            await self._listen(options)
         except NoriaError as error:
             self._failure = str(error)
         except Exception as error:  # a fault of ours must not end the supervision
             log.exception("the engine is given up")
             self._failure = f"{type(error).__name__}: {error}"
         self._fail_mailboxes()
-        return await self._end_host(), served
+        return await self._end_host()
 
     async def _end_host(self) -> str:
         if self._host is None:
@@ -166,36 +191,20 @@ class EngineClient:
         self._host.kill()
         return await asyncio.to_thread(self._host.wait)
 
-    async def _listen(self, options: dict[str, Any], ready: asyncio.Future[None]) -> bool:
-        """Load, then take in messages until the wire closes; whether the engine served."""
+    async def _listen(self, options: dict[str, Any]) -> None:
+        """Load, then take in messages until the wire closes."""
         sock, self._sock = self._sock, None
-        reader, self._writer = await asyncio.open_unix_connection(sock=sock)
+        loop = asyncio.get_running_loop()
+        self._transport, ear = await loop.create_unix_connection(lambda: _Ear(self._take), sock=sock)
         self._send(Load(options))
         self._heard = self._now()
         watchdog = asyncio.create_task(self._watch(), name="engine-watchdog")
-        served = False
         try:
-            while (message := await self._receive(reader)) is not None:
-                self._take(message)
-                if isinstance(message, Ready):
-                    served = True
-                    if not ready.done():
-                        ready.set_result(None)
+            await ear.ended
         finally:
             watchdog.cancel()
-            self._writer.close()
-            self._writer = None
-        return served
-
-    async def _receive(self, reader: asyncio.StreamReader) -> FromEngine | None:
-        try:
-            (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-            return decode(await reader.readexactly(size))  # type: ignore[return-value]
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            log.exception("the engine sent something that is not a message")
-            return None
+            self._transport.close()
+            self._transport = None
 
     def _take(self, message: FromEngine) -> None:
         self._heard = self._now()
@@ -208,6 +217,8 @@ class EngineClient:
             self.info, self.state = message.info, "ready"
             self.note("ready", 1.0)
             self._stepped = self._now()
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(None)
         elif isinstance(message, Failed):
             self._failure = message.message
         else:
@@ -264,8 +275,8 @@ class EngineClient:
             self._send(Abort(sequence_id))
 
     def _send(self, message: ToEngine) -> None:
-        if self._writer is not None:
-            self._writer.write(frame(message))
+        if self._transport is not None:
+            self._transport.write(frame(message))
 
     @staticmethod
     def _now() -> float:

@@ -7,7 +7,7 @@ From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-u
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.batch import PoolSpec, RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
@@ -69,8 +69,7 @@ class Beat:
     """The engine process is alive (sent while idle and inside long steps)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What a step gave one sequence.
 
     `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error".
@@ -86,8 +85,7 @@ class Update:
     queued: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
+class PoolStats(NamedTuple):
     """Pages of one pool by state."""
 
     window: int | None
@@ -96,8 +94,7 @@ class PoolStats:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """The engine after a step. Counters are totals since the engine started."""
 
     running: int = 0
@@ -125,15 +122,16 @@ FromEngine = Loading | Ready | Failed | Beat | Report
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One message as JSON bytes; fields that hold their default stay home."""
-    fields = {"kind": type(message).__name__, **_ENCODERS[type(message)](message)}
+    """One message as JSON bytes."""
+    fields = {"kind": type(message).__name__, **_ENCODERS.get(type(message), asdict)(message)}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> ToEngine | FromEngine:
     """Inverse of `encode`. Raises KeyError, TypeError or ValueError for anything else."""
-    fields = json.loads(data)
-    return _DECODERS[fields.pop("kind")](fields)
+    fields = json.loads(data.decode())
+    kind = fields.pop("kind")
+    return _DECODERS[kind](fields) if kind in _DECODERS else _KINDS[kind](**fields)
 
 
 def _encode_submit(message: Submit) -> dict[str, Any]:
@@ -149,40 +147,37 @@ def _decode_submit(fields: dict[str, Any]) -> Submit:
     return Submit(fields["id"], fields["prompt"], SamplingParams.from_json(fields["params"]), fields["choice"])
 
 
-def _encode_update(update: Update) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": update.id, "tokens": update.tokens}
-    if update.logprobs:
-        fields["logprobs"] = [(item.token, item.logprob, item.top) for item in update.logprobs]
-    if update.prompt_logprobs:
-        fields["prompt_logprobs"] = [(item.token, item.logprob, item.top) for item in update.prompt_logprobs]
-    for name in ("finish", "cached", "queued"):
-        if (value := getattr(update, name)) is not None:
-            fields[name] = value
-    return fields
+def _encode_update(update: Update) -> list[Any]:
+    """As a row of id and tokens, and of the rest where there is any: a plain token should cost little."""
+    number, tokens, logprobs, prompt_logprobs, *rest = update
+    if update[2:] == Update(0)[2:]:
+        return [number, tokens]
+    return [number, tokens, _encode_logprobs(logprobs), _encode_logprobs(prompt_logprobs), *rest]
+
+
+def _decode_update(row: list[Any]) -> Update:
+    number, tokens, *rest = row
+    if rest:
+        rest[:2] = map(_decode_logprobs, rest[:2])
+    return Update(number, tuple(tokens), *rest)
+
+
+def _encode_logprobs(items: tuple[TokenLogprob, ...]) -> list[Any]:
+    return [(item.token, item.logprob, item.top) for item in items]
 
 
 def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
-    return tuple(
-        TokenLogprob(token, logprob, tuple((other, value) for other, value in top)) for token, logprob, top in items
-    )
-
-
-def _decode_update(fields: dict[str, Any]) -> Update:
-    fields["tokens"] = tuple(fields["tokens"])
-    for name in ("logprobs", "prompt_logprobs"):
-        if name in fields:
-            fields[name] = _decode_logprobs(fields[name])
-    return Update(**fields)
+    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top))) for token, logprob, top in items)
 
 
 def _encode_report(report: Report) -> dict[str, Any]:
-    return {"updates": [_encode_update(update) for update in report.updates], "stats": asdict(report.stats)}
+    return {"updates": [_encode_update(update) for update in report.updates], "stats": report.stats._asdict()}
 
 
 def _decode_report(fields: dict[str, Any]) -> Report:
     stats = fields["stats"]
-    stats["pools"] = tuple(PoolStats(**pool) for pool in stats["pools"])
-    return Report(tuple(_decode_update(update) for update in fields["updates"]), Stats(**stats))
+    stats["pools"] = tuple(PoolStats(*pool) for pool in stats["pools"])
+    return Report(tuple(map(_decode_update, fields["updates"])), Stats(**stats))
 
 
 def _decode_ready(fields: dict[str, Any]) -> Ready:
@@ -191,25 +186,10 @@ def _decode_ready(fields: dict[str, Any]) -> Ready:
     return Ready(RunnerInfo(**info))
 
 
-_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {
-    Load: asdict,
-    Submit: _encode_submit,
-    Abort: asdict,
-    Stop: asdict,
-    Loading: asdict,
-    Ready: asdict,
-    Failed: asdict,
-    Beat: asdict,
-    Report: _encode_report,
-}
-_DECODERS: dict[str, Callable[[dict[str, Any]], ToEngine | FromEngine]] = {
-    "Load": lambda fields: Load(**fields),
+_KINDS = {kind.__name__: kind for kind in (Load, Abort, Stop, Loading, Failed, Beat)}
+_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Submit: _encode_submit, Report: _encode_report}
+_DECODERS: dict[str, Callable[[dict[str, Any]], Submit | Ready | Report]] = {
     "Submit": _decode_submit,
-    "Abort": lambda fields: Abort(**fields),
-    "Stop": lambda fields: Stop(),
-    "Loading": lambda fields: Loading(**fields),
     "Ready": _decode_ready,
-    "Failed": lambda fields: Failed(**fields),
-    "Beat": lambda fields: Beat(),
     "Report": _decode_report,
 }

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 
 from service.engine.messages import FromEngine, ToEngine, decode, encode
 
@@ -14,6 +15,17 @@ def frame(message: ToEngine | FromEngine) -> bytes:
     """The bytes of one message on the wire."""
     data = encode(message)
     return HEADER.pack(len(data)) + data
+
+
+def received(buffer: bytearray) -> Iterator[ToEngine | FromEngine]:
+    """The messages that are whole in `buffer`, which they leave. Raises what `decode` raises."""
+    while len(buffer) >= HEADER.size:
+        end = HEADER.size + HEADER.unpack_from(buffer)[0]
+        if len(buffer) < end:
+            return
+        data = bytes(buffer[HEADER.size : end])
+        del buffer[:end]
+        yield decode(data)
 
 
 class Wire:

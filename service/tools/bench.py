@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from model.errors import OptionError
+from service.tools.connections import Connections
 from service.tools.endpoint import base_url, find_model, headers, server_version
 from service.tools.load import Load, Result, run
 from service.tools.prompts import Prompt, bodies, file_prompts, random_prompts
@@ -145,18 +146,13 @@ def _load(plan: Plan, prompts: list[Prompt]) -> Load:
 async def _send(plan: Plan, prompts: list[Prompt]) -> tuple[list[Result], float]:
     load = _load(plan, prompts)
     other_words = random_prompts(plan.warmup, plan.input_tokens, 0, (plan.seed or 0) + 1)
-    async with httpx.AsyncClient(
-        base_url=base_url(plan.url),
-        headers=headers(plan.api_key),
-        timeout=None,  # of the whole request instead, in load.send
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-    ) as client:
-        for result in await run(client, replace(_load(plan, other_words), rate=None), lambda _: None):
+    async with Connections(base_url(plan.url), headers(plan.api_key)) as connections:
+        for result in await run(connections, replace(_load(plan, other_words), rate=None), lambda _: None):
             if result.error:
                 raise OptionError(f"a warm-up request failed ({result.error}): {result.detail}")
         with _progress() as progress:
             task = progress.add_task("requests", total=len(prompts))
-            results = await run(client, load, lambda _: progress.advance(task))
+            results = await run(connections, load, lambda _: progress.advance(task))
     return results, max(result.start + result.seconds for result in results)
 
 

@@ -1,16 +1,16 @@
 """Load for any OpenAI endpoint: streamed requests, closed loop or Poisson arrivals, one measured `Result` each."""
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import orjson
 
-from service.tools.endpoint import error_message, event_data
+from service.tools.connections import CannotConnect, Connections
+from service.tools.endpoint import error_message
 
 Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
@@ -56,14 +56,38 @@ class AnswerError(Exception):
         self.kind = kind
 
 
-@dataclass(slots=True)
 class _Answer:
     """The stream of one answer, as it is read."""
 
-    arrivals: list[float] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.arrivals: list[float] = []
+        self.usage: dict[str, Any] = {}
+        self.complete = False
+        self._rest = b""  # a line that has not ended; of an error, the whole body
 
-    def take(self, event: dict[str, Any], now: float) -> None:
+    def feed(self, status: int, data: bytes) -> None:
+        """Take a part of the body. Raises AnswerError for an error event, ValueError for what is no JSON."""
+        self._rest += data
+        if status == 200:
+            *lines, self._rest = self._rest.split(b"\n")
+            now = time.perf_counter() - self.start
+            for line in lines:
+                if line.startswith(b"data:"):
+                    self._take(line[5:].strip(), now)
+
+    def check(self, status: int) -> None:
+        """Raise AnswerError, with the server's own message if it has one, unless this is a whole answer."""
+        if status != 200:
+            raise AnswerError(f"http_{status}", error_message(self._rest))
+        if not self.complete:
+            raise AnswerError("incomplete", "the stream ended without [DONE]")
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self.complete = True
+            return
+        event = orjson.loads(data)
         if "error" in event:
             raise AnswerError("stream_error", error_message(event))
         if event.get("usage"):
@@ -77,48 +101,27 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls"))
 
 
-async def check(response: httpx.Response) -> None:
-    """Raise AnswerError with the server's own message unless the status is 2xx."""
-    if not response.is_success:
-        raise AnswerError(f"http_{response.status_code}", error_message(await response.aread()))
-
-
-async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    """The JSON events of a stream up to `[DONE]`. Raises AnswerError when it ends without."""
-    done = False
-    async for line in response.aiter_lines():  # to the very end, so that the connection can be used again
-        data = event_data(line)
-        if data == "[DONE]":
-            done = True
-        elif data:
-            yield json.loads(data)
-    if not done:
-        raise AnswerError("incomplete", "the stream ended without [DONE]")
-
-
-async def send(client: httpx.AsyncClient, load: Load, body: dict[str, Any], begun: float) -> Result:
+async def send(connections: Connections, load: Load, body: dict[str, Any], begun: float) -> Result:
     """Ask once and measure; a failure is a result too."""
-    start, answer = time.perf_counter(), _Answer()
+    answer = _Answer()
     kind, detail = None, ""
     try:
-        async with asyncio.timeout(load.timeout), client.stream("POST", load.path, json=body) as response:
-            await check(response)
-            async for event in events(response):
-                answer.take(event, time.perf_counter() - start)
+        async with asyncio.timeout(load.timeout):
+            answer.check(await connections.post(load.path, body, answer.feed))
     except AnswerError as error:
         kind, detail = error.kind, str(error)
     except TimeoutError:
         kind, detail = "timeout", f"no complete answer within {load.timeout:g} s"
-    except httpx.ConnectError as error:
+    except CannotConnect as error:
         kind, detail = "connect", str(error)
-    except httpx.TransportError as error:
+    except OSError as error:
         kind, detail = "disconnected", str(error) or type(error).__name__
     except ValueError as error:
         kind, detail = "not_json", str(error)
     usage = answer.usage
     return Result(
-        start=start - begun,
-        seconds=time.perf_counter() - start,
+        start=answer.start - begun,
+        seconds=time.perf_counter() - answer.start,
         arrivals=tuple(answer.arrivals),
         prompt_tokens=usage.get("prompt_tokens", 0),
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
@@ -129,12 +132,12 @@ async def send(client: httpx.AsyncClient, load: Load, body: dict[str, Any], begu
     )
 
 
-async def run(client: httpx.AsyncClient, load: Load, on_result: Callable[[Result], None]) -> list[Result]:
+async def run(connections: Connections, load: Load, on_result: Callable[[Result], None]) -> list[Result]:
     """Send every body; results come in the order they finish, to `on_result` as they do."""
     begun, results = time.perf_counter(), list[Result]()
 
     async def one(body: dict[str, Any]) -> None:
-        results.append(await send(client, load, body, begun))
+        results.append(await send(connections, load, body, begun))
         on_result(results[-1])
 
     await (_closed_loop(load, one) if load.rate is None else _open_loop(load, one, begun))

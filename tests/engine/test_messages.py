@@ -21,6 +21,7 @@ from service.engine.messages import (
     decode,
     encode,
 )
+from service.engine.wire import frame, received
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
@@ -51,3 +52,14 @@ def test_round_trip(message: object) -> None:
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
     merged = merge(Update(3, (1,), cached=4, queued=0.5), Update(3, (2, 3), finish="length"))
     assert merged == Update(3, (1, 2, 3), finish="length", cached=4, queued=0.5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_messages_arrive_whole_however_the_wire_cuts_them(size: int) -> None:
+    sent = [Beat(), Report((UPDATE, Update(4, (5,)))), Failed("no"), Report(())]
+    data, buffer, came = b"".join(map(frame, sent)), bytearray(), []
+    for start in range(0, len(data), size):
+        buffer += data[start : start + size]
+        came += received(buffer)
+    assert came == sent
+    assert not buffer

@@ -45,7 +45,7 @@ def test_network_is_near_its_float32_self(changes: dict[str, object]) -> None:
     with torch.device("meta"):
         model = Transformer(config)
     weights.load(model, config, "half", random_tensors(config), torch.bfloat16, CPU, lambda _: None)
-    assert all(layer.packed is not None for layer in model.modules() if isinstance(layer, Linear))
+    assert all(layer.reordered is not None for layer in model.modules() if isinstance(layer, Linear))
     tokens = [(7 * i) % 64 for i in range(50)]
     expected = Driver(random_model(config), SdpaAttention()).whole(tokens)
     for chunk in (None, 1, 7):

@@ -224,6 +224,7 @@ def test_progress_names_its_stages(saved: Any) -> None:
         ({"sliding_window": -1}, "--sliding-window must be at least 0, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
+        ({"threads": 0}, "--threads must be 1.."),
         ({"cache_memory": 1000}, "one sequence of 1 tokens needs 8.0 KiB"),
         ({"cache_memory": 2**60}, "--cache-memory 1073741824.00 GiB is more than this machine has free"),
     ],
@@ -233,6 +234,14 @@ def test_options_that_cannot_be_honoured(saved: Any, options: dict[str, Any], me
         start(saved[0], **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_threads_are_those_of_the_kernels_and_of_pytorch(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(native, "use_threads", asked.append)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    start(saved[0], threads=1, quantize="none")
+    assert asked == [1, 1]
 
 
 def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,173 @@
+"""What HTTP costs: CPU time of the service process a streamed token: `python -m benchmarks.api_path [--profile]`.
+
+The service is the real one, with the embedded model's tokenizer, in a process of its own. Its engine repeats the
+prompt, so many steps a second, and the clients are plain sockets of this process: the CPU time of neither counts.
+A frame a token means that every client kept up. Requests are part of the cost; more --tokens make it smaller.
+"""
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import selectors
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from model.batch import PoolSpec, RunnerInfo, SliceOutput, StepBatch, StepOutput
+
+PROMPT = 3 * "The water wheel turns in the river, and each bucket rides up full, empties, and comes round again. "
+BODIES = {
+    "completions": ("/v1/completions", {"prompt": PROMPT}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
+}
+RATE = "STEPS_A_SECOND"
+"""Variable by which the engine process is told its speed."""
+
+
+class Repeater:
+    """A model that says its prompt again and again."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, {"device": "none"})
+        self._step_seconds = step_seconds
+        self._due = 0.0
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self._due = max(self._due + self._step_seconds, time.monotonic())
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        return StepOutput(
+            tuple(SliceOutput(item.tokens[-item.n_prompt] if item.draws else None) for item in batch.slices)
+        )
+
+
+def create(progress: Callable[[str, float], None], **options: object) -> Repeater:
+    """What the engine process loads."""
+    return Repeater(1 / float(os.environ[RATE]))
+
+
+def serve(profile: bool) -> None:
+    """The service as `noria serve` runs it, but for its engine; prints its port."""
+    from service import logs
+    from service.engine.client import EngineClient
+    from service.engine.hosts import ProcessHost
+    from service.metrics import Metrics
+    from service.server import Server
+    from service.server_socket import listen
+    from service.settings import Settings
+
+    settings = Settings()
+    with listen(settings.host, 0) as sock:
+        client = EngineClient(
+            lambda: ProcessHost("benchmarks.api_path:create"),
+            on_report=lambda report: metrics.observe_report(report),
+        )
+        metrics = Metrics(lambda: client.stats)
+        logs.configure("json", "info")
+        port = sock.getsockname()[1]
+        print(port, flush=True)
+        server = Server(settings, client, metrics, port)
+        if not profile:
+            server.run([sock])
+            return
+        profiler = cProfile.Profile(time.thread_time)
+        profiler.runcall(server.run, [sock])
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+
+
+@contextmanager
+def serving(rate: float, profile: bool) -> Iterator[tuple[int, int]]:
+    """Port and process id of a service that is ready."""
+    command = [sys.executable, "-m", "benchmarks.api_path", "--serve", *(["--profile"] if profile else [])]
+    environment = os.environ | {RATE: str(rate)}
+    log = None if os.environ.get("VERBOSE") else subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+            while not ready(port):
+                time.sleep(0.1)
+            yield port, process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            print(process.stdout.read(), end="")
+
+
+def ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready"):
+            return True
+    except urllib.error.HTTPError:
+        return False
+
+
+def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int:
+    """Send the same streamed request on `n_clients` connections at once, read them to their ends; frames that came."""
+    content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0}).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    waiting = selectors.DefaultSelector()
+    for _ in range(n_clients):
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.sendall(head.encode() + content)
+        waiting.register(sock, selectors.EVENT_READ)
+    frames = 0
+    while waiting.get_map():
+        for key, _ in waiting.select():
+            data = key.fileobj.recv(65536)  # type: ignore[union-attr]
+            assert data.startswith(b"HTTP/1.1 200") or not data.startswith(b"HTTP"), data
+            frames += data.count(b"data: {")
+            if not data or data.endswith(b"0\r\n\r\n"):
+                waiting.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+    return frames
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of another process, user and system, to the nanosecond (Linux; see clock_getcpuclockid)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def measure(port: int, pid: int, endpoint: str, n_clients: int, n_tokens: int) -> tuple[float, float]:
+    """Microseconds of the process `pid` a token, and frames a token."""
+    path, body = BODIES[endpoint]
+    before = cpu_seconds(pid)
+    frames = stream(port, path, body | {"max_tokens": n_tokens}, n_clients)
+    total = n_clients * n_tokens
+    return 1e6 * (cpu_seconds(pid) - before) / total, frames / total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--rate", type=float, default=50, help="steps a second of the engine")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print where the service process spends its time")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.serve:
+        serve(asked.profile)
+        return
+    with serving(asked.rate, asked.profile) as (port, pid):
+        for endpoint in BODIES:
+            measure(port, pid, endpoint, 8, 16)  # warms up
+        print(f"{'endpoint':12} clients  us/token  frames/token")
+        for endpoint in BODIES:
+            for n in asked.clients:
+                found = [measure(port, pid, endpoint, n, asked.tokens) for _ in range(asked.repeat)]
+                cost, frames = map(statistics.median, zip(*found, strict=True))
+                print(f"{endpoint:12} {n:7} {cost:9.0f} {frames:13.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""How tokens reach a client: by which loop and parser, and what a client that lags is sent."""
+
+import asyncio
+import json
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Histogram as TheirHistogram
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.histogram import Histogram
+from tests.service.live import Live, answer
+
+
+def test_uvloop_and_httptools_serve(live: Live) -> None:
+    assert type(live.server._loop).__module__.startswith("uvloop")
+    assert live.server.config.http_protocol_class is HttpToolsProtocol
+
+
+def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:
+    """The client takes the first frame and nothing more until the engine has finished."""
+    asked = {"prompt": "lag", "max_tokens": 50, "stream": True}
+    bodies: list[bytes] = []
+
+    async def main() -> None:
+        messages = iter([{"type": "http.request", "body": json.dumps(asked).encode()}])
+
+        async def receive() -> dict[str, Any]:
+            return next(messages, None) or await asyncio.get_running_loop().create_future()
+
+        async def send(message: dict[str, Any]) -> None:
+            if body := message.get("body"):
+                bodies.append(body)
+            while len(bodies) == 1 and (live.engine.stats.running or not live.engine.stats.queried_tokens):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        await live.server._app(scope, receive, send)
+
+    assert live.server._loop is not None
+    asyncio.run_coroutine_threadsafe(main(), live.server._loop).result(20)
+    *frames, done = bodies
+    assert done == b"data: [DONE]\n\n"
+    events = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    assert "".join(event["choices"][0]["text"] for event in events) == answer("lag", 50)
+    assert len(events) <= 3  # the first token, perhaps what came in the same moment, and all the others
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_histogram_shows_what_the_librarys_own_does() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram(ours, "x_seconds", "Text.", (0.1, 0.5, 2.0))
+    their_histogram = TheirHistogram("x_seconds", "Text.", buckets=(0.1, 0.5, 2.0), registry=theirs)
+    for value, times in ((0.05, 1), (0.1, 2), (0.3, 1), (2.0, 1), (9.0, 3)):
+        histogram.observe(value, times)
+        for _ in range(times):
+            their_histogram.observe(value)
+    expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+    assert generate_latest(ours).decode().splitlines() == expected
