@@ -308,7 +308,7 @@ def test_keys_and_values_in_bytes_hold_more_pages(saved: Any) -> None:
     n_pages = [runner.info.pools[0].n_pages for runner in (whole, bytes_)]
     assert n_pages[1] / n_pages[0] == pytest.approx(32 / 20, rel=0.02)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
-    exact, near = (run(runner, PROMPT, [13], params)[0].logprob.logprob for runner in (whole, bytes_))
+    exact, near = (run(runner, PROMPT, [13], params)[0].logprobs[0].logprob for runner in (whole, bytes_))
     assert near == pytest.approx(exact, abs=0.02)
     assert near != exact
 
