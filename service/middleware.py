@@ -46,7 +46,7 @@ class RequestRecord:
 
 
 class RequestMiddleware:
-    """ASGI middleware; the request's record is `scope["noria.record"]`."""
+    """ASGI middleware; the request's record is `scope["noria.record"]`, `scope["noria.send"]` leads past all below."""
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(request_id(scope), scope["method"], scope["path"])
-        scope["noria.record"] = record
+        scope["noria.record"], scope["noria.send"] = record, send
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":

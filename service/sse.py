@@ -73,7 +73,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._guard:
-                await while_connected(receive, self._expired, self._send_all(send))
+                await while_connected(receive, self._expired, self._send_all(send, scope["noria.send"]))
         except ClientGone:
             raise
         except Exception as error:
@@ -83,10 +83,11 @@ class EventStream(Response):
             else:
                 await failure.response()(scope, receive, send)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, send_directly: Send) -> None:
+        """The start goes through every middleware, the frames, which none of them looks at, past all but the server."""
         async for body in self._events:
-            await self._send(send, body)
-        await self._send(send, DONE, more=False)
+            await self._send(send_directly if self._started else send, body)
+        await self._send(send_directly if self._started else send, DONE, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         if not self._started:
