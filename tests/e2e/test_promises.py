@@ -16,11 +16,10 @@ SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logp
 Answer = list[tuple[int, TokenLogprob | None]]
 
 
-@pytest.fixture(scope="module")
-def runner(embedded_model: Path) -> ModelRunner:
-    made = create(
-        lambda stage, done: None, model=str(embedded_model), device="cpu", max_model_len=256, cache_memory=128 * 2**20
-    )
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def runner(embedded_model: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    options = {"device": "cpu", "max_model_len": 256, "cache_memory": 128 * 2**20, "kv_dtype": request.param}
+    made = create(lambda stage, done: None, model=str(embedded_model), **options)
     assert made.info.description["quantize"] == "int8"
     assert made.info.description["kernels"].startswith("native")
     return made
