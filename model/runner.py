@@ -106,9 +106,9 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Open, check, read, warm up."""
     _check_counts(options)
     device = choose_device(options.device)
-    scheme = quant.choose(options.quantize, options.dtype, device)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
+    scheme = quant.choose(options.quantize, options.dtype, device, quantized=checkpoint.quantized)
     config = _with_window(checkpoint.config, options.sliding_window)
     _use_threads(choose_threads(options.threads), scheme)
     dtype = _cache_dtype(options.dtype, config, scheme, device)

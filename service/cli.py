@@ -46,7 +46,7 @@ def serve(
     ] = "auto",
     quantize: Annotated[
         Literal["auto", "none", "int8", "int4"],
-        _option("Scheme for the weights; auto is int8 on a CPU, unless --dtype is given."),
+        _option("Scheme for the weights; auto on a CPU: a GGUF's own blocks (int4), else int8; none with --dtype."),
     ] = "auto",
     attention: Annotated[str, _option("Attention backend.")] = "auto",
     kv_dtype: Annotated[

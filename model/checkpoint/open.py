@@ -22,6 +22,10 @@ class Safetensors:
     tied_head: bool
 
     @property
+    def quantized(self) -> bool:
+        return False
+
+    @property
     def block_bits(self) -> float:
         """What a weight takes in `Blocks`: floats go to 4 bits with minima."""
         return BITS["Q4_1"]
@@ -55,6 +59,11 @@ class Checkpoint:
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and matrices in the file's own format, each weight once."""
         return self.weights.tensors()
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights come in blocks or in another form of few bits."""
+        return self.weights.quantized
 
     @property
     def block_bits(self) -> float:

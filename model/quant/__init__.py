@@ -15,14 +15,18 @@ from model.quant.none import Linear
 SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear, "int4": BlockLinear}
 
 
-def choose(name: str, dtype: str, device: torch.device) -> str:
-    """The scheme for `name`; "auto" is int8 on a CPU with compiled kernels unless a `dtype` is asked for, else none.
+def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = False) -> str:
+    """The scheme for `name`. "auto" is none, or on a CPU with compiled kernels, unless a `dtype` is asked for, int8.
+
+    A checkpoint that is `quantized` keeps its own blocks there (int4): to quantize it once more would only lose.
 
     Raises OptionError for a scheme that is not there or does not run on `device`.
     """
     if name == "auto":
         compiled = device.type == "cpu" and native.kernels() is not None
-        return "int8" if compiled and dtype == "auto" else "none"
+        if not compiled or dtype != "auto":
+            return "none"
+        return "int4" if quantized else "int8"
     if name not in SCHEMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(SCHEMES)}")
     if name != "none" and device.type != "cpu":

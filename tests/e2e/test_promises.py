@@ -1,4 +1,4 @@
-"""The int8 default on the real network: tokens and logprobs do not depend, in any bit, on how a request is served."""
+"""int8 and own blocks on the real network: tokens and logprobs do not depend, in any bit, on how a request is served."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,12 @@ SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logp
 Answer = list[tuple[int, TokenLogprob | None]]
 
 
-@pytest.fixture(scope="module", params=["auto", "int8"])
+@pytest.fixture(scope="module", params=[("auto", "auto"), ("int8", "auto"), ("int8", "int8")], ids=str)
 def runner(embedded_model: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    options = {"device": "cpu", "max_model_len": 256, "cache_memory": 128 * 2**20, "kv_dtype": request.param}
-    made = create(lambda stage, done: None, model=str(embedded_model), **options)
-    assert made.info.description["quantize"] == "int8"
+    scheme, kv_dtype = request.param
+    options = {"quantize": scheme, "kv_dtype": kv_dtype, "max_model_len": 256, "cache_memory": 128 * 2**20}
+    made = create(lambda stage, done: None, model=str(embedded_model), device="cpu", **options)
+    assert made.info.description["quantize"] == ("int4" if scheme == "auto" else "int8")
     assert made.info.description["kernels"].startswith("native")
     return made
 

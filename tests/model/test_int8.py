@@ -77,8 +77,9 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
         assert torch.equal(Driver(model, attention, shuffle=1).whole(tokens, chunk=7), logits)
 
 
-def test_auto_is_int8_on_a_cpu_unless_a_format_is_asked_for() -> None:
+def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_asked_for() -> None:
     assert choose_scheme("auto", "auto", CPU) == "int8"
+    assert choose_scheme("auto", "auto", CPU, quantized=True) == "int4"
     assert choose_scheme("auto", "float32", CPU) == "none"
     assert choose_scheme("auto", "auto", torch.device("cuda")) == "none"
     with pytest.raises(
