@@ -3,7 +3,7 @@
 All projections of one kind in SmolLM2-135M's 30 layers one after the other, so that weights come from memory as they
 do in a step, and attention over keys that lie in scattered pages. With --against the kernels of that revision are
 built in a temporary worktree, and both take turns, call by call, in processes of their own. Exit code 1 if the ratio
-of the least times of any case, now to then, is above --limit.
+of the least times of any case, now to then, is above --limit. REV must have the interfaces of now.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from rich.table import Table
 
 from model.attention import choose
 from model.batch import PageTable, Slice, StepBatch
-from model.cache import LayerCache
 from model.linear import make_linear
 from model.packing import pack
 from model.sampling_params import SamplingParams
@@ -70,8 +69,9 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     cpu = torch.device("cpu")
     _, backend = choose("auto", cpu, torch.bfloat16)
     blocks = -(-stop // backend.page_size)
-    shape = (streams * blocks, backend.page_size, KV_HEADS, HEAD_DIM)
-    cache = LayerCache(*(torch.randn(shape).bfloat16() for _ in range(2)))
+    cache = backend.allocate((streams * blocks, KV_HEADS, HEAD_DIM), torch.bfloat16, cpu)
+    for part in (cache.k, cache.v):
+        part.normal_()
     pages = torch.randperm(streams * blocks).view(streams, blocks).tolist()
     params = SamplingParams(max_tokens=1)
     slices = (

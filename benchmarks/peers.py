@@ -27,6 +27,7 @@ from benchmarks import machine, servers
 from benchmarks.workload import PREFILL_REPEATS, Workload, decode_case, prefill_case
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import NoriaError
+from model.threads import choose_threads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 OURS = {"bf16": "16", "int8": "8", "int4": "4"}
@@ -204,7 +205,7 @@ def _ratio(row: Row, value: float) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    usual = Workload(os.cpu_count() or 1)
+    usual = Workload(choose_threads())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="where they are installed; without, ours alone")
     parser.add_argument("--gguf", type=Path, help="instead: ours and llama.cpp, offline, on this file's own blocks")

@@ -1,12 +1,12 @@
 """Where each millisecond of a step goes, against the floor: `python -m benchmarks.step [MODEL] [--scheme int8]`.
 
-The parts are timed from outside, by wrapping their callables. The floor of a projection is the greater of its weights'
-bytes at the memory bandwidth (measured over a buffer as large as all weights) and its multiply-adds at the best rate
-that a projection reaches with 512 rows; that of attention is the bytes of keys and values.
+The parts are timed from outside, by wrapping their callables. For that the layers are called part by part; as served,
+all of them may be one call of the kernels: the last line is that step. The floor of a projection is the greater of its
+weights' bytes at the memory bandwidth (measured over a buffer as large as all weights) and its multiply-adds at the
+best rate that a projection reaches with 512 rows; that of attention is the bytes of keys and values.
 """
 
 import argparse
-import os
 import random
 import statistics
 import time
@@ -28,6 +28,7 @@ from model.checkpoint.resolve import EMBEDDED
 from model.kernels import native
 from model.quant.base import Projection
 from model.runner import ModelRunner
+from model.threads import choose_threads
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
 
@@ -176,6 +177,16 @@ def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: 
     return {part: statistics.fmean(parts.get(part, 0.0) for parts in fastest) for part in (*PARTS, "step")}
 
 
+def both(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
+    """`profile` with the layers called one by one, and the seconds of the step as it is served."""
+    fused = runner._fused
+    served = profile(runner, clock, rows, length, n_steps)["step"]
+    runner._fused = None
+    found = profile(runner, clock, rows, length, n_steps)
+    runner._fused = fused
+    return found | {"served": served}
+
+
 def submit(runner: ModelRunner, scheduler: Scheduler, count: int, length: int, n_tokens: int) -> None:
     for number in range(count):
         prompt = random.choices(range(100, runner.info.vocab_size - 100), k=length)
@@ -191,7 +202,6 @@ class Floor:
 
     def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], rows: int, length: int) -> dict[str, float]:
         """By part. A chunk needs one row of the head."""
-        config = runner._model.config
         tokens = rows or length
         found = {
             name: max(
@@ -200,8 +210,9 @@ class Floor:
             )
             for name, kind in shapes.items()
         }
-        keys = (rows or 1) * length * config.n_layers * 2 * config.n_kv_heads * config.head_dim
-        found["attention"] = keys * runner._pools.layers[0].k.element_size() / self.bytes_per_second
+        slots = runner.info.pools[0].n_pages * runner.info.page_size
+        slot_bytes = n_bytes([[cache.k, cache.v] for cache in runner._pools.layers]) / slots
+        found["attention"] = (rows or 1) * length * slot_bytes / self.bytes_per_second
         return found
 
 
@@ -217,7 +228,8 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
         shown.add_row(part, *(cell(found[part], floor.get(part)) for found, floor in cases.values()))
     rest = [found["step"] - sum(found[part] for part in PARTS) for found, _ in cases.values()]
     shown.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
-    shown.add_row("step", *(cell(found["step"], sum(floor.values())) for found, floor in cases.values()))
+    shown.add_row("step, part by part", *(cell(found["step"], None) for found, _ in cases.values()))
+    shown.add_row("step as served", *(cell(found["served"], sum(floor.values())) for found, floor in cases.values()))
     return shown
 
 
@@ -229,7 +241,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="tokens before the decoded ones")
     parser.add_argument("--steps", type=int, default=40)
     asked = parser.parse_args()
-    threads = int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count() or 1
+    threads = choose_threads()
     runner = engine.load(asked.model, **engine.SCHEMES[asked.scheme])
     shapes = kinds(runner)
     size = sum(kind.n_bytes for kind in shapes.values())
@@ -248,7 +260,7 @@ def main() -> None:
         cases = {}
         for case, shape in wanted.items():
             status.update(case)
-            cases[case] = profile(runner, clock, *shape, asked.steps), floor.seconds(runner, shapes, *shape)
+            cases[case] = both(runner, clock, *shape, asked.steps), floor.seconds(runner, shapes, *shape)
     console.print(table(cases))
 
 
