@@ -1,4 +1,4 @@
-"""int8 and own blocks on the real network: tokens and logprobs do not depend, in any bit, on how a request is served."""
+"""int8 and own blocks on the real network: no bit of tokens or logprobs depends on how a request is served."""
 
 from dataclasses import replace
 from pathlib import Path
