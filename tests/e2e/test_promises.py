@@ -90,7 +90,8 @@ def test_with_speculation(runner: ModelRunner) -> None:
 
 
 def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
-    in_bytes = runner.info.description["kv_dtype"] == "int8"
+    served = runner.info.description
+    in_bytes = served["kv_dtype"] == "int8"
     small = create(
         lambda stage, done: None,
         model=str(embedded_model),
@@ -98,6 +99,7 @@ def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
         max_model_len=128,
         cache_memory=5 * 32 * (12240 if in_bytes else 23040),
         kv_dtype="int8" if in_bytes else "auto",
+        quantize=served["quantize"],
     )
     growing = [(prompt(20 + i, 20), SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)) for i in range(2)]
     asked = [*growing, MINE[1]]
