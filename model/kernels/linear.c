@@ -49,8 +49,9 @@ INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][4 * VE
     }
 }
 
-/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. */
-INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block) {
+/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. What lies `ahead` bytes further is
+ * fetched meanwhile: hardware does not look beyond the end of a memory page. */
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int64_t ahead) {
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
     const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
     const uint8_t *record = c->w->packed + block * next;
@@ -65,6 +66,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
 #define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * G + g]);
         for (int q = 0; q < (IS_NIBBLES(FORMAT) ? 4 : QUADS(FORMAT)); q++) {
+            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(record + b * next + q * 64 + ahead, 0, 2);
             UNROLL for (int v = 0; v < V; v++) {
                 if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
                 else part[v] = load_quads(AT(v) + q * 64);
@@ -132,6 +134,7 @@ enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
+    const int64_t one = (int64_t)c->n_groups * RECORD(FORMAT); /* bytes of a block */
     int block = first;
 #ifdef TILES
     int whole = end - (end - top) % TILE_ROWS;
@@ -144,27 +147,28 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
 #endif
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block);
-        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block, row == top ? BROAD * one : 0);
+        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block, row == top ? BROAD * one : 0);
         for (; row < end; row++)
-            for (int b = 0; b < BROAD; b++) tile(c, FORMAT, 1, 1, row, block + b);
+            for (int b = 0; b < BROAD; b++) tile(c, FORMAT, 1, 1, row, block + b, row == top ? BROAD * one : 0);
     }
     for (; block < last; block++) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, 1, row, block);
-        for (; row < end; row++) tile(c, FORMAT, 1, 1, row, block);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, 1, row, block, row == top ? one : 0);
+        for (; row < end; row++) tile(c, FORMAT, 1, 1, row, block, row == top ? one : 0);
     }
 }
 
 INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
+    const int64_t one = (int64_t)c->n_groups * RECORD(FORMAT);
     if (c->n_rows > 1) {
         columns(c, FORMAT, first, last, row, end);
         return;
     }
-    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first);
-    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first);
+    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE * one);
+    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, one);
 }
 
 #define PRODUCTS(FORMAT) \

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from model.attention.sdpa import SdpaAttention
@@ -18,12 +20,43 @@ CHUNK = 512
 N_PROMPT = 3000
 
 
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "blk.": "model.layers.",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{part}.": f"self_attn.{part}_proj." for part in "qkv"},
+    **{f"ffn_{part}.": f"mlp.{part}_proj." for part in ("gate", "up", "down")},
+}
+"""Parts of tensors' names in a GGUF and in `transformers`."""
+
+
+def decoded(directory: Path, config: MistralConfig) -> dict[str, torch.Tensor]:
+    """The weights by the gguf package's own reader; rows of q and k from adjacent pairs to halves."""
+    weights = {}
+    for tensor in GGUFReader(json.loads((directory / "gguf.json").read_text())["path"]).tensors:
+        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
+            if part in tensor.name:
+                values = values.unflatten(0, (heads, -1, 2)).swapaxes(1, 2).flatten(0, 2)
+        name = tensor.name
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        weights[name] = values
+    return weights
+
+
 def oracle(directory: Path, prompt: list[int], tokens: list[int]) -> list[float]:
     """Log probabilities by `transformers`: the same weights as a Mistral with a sliding window, and no cache."""
     fields = json.loads((directory / "config.json").read_text())
     fields = {key: value for key, value in fields.items() if key not in {"architectures", "model_type", "dtype"}}
     config = MistralConfig(**{**fields, "sliding_window": WINDOW, "attn_implementation": "sdpa"})
-    model = MistralForCausalLM.from_pretrained(directory, config=config, dtype=torch.float32)
+    model = MistralForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(decoded(directory, config), strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + tokens]), use_cache=False, logits_to_keep=len(tokens) + 1).logits
     logprobs = logits[0, :-1].log_softmax(-1)
