@@ -21,6 +21,8 @@ from model.sampling_params import SamplingParams
 HIDDEN = float("-inf")
 LEAST_TEMPERATURE = 1e-30
 """Below it differences of float32 logits overflow; the draw is greedy long before."""
+LEAST_TOP_P = 1e-30
+"""Below it float32 may hold 0; one token is kept long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ def _draw_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
         keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
         params = [item.params for item in chosen]
         rows[drawing] = [
-            (max(p.temperature, LEAST_TEMPERATURE), p.min_p, p.top_p, max(p.top_k, 0), start, step)
+            (max(p.temperature, LEAST_TEMPERATURE), p.min_p, max(p.top_p, LEAST_TOP_P), max(p.top_k, 0), start, step)
             for p, (start, step) in zip(params, keys.tolist(), strict=True)
         ]
     return rows

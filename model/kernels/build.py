@@ -58,15 +58,15 @@ def build(target: Path) -> None:
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
-    zig = "ziglang" in command
+    # zig compiles for the machine it runs on unless told otherwise.
+    general = [*FLAGS, *(["-mcpu=baseline"] if "ziglang" in command else [])]
     known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
     with tempfile.TemporaryDirectory() as folder:
-        jobs = {f"{folder}/pool.o": [*FLAGS, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
+        jobs = {f"{folder}/pool.o": [*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
         for name, flags in known.items():
-            # zig compiles for the machine it runs on unless told otherwise.
-            chosen = [*(["-mcpu=baseline"] if zig else []), *flags, f"-DVARIANT={name}"]
+            chosen = [*general, *flags, f"-DVARIANT={name}"]
             for source in SOURCES:
-                jobs[f"{folder}/{name}-{source}.o"] = [*FLAGS, *chosen, "-c", str(HERE / source)]
+                jobs[f"{folder}/{name}-{source}.o"] = [*chosen, "-c", str(HERE / source)]
         _run_all([[*command, *arguments, "-o", output] for output, arguments in jobs.items()])
         linked = target.with_suffix(f".{os.getpid()}.tmp")
         _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])

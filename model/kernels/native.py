@@ -30,6 +30,8 @@ LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
 ENVIRONMENT = "NORIA_KERNELS"
 PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c."""
+_POOL = threading.Lock()
+"""All variants share one pool of threads, which takes one call at a time."""
 _PLAIN, _NORMED, _GATED = range(3)
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
 
@@ -149,7 +151,7 @@ class Kernels:
     _attention: Any
     _draw: Any
     _network: Any
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = _POOL
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def linear(
@@ -246,8 +248,13 @@ def _agree(first: str, second: str) -> bool:
     """Whether two variants give the same bits, on a product that takes every path through a tile."""
     source = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (48, 192), generator=source).to(torch.int8)
-    packed, x = pack(weight, torch.ones(48)), torch.randn(40, 192, generator=source)
-    return torch.equal(variant(first).linear(packed, x), variant(second).linear(packed, x))
+    x = torch.randn(40, 192, generator=source)
+    halves = torch.ones(48, 6, dtype=torch.float16)
+    blocks = pack_blocks(weight.view(48, 6, 32)[..., :16].contiguous().view(torch.uint8), halves, halves)
+    return all(
+        torch.equal(variant(first).linear(packed, x), variant(second).linear(packed, x))
+        for packed in (pack(weight, torch.ones(48)), blocks)
+    )
 
 
 @cache

@@ -22,20 +22,22 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._status = 0
+        self.status = 0
         self._transport: asyncio.WriteTransport | None = None
         self._ended: asyncio.Future[int] | None = None
 
     @property
-    def is_busy(self) -> bool:
-        return self._ended is not None and not self._ended.done()
+    def is_free(self) -> bool:
+        """Whether it may be asked now."""
+        closing = self._transport is None or self._transport.is_closing()
+        return not closing and (self._ended is None or self._ended.done())
 
     async def ask(self, request: bytes, on_body: OnBody) -> int:
         """Send a request; its status, once the answer has ended. Raises ConnectionError and what `on_body` raises."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._on_body = on_body
-        self._status = 0
+        self.status = 0
         self._ended = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._ended
@@ -50,8 +52,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set_result(None)
-        if self._status and error is None:  # the end of the connection may be that of the answer
-            self._end(self._status)
+        if self.status and error is None:  # the end of the connection may be that of the answer
+            self._end(self.status)
         else:
             self._end(error or ConnectionResetError("the server hung up"))
 
@@ -62,15 +64,15 @@ class Connection(asyncio.Protocol):
             self._end(error.__context__ if isinstance(error.__context__, Exception) else ConnectionError(str(error)))
 
     def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
+        self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self._on_body(self._status, body)
+        self._on_body(self.status, body)
 
     def on_message_complete(self) -> None:
         if not self._parser.should_keep_alive():
             self.close()
-        self._end(self._status)
+        self._end(self.status)
 
     def _end(self, result: int | Exception) -> None:
         if self._ended is None or self._ended.done():
@@ -93,12 +95,22 @@ class Connections:
 
     async def post(self, path: str, body: dict[str, Any], on_body: OnBody) -> int:
         """The status, once the answer has ended. Raises CannotConnect, OSError and what `on_body` raises."""
-        connection = await self._connection()
         content = orjson.dumps(body)
         target = self._url.path.rstrip("/") + path
         head = f"POST {target} HTTP/1.1\r\n{self._head}content-length: {len(content)}\r\n\r\n"
+        request = head.encode() + content
+        if (idle := self._idle()) is not None:
+            try:
+                return await self._ask(idle, request, on_body)
+            except ConnectionError:
+                if idle.status:
+                    raise
+                # The server hung up just as it was asked, as it may after any answer: ask again.
+        return await self._ask(await self._connect(), request, on_body)
+
+    async def _ask(self, connection: Connection, request: bytes, on_body: OnBody) -> int:
         try:
-            return await connection.ask(head.encode() + content, on_body)
+            return await connection.ask(request, on_body)
         except BaseException:
             connection.close()
             raise
@@ -111,11 +123,11 @@ class Connections:
             connection.close()
             await connection.lost
 
-    async def _connection(self) -> Connection:
+    def _idle(self) -> Connection | None:
         self._open = [connection for connection in self._open if not connection.lost.done()]
-        for connection in self._open:
-            if not connection.is_busy:
-                return connection
+        return next((connection for connection in self._open if connection.is_free), None)
+
+    async def _connect(self) -> Connection:
         secure = ssl.create_default_context() if self._url.scheme == "https" else None
         port = self._url.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()

@@ -127,6 +127,7 @@ def test_penalties_follow_bias_in_order() -> None:
         {"top_k": 1},
         {"top_k": 7},
         {"top_p": 0.1},
+        {"top_p": 1e-50},
         {"top_p": 0.9},
         {"top_p": 0.999, "temperature": 2.0},
         {"min_p": 0.2},
