@@ -1,8 +1,12 @@
 """Shared by all tests: the embedded model's directory, converted once into the user's cache."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
