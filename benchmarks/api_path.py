@@ -88,8 +88,8 @@ def serving(rate: float, profile: bool) -> Iterator[tuple[int, int]]:
     """Port and process id of a service that is ready."""
     command = [sys.executable, "-m", "benchmarks.api_path", "--serve", *(["--profile"] if profile else [])]
     environment = os.environ | {RATE: str(rate)}
-    log = None if os.environ.get("VERBOSE") else subprocess.DEVNULL
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # the log holds a line for each request
+    with subprocess.Popen(command, env=environment, text=True, **streams) as process:
         assert process.stdout is not None
         try:
             port = int(process.stdout.readline())

@@ -49,9 +49,17 @@ INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][4 * VE
     }
 }
 
-/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. What lies `ahead` bytes further is
+/* A row's total with one more group: its exact sums by the scales of weights and row, and the minima by the row's sum. */
+INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf minimum, float scale, float row_sum) {
+    vf exact = __builtin_convertvector(sums, vf);
+    if (FORMAT != INT8) exact *= weight_scale;
+    total = fused(exact, splat(scale), total);
+    return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
+}
+
+/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. What lies `ahead` blocks further is
  * fetched meanwhile: hardware does not look beyond the end of a memory page. */
-INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int64_t ahead) {
+INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
     const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
     const uint8_t *record = c->w->packed + block * next;
@@ -66,7 +74,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
 #define AT(v) (record + (v) / VECTORS * next + (v) % VECTORS * WIDTH)
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) acc[r][v] = splat_int(zero[r * G + g]);
         for (int q = 0; q < (IS_NIBBLES(FORMAT) ? 4 : QUADS(FORMAT)); q++) {
-            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(record + b * next + q * 64 + ahead, 0, 2);
+            UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(record + (b + ahead) * next + q * 64, 0, 2);
             UNROLL for (int v = 0; v < V; v++) {
                 if (IS_NIBBLES(FORMAT)) load_nibbles(AT(v) + q * 64, part + v, high + v);
                 else part[v] = load_quads(AT(v) + q * 64);
@@ -78,12 +86,8 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
             const uint8_t *after = record + v / VECTORS * next + (IS_NIBBLES(FORMAT) ? 256 : 512) + v % VECTORS * LANES * 2;
             vf weight_scale = FORMAT == INT8 ? splat(0) : load_half(after);
             vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
-            UNROLL for (int r = 0; r < R; r++) {
-                vf sums = __builtin_convertvector(acc[r][v], vf);
-                if (FORMAT != INT8) sums *= weight_scale;
-                totals[r][v] = fused(sums, splat(scale[r * G + g]), totals[r][v]);
-                if (HAS_MINIMA(FORMAT)) totals[r][v] = fused(minimum, splat(total[r * G + g]), totals[r][v]);
-            }
+            UNROLL for (int r = 0; r < R; r++)
+                totals[r][v] = add_group(FORMAT, totals[r][v], acc[r][v], weight_scale, minimum, scale[r * G + g], total[r * G + g]);
         }
 #undef AT
     }
@@ -111,10 +115,8 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
         vf minimum = HAS_MINIMA(FORMAT) ? load_half(after + 2 * BLOCK) : splat(0);
         UNROLL for (int r = 0; r < TILE_ROWS; r++) {
             int64_t at = first + r * G + g;
-            vf exact = __builtin_convertvector(load_int(sums[r]) + splat_int(c->zero[at]), vf);
-            if (FORMAT != INT8) exact *= weight_scale;
-            totals[r] = fused(exact, splat(c->scale[at]), totals[r]);
-            if (HAS_MINIMA(FORMAT)) totals[r] = fused(minimum, splat(c->total[at]), totals[r]);
+            vi exact = load_int(sums[r]) + splat_int(c->zero[at]);
+            totals[r] = add_group(FORMAT, totals[r], exact, weight_scale, minimum, c->scale[at], c->total[at]);
         }
     }
     UNROLL for (int r = 0; r < TILE_ROWS; r++) finish(c, FORMAT, row + r, block, totals + r);
@@ -134,7 +136,6 @@ enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
-    const int64_t one = (int64_t)c->n_groups * RECORD(FORMAT); /* bytes of a block */
     int block = first;
 #ifdef TILES
     int whole = end - (end - top) % TILE_ROWS;
@@ -147,28 +148,27 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
 #endif
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block, row == top ? BROAD * one : 0);
-        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block, row == top ? BROAD * one : 0);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block, row == top ? BROAD : 0);
+        for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block, row == top ? BROAD : 0);
         for (; row < end; row++)
-            for (int b = 0; b < BROAD; b++) tile(c, FORMAT, 1, 1, row, block + b, row == top ? BROAD * one : 0);
+            for (int b = 0; b < BROAD; b++) tile(c, FORMAT, 1, 1, row, block + b, row == top ? BROAD : 0);
     }
     for (; block < last; block++) {
         int row = top;
-        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, 1, row, block, row == top ? one : 0);
-        for (; row < end; row++) tile(c, FORMAT, 1, 1, row, block, row == top ? one : 0);
+        for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, 1, row, block, row == top);
+        for (; row < end; row++) tile(c, FORMAT, 1, 1, row, block, row == top);
     }
 }
 
 INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    const int64_t one = (int64_t)c->n_groups * RECORD(FORMAT);
     if (c->n_rows > 1) {
         columns(c, FORMAT, first, last, row, end);
         return;
     }
-    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE * one);
-    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, one);
+    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE);
+    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, 1);
 }
 
 #define PRODUCTS(FORMAT) \

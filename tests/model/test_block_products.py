@@ -13,12 +13,6 @@ from model.kernels.native import Kernels, PackedWeights
 KINDS = {"q8": (32, False), "q8_min": (32, True), "q4": (16, False), "q4_min": (16, True)}
 
 
-@pytest.fixture(params=["avx512vnni", "avx2", "baseline"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    order = ["avx512vnni", "avx2", "baseline"]
-    return native.variant(next(name for name in order[order.index(request.param) :] if name in native.available()))
-
-
 def blocks(kind: str, n_out: int, n_groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
     n_bytes, has_minima = KINDS[kind]
     generator = torch.Generator().manual_seed(n_out)

@@ -10,13 +10,6 @@ from model.kernels import native
 from model.kernels.native import Kernels
 
 
-@pytest.fixture(params=native.LEVELS[::-1])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """The variant, or the best below it that this processor runs."""
-    order = native.LEVELS[::-1]
-    return native.variant(next(name for name in order[order.index(request.param) :] if name in native.available()))
-
-
 def weights(n_out: int, n_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8, generator=generator)
