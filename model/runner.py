@@ -1,5 +1,6 @@
 """ModelRunner: load a model, size its cache, compute steps."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -17,7 +18,7 @@ from model.cache import PagePools
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
-from model.errors import OptionError
+from model.errors import ModelError, OptionError
 from model.fused import fuse
 from model.kernels import native
 from model.rope import rotation_table
@@ -110,7 +111,9 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
     scheme = quant.choose(options.quantize, options.dtype, device, quantized=checkpoint.quantized)
     config = _with_window(checkpoint.config, options.sliding_window)
-    _use_threads(choose_threads(options.threads), scheme)
+    threads = choose_threads(options.threads)
+    native.use_threads(threads)
+    torch.set_num_threads(threads)
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     activations = dtype if scheme == "none" else torch.float32
     kv_dtype = _kv_dtype(options.kv_dtype, dtype)
@@ -142,15 +145,11 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
     runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info)
+    if scheme != "none" and native.kernels() is not None:
+        torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
     return runner
-
-
-def _use_threads(n: int, scheme: str) -> None:
-    """The kernels have threads of their own; where they do nearly all the work, PyTorch's would spin beside them."""
-    native.use_threads(n)
-    torch.set_num_threads(1 if scheme != "none" and native.kernels() is not None else n)
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
@@ -208,10 +207,15 @@ def _describe(
 
 
 def _warm_up(runner: ModelRunner) -> None:
-    """One ordinary step on pages that nobody holds yet, so that the first request does not pay for set-up."""
+    """One ordinary step on pages that nobody holds yet, so that the first request does not pay for set-up.
+
+    Raises ModelError if its logits are not finite.
+    """
     info = runner.info
     blocks = [range(pool.n_pages) for pool in info.pools]
     n = min(info.page_size, info.max_model_len)
     tables = tuple(PageTable(0, pages) for pages in blocks)
-    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1)),))
-    runner.step(batch)
+    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1, logprobs=0)),))
+    (drawn,) = runner.step(batch).slices
+    if not math.isfinite(drawn.logprobs[0].logprob):
+        raise ModelError("the model's logits are not finite: the checkpoint is damaged, or needs --dtype float32")

@@ -59,9 +59,12 @@ def load(
         if rotation == "adjacent" and place.head_dim is not None:
             tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
         of_embeddings = place.parameter == EMBEDDINGS
-        _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
-        if of_embeddings and config.tied_head:
-            _tie(model, tensor)
+        try:
+            _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
+            if of_embeddings and config.tied_head:
+                _tie(model, tensor)
+        except ValueError as error:
+            raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}") from error
         progress(1 - len(places) / n_places)
     if places:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""

@@ -18,6 +18,7 @@ from model.attention.base import Attention
 from model.cache import LayerCache
 from model.errors import OptionError
 from model.kernels import native
+from model.kernels.packed import padded
 from model.packing import PoolInputs
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
@@ -60,7 +61,7 @@ class PagedAttention(Attention):
         self._kernels = kernels
 
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
-        return head_dim * dtype.itemsize if dtype is not torch.int8 else native.padded(head_dim, 16) + 4
+        return head_dim * dtype.itemsize if dtype is not torch.int8 else padded(head_dim, 16) + 4
 
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """As the interface says; keys and values of a page lie side by side."""
@@ -110,7 +111,7 @@ def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> 
     if len(tasks) * n_kv_heads < ENOUGH:
         tasks, joins = _split(tasks)
     part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
-    parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (native.padded(head_dim, 16) + 2))
+    parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
     tables = np.array(tasks, dtype=np.int64), np.array(joins, dtype=np.int64)
     prepared.kept = (*tables, parts)
     return native.AttentionCall(

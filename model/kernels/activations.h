@@ -46,12 +46,14 @@ INLINE vf channel(const call *c, const float *x, int i, float factor) {
 INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN ? 0 : OFFSET; }
 
 INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64_t at, int first, float factor) {
-    vf v[LONGEST_GROUP / LANES], most = {0};
+    vf v[LONGEST_GROUP / LANES];
+    vi most = {0};
     for (int i = 0; i < GROUP / LANES; i++) {
         v[i] = channel(c, x, first + i * LANES, factor);
-        most = larger(absolute(v[i]), most);
+        most = larger_bits(magnitude(v[i]), most);
     }
-    float amax = largest(most), inverse = amax > 1e-30f ? 127.0f / amax : 0;
+    float amax = greatest_magnitude(most); /* if that is NaN or infinite, so are all products of the group */
+    float inverse = amax <= 1e-30f ? 0 : 127.0f / amax;
     vi total = {0};
     for (int i = 0; i < GROUP / LANES; i++) {
         vi q = nearest(v[i] * splat(inverse));
@@ -60,7 +62,7 @@ INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64
         total += q;
     }
     int32_t s = sum_int(total);
-    c->scale[at] = inverse == 0 ? 0 : amax / 127.0f;
+    c->scale[at] = amax <= 1e-30f ? 0 : amax / 127.0f;
     c->zero[at] = -excess(c->w->format) * s;
     c->total[at] = c->scale[at] * (float)s;
 }

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("linear.c", "attention.c", "draw.c", "network.c")
+SOURCES = ("linear.c", "attention.c", "draw.c", "network.c", "pack.c")
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 _AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"

@@ -39,9 +39,9 @@ INLINE void rotate(const float *x, const float *turn, float *y, int half) {
  * multiple of 16. */
 INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
     const float units = rest ? 127 * 128 : 127;
-    vf most = {0};
-    for (int i = 0; i < n; i += LANES) most = larger(absolute(load(x + i)), most);
-    float amax = largest(most), inverse = amax > 1e-30f ? units / amax : 0;
+    vi most = {0};
+    for (int i = 0; i < n; i += LANES) most = larger_bits(magnitude(load(x + i)), most);
+    float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : units / amax;
     for (int i = 0; i < n; i += LANES) {
         vi whole = nearest(load(x + i) * splat(inverse)), high = rest ? (whole + splat_int(64)) >> 7 : whole;
         vb bytes = __builtin_convertvector(high, vb);
@@ -50,7 +50,7 @@ INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
         bytes = __builtin_convertvector(whole - (high << 7), vb);
         memcpy(rest + i, &bytes, sizeof bytes);
     }
-    return inverse == 0 ? 0 : amax / units;
+    return amax <= 1e-30f ? 0 : amax / units;
 }
 
 INLINE void store_bytes(char *half, int dim, int within, const float *x, int is_value) {

@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.errors import OptionError
+from model.kernels import packed
 from model.kernels.build import fingerprint, library
+from model.kernels.packed import PackedWeights
 from model.threads import choose_threads
 
 log = logging.getLogger(__name__)
 
-GROUP, BLOCK = 64, 16
-"""Channels that share an activation's scale beside int8 weights, and outputs packed together."""
-BLOCK_GROUP = 32
-"""Channels that share a scale in blocks, weights' and activations'."""
 LEVELS = ("baseline", "avx2", "avx512vnni", "avx512bf16", "amx")
 ENVIRONMENT = "NORIA_KERNELS"
 PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
@@ -33,23 +31,16 @@ PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 1
 _POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
 _PLAIN, _NORMED, _GATED = range(3)
-_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
+_FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""Kinds of pack.c."""
 
 
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 LINEAR_ARGUMENTS = (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer)
 DRAW_ARGUMENTS = (_pointer, _integer, _integer, _pointer, _pointer)
 _NETWORK_ARGUMENTS = (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer)
-
-
-class _Weights(ctypes.Structure):
-    _fields_ = (
-        ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("n_out", ctypes.c_int64),
-        ("n_in", ctypes.c_int64),
-        ("format", ctypes.c_int64),
-    )
+_QUANTIZE_ARGUMENTS = (_pointer, _integer, _pointer, _integer, _integer)
+_PACK_ARGUMENTS = (_pointer, _pointer, _integer, _pointer, _pointer)
 
 
 class AttentionCall(ctypes.Structure):
@@ -84,64 +75,6 @@ DRAW = np.dtype(
 """How a row is drawn: `params` of draw.c."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWeights:
-    """Weights of one projection as linear.c reads them; see `pack` and `pack_blocks`."""
-
-    n_out: int
-    n_in: int
-    group: int
-    packed: Tensor
-    scales: Tensor | None
-    struct: _Weights
-
-    def scratch_bytes(self, n_rows: int) -> int:
-        """For the rows as bytes, with what belongs to each group of them."""
-        return n_rows * -(-self.n_in // self.group) * (self.group + 12)
-
-
-def padded(n: int, multiple: int) -> int:
-    """n rounded up to a multiple."""
-    return -(-n // multiple) * multiple
-
-
-def pack(weight: Tensor, scales: Tensor) -> PackedWeights:
-    """weight [n_out, n_in] int8 in -127..127, scales [n_out] float32 -> packed, zero-padded."""
-    n_out, n_in = weight.shape
-    rows, columns = padded(n_out, BLOCK), padded(n_in, GROUP)
-    whole = torch.full((rows, columns), 128, dtype=torch.uint8)
-    whole[:n_out, :n_in] = weight.view(torch.uint8) ^ 128
-    blocks = whole.view(rows // BLOCK, BLOCK, columns // GROUP, GROUP // 4, 4)
-    packed = blocks.permute(0, 2, 3, 1, 4).contiguous()  # [N/16, K/64, 16 quads, 16 outputs, 4]
-    scales = torch.nn.functional.pad(scales, (0, rows - n_out))
-    struct = _Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
-    return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
-
-
-def pack_blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
-    """Blocks of 32 channels with a scale each, w = scale * q (+ min), as linear.c reads them.
-
-    quants [n_out, n_in/32, 32] int8 (-128 counts as -127), or [n_out, n_in/32, 16] uint8: channel i in the low half of
-    byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
-    scales, mins [n_out, n_in/32] float16.
-    """
-    n_out, n_groups, n_bytes = quants.shape
-    if quants.dtype is torch.int8:
-        quants = quants.clamp(min=-127).view(torch.uint8) ^ 128
-    rows = padded(n_out, BLOCK)
-    extra = [part.view(torch.uint8).unflatten(1, (n_groups, 2)) for part in (scales, mins) if part is not None]
-    parts = []
-    for part, width in ((quants, 4), *((part, 2) for part in extra)):
-        whole = torch.nn.functional.pad(part, (0, 0, 0, 0, 0, rows - n_out))
-        blocks = whole.view(rows // BLOCK, BLOCK, n_groups, -1, width)
-        parts.append(blocks.permute(0, 2, 3, 1, 4).flatten(2))  # [N/16, K/32, bytes]
-    packed = torch.cat(parts, dim=2)
-    kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
-    n_in = n_groups * BLOCK_GROUP
-    struct = _Weights(packed.data_ptr(), None, n_out, n_in, kinds[mins is not None])
-    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)
-
-
 @dataclass(slots=True)
 class Kernels:
     """One variant of the kernels. Calls from several threads take turns."""
@@ -151,8 +84,40 @@ class Kernels:
     _attention: Any
     _draw: Any
     _network: Any
+    _quantize: Any
+    _pack: Any
     _lock: threading.Lock = _POOL
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
+        """rows [n, n_in] of floats to outputs first.. of int8 `weights`: each row's greatest magnitude becomes 127.
+
+        Worked example: [1.0, -0.5] gets the scale 1/127 and becomes [127, -64] (-63.5 to the even neighbour).
+        Raises ValueError if a value is infinite or none.
+        """
+        n, n_in = rows.shape
+        if n_in != weights.n_in or not 0 <= first <= weights.n_out - n:
+            raise ValueError(f"rows {first}..{first + n - 1} of {n_in} are not in {weights.n_out} of {weights.n_in}")
+        rows = rows.contiguous()
+        with self._lock:
+            broken = self._quantize(ctypes.byref(weights.struct), first, rows.data_ptr(), _FLOATS[rows.dtype], n)
+        if broken:
+            raise ValueError("a value is not finite")
+
+    def pack(self, quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
+        """Blocks of 32 channels with a scale each, w = scale * q (+ min).
+
+        quants [n_out, n_in/32, 32] int8 (-128 counts as -127), or [n_out, n_in/32, 16] uint8: channel i in the low
+        half of byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
+        scales, mins [n_out, n_in/32] float16.
+        """
+        n_out, n_groups, n_bytes = quants.shape
+        weights = packed.blocks(n_out, n_groups * packed.BLOCK_GROUP, n_bytes, with_minima=mins is not None)
+        parts = [None if part is None else part.contiguous() for part in (quants, scales, mins)]
+        pointers = [None if part is None else part.data_ptr() for part in parts]
+        with self._lock:
+            self._pack(ctypes.byref(weights.struct), pointers[0], n_bytes, *pointers[1:])
+        return weights
 
     def linear(
         self,
@@ -247,13 +212,14 @@ def available() -> tuple[str, ...]:
 def _agree(first: str, second: str) -> bool:
     """Whether two variants give the same bits, on a product that takes every path through a tile."""
     source = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (48, 192), generator=source).to(torch.int8)
-    x = torch.randn(40, 192, generator=source)
+    weight, x = torch.randn(48, 192, generator=source), torch.randn(40, 192, generator=source)
+    quants = torch.randint(0, 256, (48, 6, 16), generator=source, dtype=torch.uint8)
     halves = torch.ones(48, 6, dtype=torch.float16)
-    blocks = pack_blocks(weight.view(48, 6, 32)[..., :16].contiguous().view(torch.uint8), halves, halves)
+    rows = packed.int8(48, 192)
+    variant(second).quantize(rows, 0, weight)
     return all(
-        torch.equal(variant(first).linear(packed, x), variant(second).linear(packed, x))
-        for packed in (pack(weight, torch.ones(48)), blocks)
+        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x))
+        for weights in (rows, variant(second).pack(quants, halves, halves))
     )
 
 
@@ -267,10 +233,12 @@ def variant(name: str) -> Kernels:
         "attention": (_pointer,),
         "draw": DRAW_ARGUMENTS,
         "network": _NETWORK_ARGUMENTS,
+        "quantize": _QUANTIZE_ARGUMENTS,
+        "pack": _PACK_ARGUMENTS,
     }
     functions = [getattr(compiled, f"{kernel}_{name}") for kernel in arguments]
     for function, types in zip(functions, arguments.values(), strict=True):
-        function.argtypes, function.restype = types, None
+        function.argtypes, function.restype = types, ctypes.c_int if types is _QUANTIZE_ARGUMENTS else None
     return Kernels(name, *functions)
 
 

@@ -68,7 +68,7 @@ INLINE vf larger(vf a, vf b) { /* b if either is NaN */
     return choose(a > b, a, b);
 #endif
 }
-INLINE vf absolute(vf a) { return (vf)((vi)a & splat_int(0x7FFFFFFF)); }
+INLINE vi magnitude(vf a) { return (vi)a & splat_int(0x7FFFFFFF); }
 
 /* a * b + c with one rounding where the hardware has it. */
 INLINE vf fused(vf a, vf b, vf c) {
@@ -101,6 +101,25 @@ INLINE float largest(vf v) {
     FOLD(v, f4, larger4)
     float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2], b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
     return a > b ? a : b;
+}
+/* The greatest of magnitudes, which order as their bits do: NaN above all, then infinity. */
+INLINE vi larger_bits(vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return ((a > b) & a) | (~(a > b) & b);
+#endif
+}
+INLINE i4 larger4_int(i4 a, i4 b) { return ((a > b) & a) | (~(a > b) & b); }
+INLINE float greatest_magnitude(vi v) {
+    FOLD(v, i4, larger4_int)
+    int32_t most = 0;
+    for (int i = 0; i < 4; i++) most = part[0][i] > most ? part[0][i] : most;
+    float x;
+    memcpy(&x, &most, 4);
+    return x;
 }
 INLINE i4 plus4_int(i4 a, i4 b) { return a + b; }
 INLINE int32_t sum_int(vi v) {

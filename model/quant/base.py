@@ -9,11 +9,13 @@ from torch.nn.functional import silu
 
 from model.blocks import Matrix
 from model.kernels import native
-from model.kernels.native import PackedWeights
+from model.kernels.packed import PackedWeights
 from model.norm import RMSNorm
 
 TINY = 1e-30
 """Rows and groups of lesser magnitudes count as zeros."""
+MOST = torch.tensor(127.0)
+"""A tensor, since PyTorch divides a number by a tensor in two rounded steps."""
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -87,6 +89,6 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """x [T, k] float32, k a multiple of `group` -> int8 [T, k] and scales [T, k/group], as the kernels do it."""
     groups = x.unflatten(1, (-1, group))
     most = groups.abs().amax(dim=2)  # [T, k/group]
-    inverse = torch.where(most > TINY, 127 / most, 0.0)
+    inverse = torch.where(most > TINY, MOST / most, 0.0)
     scales = torch.where(most > TINY, most / 127, 0.0)
     return (groups * inverse[:, :, None]).round_().flatten(1).to(torch.int8), scales

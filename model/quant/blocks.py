@@ -12,7 +12,6 @@ from torch import Tensor
 
 from model.blocks import GROUP, Blocks, Matrix, join, parts, unpack
 from model.errors import OptionError
-from model.kernels import native
 from model.quant.base import Quantized, quantize_rows
 
 
@@ -34,7 +33,7 @@ class BlockLinear(Quantized):
         if self._kernels is None:
             self._blocks = whole
         else:
-            self.packed = native.pack_blocks(whole.quants, whole.scales, whole.mins)
+            self.packed = self._kernels.pack(whole.quants, whole.scales, whole.mins)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         assert self._blocks is not None, "the weights have not come"

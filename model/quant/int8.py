@@ -8,16 +8,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from model.blocks import Matrix, parts
-from model.kernels import native
-from model.kernels.native import GROUP
-from model.quant.base import TINY, Quantized, quantize_rows
+from model.kernels.packed import GROUP, int8
+from model.quant.base import MOST, TINY, Quantized, quantize_rows
 
 
 def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
-    """weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32, each row's greatest magnitude / 127.
-
-    Worked example: [1.0, -0.5] has scale 1/127 and becomes [127, -64] (-63.5 to the even neighbour).
-    """
+    """What pack.c does, in PyTorch: weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32."""
     done = [_quantize(rows.float()) for rows in parts(weight)]
     rows, scales = (torch.cat(column) for column in zip(*done, strict=True))
     return rows, scales
@@ -25,7 +21,9 @@ def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
 
 def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     most = weight.abs().amax(dim=1)
-    inverse = torch.where(most > TINY, 127 / most, 0.0)
+    if not most.isfinite().all():
+        raise ValueError("a value is not finite")
+    inverse = torch.where(most > TINY, MOST / most, 0.0)
     return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(most > TINY, most / 127, 0.0)
 
 
@@ -34,20 +32,25 @@ class Int8Linear(Quantized):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # by first row, until all have come
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # without kernels, by first row, until all have come
         self._groups: tuple[Tensor, Tensor] | None = None  # without kernels: see `_group`
 
     def take(self, first: int, rows: Matrix) -> None:
-        self._parts[first] = quantize(rows)
-        if sum(len(scales) for _, scales in self._parts.values()) < self.n_out:
-            return
-        done = [self._parts.pop(at) for at in sorted(self._parts)]
-        weight, scales = (torch.cat(column) for column in zip(*done, strict=True))
-        del done  # before packing asks for more
         if self._kernels is None:
+            self._take_plainly(first, rows)
+            return
+        if self.packed is None:
+            self.packed = int8(self.n_out, self.n_in)
+        for part in [rows] if isinstance(rows, Tensor) else parts(rows):
+            self._kernels.quantize(self.packed, first, part)
+            first += len(part)
+
+    def _take_plainly(self, first: int, rows: Matrix) -> None:
+        self._parts[first] = quantize(rows)
+        if sum(len(scales) for _, scales in self._parts.values()) == self.n_out:
+            done = [self._parts.pop(at) for at in sorted(self._parts)]
+            weight, scales = (torch.cat(column) for column in zip(*done, strict=True))
             self._groups = _group(weight), scales
-        else:
-            self.packed = native.pack(weight, scales)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         assert self._groups is not None, "the weights have not come"

@@ -9,6 +9,7 @@ import torch
 
 from model.kernels import build, native
 from model.kernels.native import Kernels
+from tests.model import records
 from tests.model.test_block_products import KINDS, blocks
 
 
@@ -26,7 +27,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     ]
     sources = [str(build.HERE / name) for name in ("linear.c", "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels("emulated", _function(target), None, None, None)
+    return Kernels("emulated", _function(target), None, None, None, None, None)
 
 
 def _function(library: Path) -> object:
@@ -40,8 +41,8 @@ def _function(library: Path) -> object:
 def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int) -> None:
     if kind == "int8":
         weight = torch.randint(-127, 128, (72, 200), dtype=torch.int8)
-        packed = native.pack(weight, torch.rand(72))
+        packed = records.int8(weight, torch.rand(72))
     else:
-        packed = native.pack_blocks(*blocks(kind, 72, 6))
+        packed = native.variant("avx512vnni").pack(*blocks(kind, 72, 6))
     x = torch.randn(n_rows, packed.n_in)
     assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))

@@ -8,6 +8,7 @@ from torch import Tensor
 from model.errors import OptionError
 from model.kernels import native
 from model.kernels.native import Kernels
+from tests.model import records
 
 
 def weights(n_out: int, n_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -35,7 +36,7 @@ def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int,
     weight, scales = weights(n_out, n_in)
     x = torch.randn(n_rows, n_in)
     x[0, : min(64, n_in)] = 0
-    found = kernels.linear(native.pack(weight, scales), x).numpy()
+    found = kernels.linear(records.int8(weight, scales), x).numpy()
     expected = exact(x, weight, scales)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
 
@@ -43,14 +44,14 @@ def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int,
 def test_extreme_bytes_do_not_saturate(kernels: Kernels) -> None:
     weight = torch.tensor([[127] * 128, [-127] * 128, [127, -127] * 64], dtype=torch.int8)
     for x in (torch.ones(1, 128), -torch.ones(1, 128), torch.tensor([[1.0, -1.0] * 64])):
-        found = kernels.linear(native.pack(weight, torch.ones(3)), x)
+        found = kernels.linear(records.int8(weight, torch.ones(3)), x)
         torch.testing.assert_close(found, x @ weight.float().T, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(208, 576), (40, 100)])
 @pytest.mark.parametrize("kind", ["plain", "normed", "gated"])
 def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, n_out: int, n_in: int, kind: str) -> None:
-    packed = native.pack(*weights(n_out, n_in))
+    packed = records.int8(*weights(n_out, n_in))
     x = torch.randn(512, n_in * (2 if kind == "gated" else 1)) * 3
     options = {"norm": torch.rand(n_in), "eps": 1e-5} if kind == "normed" else {"gated": kind == "gated"}
     whole = kernels.linear(packed, x, **options)
@@ -65,7 +66,7 @@ def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, n_out: in
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 def test_threads_do_not_change_bits(kernels: Kernels, n_threads: int) -> None:
-    packed, x = native.pack(*weights(1040, 192)), torch.randn(70, 192)
+    packed, x = records.int8(*weights(1040, 192)), torch.randn(70, 192)
     expected = kernels.linear(packed, x)
     before = native.use_threads(2)
     try:
@@ -77,7 +78,7 @@ def test_threads_do_not_change_bits(kernels: Kernels, n_threads: int) -> None:
 
 def test_norm_and_gate_are_those_of_pytorch(kernels: Kernels) -> None:
     """Unit weights show the quantized rows: within half a step of 127 of what PyTorch computes."""
-    eye = native.pack(torch.eye(64, dtype=torch.int8), torch.ones(64))
+    eye = records.int8(torch.eye(64, dtype=torch.int8), torch.ones(64))
     x, scale = torch.randn(9, 64) * 5, torch.rand(64)
     normed = kernels.linear(eye, x, norm=scale, eps=1e-5)
     expected = torch.nn.functional.rms_norm(x, (64,), None, 1e-5) * scale
@@ -89,13 +90,23 @@ def test_norm_and_gate_are_those_of_pytorch(kernels: Kernels) -> None:
 
 
 def test_wrong_shapes_are_refused(kernels: Kernels) -> None:
-    packed = native.pack(*weights(16, 64))
+    packed = records.int8(*weights(16, 64))
     with pytest.raises(ValueError, match="expected rows of 64 values"):
         kernels.linear(packed, torch.zeros(1, 65))
     with pytest.raises(ValueError, match="cannot add"):
         kernels.linear(packed, torch.zeros(2, 64), onto=torch.zeros(1, 16))
     with pytest.raises(ValueError, match="expected a float32 norm of 64 values"):
         kernels.linear(packed, torch.zeros(2, 64), norm=torch.ones(64).bfloat16())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, bad: float) -> None:
+    packed = records.int8(*weights(48, 192))
+    x = torch.randn(20, 192)
+    x[7, 100] = bad
+    finite = kernels.linear(packed, x).isfinite()
+    assert not finite[7].any()
+    assert finite.sum() == 19 * 48
 
 
 # Choice

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import device, memory, runner
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint
-from model.errors import OptionError
+from model.errors import ModelError, OptionError
 from model.kernels import native
 from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
@@ -208,6 +209,30 @@ def test_progress_names_its_stages(saved: Any) -> None:
     create(lambda stage, done: seen.append((stage, done)), model=str(saved[0]), device="cpu")
     assert list(dict.fromkeys(stage for stage, _ in seen)) == ["checking memory", "loading weights", "warming up"]
     assert ("loading weights", 1.0) in seen
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "model.layers.0.mlp.up_proj.weight",
+            {"quantize": "int8"},
+            "tensor 'layers.0.feed_forward.w3.weight' .* not finite",
+        ),
+        ("model.layers.1.self_attn.q_proj.weight", {"quantize": "none"}, "the model's logits are not finite"),
+        ("model.norm.weight", {"quantize": "int8"}, "the model's logits are not finite"),
+    ],
+)
+def test_a_checkpoint_with_numbers_that_are_none_is_refused(
+    saved: Any, tmp_path: Path, name: str, options: dict[str, str], message: str
+) -> None:
+    shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[name].view(-1)[3] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=message):
+        create(lambda *_: None, model=str(tmp_path), device="cpu", **options)
 
 
 @pytest.mark.parametrize(

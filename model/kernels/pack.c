@@ -1,0 +1,117 @@
+/* Weights into the records of linear.c, as they come from a checkpoint. Tasks are blocks of 16 outputs. */
+#include "linear.h"
+#include "pool.h"
+
+enum { OUTPUTS = 16, CHANNELS = 64, GROUP = 32 };
+enum { FLOAT32, FLOAT16, BFLOAT16 };
+
+typedef struct {
+    const char *rows;
+    int64_t kind, n, first;
+    const weights *w;
+    int broken;
+} floats;
+
+INLINE vf value(const int KIND, const char *x, int i) {
+    typedef uint16_t halves __attribute__((vector_size(WIDTH / 2)));
+    halves h;
+    if (KIND == FLOAT32) return load(x + i * 4);
+    if (KIND == FLOAT16) return load_half(x + i * 2);
+    memcpy(&h, x + i * 2, sizeof h);
+    return (vf)(__builtin_convertvector(h, vi) << 16);
+}
+
+/* Group g of a row; the last is copied to `room` and filled with zeros there. */
+INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, char *room) {
+    int64_t left = n_in - g * CHANNELS;
+    const char *x = row + g * CHANNELS * size;
+    if (left >= CHANNELS) return x;
+    memset(room, 0, CHANNELS * 4);
+    return memcpy(room, x, (size_t)(left * size));
+}
+
+/* One output to bytes, its greatest magnitude 127. Returns whether a value is infinite or none. */
+INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
+    const int size = KIND == FLOAT32 ? 4 : 2;
+    const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS;
+    char room[CHANNELS * 4];
+    int8_t q[CHANNELS];
+    vi most = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) most = larger_bits(magnitude(value(KIND, x, i)), most);
+    }
+    const float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : 127 / amax;
+    *scale = amax <= 1e-30f ? 0 : amax / 127;
+    for (int64_t g = 0; g < groups; g++, to += CHANNELS * OUTPUTS) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) {
+            vb bytes = __builtin_convertvector(nearest(value(KIND, x, i) * splat(inverse)), vb);
+            memcpy(q + i, &bytes, sizeof bytes);
+        }
+        for (int i = 0; i < CHANNELS; i += 4) {
+            uint32_t quad;
+            memcpy(&quad, q + i, 4);
+            quad ^= 0x80808080;
+            memcpy(to + i * OUTPUTS, &quad, 4);
+        }
+    }
+    return !(amax < INFINITY);
+}
+
+static void quantize_outputs(void *context, int task, int thread) {
+    floats *c = context;
+    const weights *w = c->w;
+    const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS, block = c->first / OUTPUTS + task;
+    (void)thread;
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        if (n < c->first || n >= c->first + c->n) continue;
+        const char *row = c->rows + (n - c->first) * w->n_in * (c->kind == FLOAT32 ? 4 : 2);
+        uint8_t *to = (uint8_t *)w->packed + block * groups * CHANNELS * OUTPUTS + n % OUTPUTS * 4;
+        float *scale = (float *)w->scales + n;
+        int broken = c->kind == FLOAT32   ? quantize_row(FLOAT32, row, w, to, scale)
+                     : c->kind == FLOAT16 ? quantize_row(FLOAT16, row, w, to, scale)
+                                          : quantize_row(BFLOAT16, row, w, to, scale);
+        if (broken) __atomic_store_n(&c->broken, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* Outputs first..first+n-1 of INT8 weights from rows [n, n_in]. Returns whether a value is infinite or none. */
+int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
+    floats c = {rows, kind, n, first, w, 0};
+    noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
+    return c.broken;
+}
+
+typedef struct {
+    const uint8_t *quants;
+    const uint16_t *scales, *mins;
+    const weights *w;
+    int64_t n_bytes;
+} blocks;
+
+static void pack_outputs(void *context, int task, int thread) {
+    const blocks *c = context;
+    const int64_t groups = c->w->n_in / GROUP, n_bytes = c->n_bytes;
+    const int64_t first = (int64_t)task * OUTPUTS, left = c->w->n_out - first;
+    uint8_t *record = (uint8_t *)c->w->packed + task * groups * OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
+    (void)thread;
+    for (int64_t g = 0; g < groups; g++) {
+        for (int64_t n = 0; n < OUTPUTS && n < left; n++) {
+            const int64_t at = (first + n) * groups + g;
+            uint8_t q[GROUP];
+            memcpy(q, c->quants + at * n_bytes, (size_t)n_bytes);
+            for (int i = 0; n_bytes == GROUP && i < GROUP; i++) q[i] = q[i] == 128 ? 1 : q[i] ^ 128;
+            for (int i = 0; i < n_bytes; i += 4) memcpy(record + i * OUTPUTS + n * 4, q + i, 4);
+            memcpy(record + n_bytes * OUTPUTS + n * 2, c->scales + at, 2);
+            if (c->mins) memcpy(record + (n_bytes + 2) * OUTPUTS + n * 2, c->mins + at, 2);
+        }
+        record += OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
+    }
+}
+
+/* Weights in blocks from quants [n_out, n_in/32, n_bytes], of 8 or 4 bits, and float16 scales and minima (or 0). */
+void EXPORT(pack)(const weights *w, const uint8_t *quants, int64_t n_bytes, const uint16_t *scales, const uint16_t *mins) {
+    blocks c = {quants, scales, mins, w, n_bytes};
+    noria_parallel(pack_outputs, &c, (int)((c.w->n_out + OUTPUTS - 1) / OUTPUTS));
+}

@@ -1,0 +1,64 @@
+"""Weights as linear.c reads them: memory of ours and the record that points there."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP, BLOCK = 64, 16
+"""Channels that share an activation's scale beside int8 weights, and outputs packed together."""
+BLOCK_GROUP = 32
+"""Channels that share a scale in blocks, weights' and activations'."""
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
+
+
+class Weights(ctypes.Structure):
+    """`weights` of linear.h."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("n_out", ctypes.c_int64),
+        ("n_in", ctypes.c_int64),
+        ("format", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """Weights of one projection; `packed` is uint8 [n_out/16, n_in/group, bytes of a record], padded."""
+
+    n_out: int
+    n_in: int
+    group: int
+    packed: Tensor
+    scales: Tensor | None
+    struct: Weights
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """For the rows as bytes, with what belongs to each group of them."""
+        return n_rows * padded(self.n_in, self.group) // self.group * (self.group + 12)
+
+
+def padded(n: int, multiple: int) -> int:
+    """n rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def int8(n_out: int, n_in: int) -> PackedWeights:
+    """Zeros in int8 with a scale an output."""
+    rows = padded(n_out, BLOCK)
+    packed = torch.full((rows // BLOCK, padded(n_in, GROUP) // GROUP, GROUP * BLOCK), 128, dtype=torch.uint8)
+    scales = torch.zeros(rows)
+    struct = Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
+    return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
+
+
+def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
+    """Zeros in groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
+    record = (n_bytes + (4 if with_minima else 2)) * BLOCK
+    packed = torch.zeros(padded(n_out, BLOCK) // BLOCK, n_in // BLOCK_GROUP, record, dtype=torch.uint8)
+    kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
+    struct = Weights(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
+    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)

@@ -1,0 +1,33 @@
+"""Weights in the records of linear.c, by permuting whole tensors: what pack.c must give."""
+
+import torch
+from torch import Tensor
+
+from model.kernels import packed
+from model.kernels.packed import PackedWeights
+
+
+def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
+    """weight [n_out, n_in] int8 in -127..127, scales [n_out] float32; padded with zeros."""
+    made = packed.int8(*weight.shape)
+    n_blocks, n_groups, _ = made.packed.shape
+    whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.int8)
+    whole[: weight.shape[0], : weight.shape[1]] = weight
+    records = whole.view(torch.uint8).bitwise_xor(128).view(n_blocks, 16, n_groups, 16, 4)
+    made.packed.copy_(records.permute(0, 2, 3, 1, 4).flatten(2))
+    assert made.scales is not None
+    made.scales[: len(scales)] = scales
+    return made
+
+
+def blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> Tensor:
+    """quants [n_out, n_in/32, 32] int8 or [n_out, n_in/32, 16] uint8, scales and mins float16; n_out of whole 16s."""
+    n_out, n_groups, _ = quants.shape
+    if quants.dtype is torch.int8:
+        quants = quants.clamp(min=-127).view(torch.uint8) ^ 128
+    halves = [part.view(torch.uint8).unflatten(1, (n_groups, 2)) for part in (scales, mins) if part is not None]
+    parts = []
+    for part, width in ((quants, 4), *((half, 2) for half in halves)):
+        rows = part.view(n_out // 16, 16, n_groups, -1, width)
+        parts.append(rows.permute(0, 2, 3, 1, 4).flatten(2))
+    return torch.cat(parts, dim=2)

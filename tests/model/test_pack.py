@@ -1,0 +1,56 @@
+"""Packing by pack.c, every variant, against PyTorch's rounding and a permutation of whole tensors."""
+
+import pytest
+import torch
+
+from model.kernels import packed
+from model.kernels.native import Kernels
+from model.quant.int8 import quantize
+from tests.model import records
+from tests.model.test_block_products import KINDS, blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("n_out", "n_in", "cuts"), [(1, 3, ()), (17, 65, (5,)), (48, 576, (16, 40)), (100, 130, (1,))])
+def test_rows_become_the_bytes_of_pytorch(
+    kernels: Kernels, dtype: torch.dtype, n_out: int, n_in: int, cuts: tuple[int, ...]
+) -> None:
+    weight = torch.randn(n_out, n_in).to(dtype)
+    weight[0] = 0
+    made = packed.int8(n_out, n_in)
+    for first, stop in zip((0, *cuts), (*cuts, n_out), strict=True):
+        kernels.quantize(made, first, weight[first:stop])
+    expected = records.int8(*quantize(weight))
+    assert torch.equal(made.packed, expected.packed)
+    assert made.scales is not None
+    assert expected.scales is not None
+    assert torch.equal(made.scales, expected.scales)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_not_finite_are_refused(kernels: Kernels, bad: float, dtype: torch.dtype) -> None:
+    for column in (0, 99):
+        weight = torch.randn(20, 100).to(dtype)
+        weight[7, column] = bad
+        with pytest.raises(ValueError, match="not finite"):
+            kernels.quantize(packed.int8(20, 100), 0, weight)
+        with pytest.raises(ValueError, match="not finite"):
+            quantize(weight)
+
+
+def test_rows_beyond_the_end_are_refused(kernels: Kernels) -> None:
+    for first, shape in ((1, (20, 64)), (-1, (4, 64)), (0, (4, 65))):
+        with pytest.raises(ValueError, match="are not in 20 of 64"):
+            kernels.quantize(packed.int8(20, 64), first, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_out", [16, 50])
+def test_blocks_are_permuted(kernels: Kernels, kind: str, n_out: int) -> None:
+    parts = blocks(kind, n_out, 3)
+    if kind.startswith("q8"):
+        parts[0][0, 0, 0] = -128
+    found = kernels.pack(*parts).packed[: n_out // 16]
+    whole = [None if part is None else part[: n_out // 16 * 16].contiguous() for part in parts]
+    assert torch.equal(found, records.blocks(whole[0], whole[1], whole[2]))  # type: ignore[arg-type]
