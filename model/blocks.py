@@ -95,15 +95,23 @@ def parts(rows: Matrix) -> Iterator[Tensor]:
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
-def join(pieces: Sequence[Blocks]) -> Blocks:
-    """One above the other, in the narrowest form that holds all of them exactly."""
+def alike(pieces: Sequence[Blocks]) -> list[Blocks]:
+    """The same in the narrowest form that holds all of them exactly."""
     if any(piece.quants.dtype is torch.int8 for piece in pieces):
         pieces = [Blocks(piece.integers(), piece.scales, piece.mins) for piece in pieces]
-    with_minima = any(piece.mins is not None for piece in pieces)
+    if all(piece.mins is None for piece in pieces):
+        return list(pieces)
+    return [Blocks(piece.quants, piece.scales, _minima(piece)) for piece in pieces]
+
+
+def join(pieces: Sequence[Blocks]) -> Blocks:
+    """One above the other, in the narrowest form that holds all of them exactly."""
+    pieces = alike(pieces)
+    mins = [piece.mins for piece in pieces if piece.mins is not None]
     return Blocks(
         torch.cat([piece.quants for piece in pieces]),
         torch.cat([piece.scales for piece in pieces]),
-        torch.cat([_minima(piece) for piece in pieces]) if with_minima else None,
+        torch.cat(mins) if mins else None,
     )
 
 

@@ -1,11 +1,11 @@
 """The weights of a GGUF file, read one at a time where the index in a converted directory says they are."""
 
 import math
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,22 +44,25 @@ class GgufWeights:
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Native names and weights: tensors where nothing in the file is quantized, else all matrices encoded."""
-        quantized = self.quantized
+        quantized, file = self.quantized, self._mapped()
         for entry in self.entries:
-            data = self._read(entry)
+            data = file[entry.offset : entry.offset + entry.n_bytes]
+            if len(data) < entry.n_bytes:
+                raise ModelError(f"{self.path.name} has become shorter; start again")
             if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
                 yield entry.name, data.view(_DTYPES[entry.kind]).view(entry.shape)
             else:
                 yield entry.name, _matrix(entry, data)
 
-    def _read(self, entry: Entry) -> Tensor:
+    def _mapped(self) -> Tensor:
+        """The file's bytes, read as they are used."""
         try:
-            data = np.fromfile(self.path, np.uint8, entry.n_bytes, offset=entry.offset)
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise ModelError(f"cannot read {self.path.name}: {error.strerror}; start again") from error
-        if len(data) < entry.n_bytes:
-            raise ModelError(f"{self.path.name} has become shorter while it was read; start again")
-        return torch.from_numpy(data)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def read_index(directory: Path) -> GgufWeights:
@@ -86,6 +89,6 @@ def _matrix(entry: Entry, data: Tensor) -> Blocks | Encoded:
     quants = groups[..., n_head:]
     return Blocks(
         quants.view(torch.int8) if entry.kind == "Q8_0" else quants,
-        head[..., 0].contiguous(),
-        head[..., 1].contiguous() if entry.kind == "Q4_1" else None,
+        head[..., 0],
+        head[..., 1] if entry.kind == "Q4_1" else None,
     )

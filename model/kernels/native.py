@@ -40,7 +40,7 @@ LINEAR_ARGUMENTS = (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_f
 DRAW_ARGUMENTS = (_pointer, _integer, _integer, _pointer, _pointer)
 _NETWORK_ARGUMENTS = (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer)
 _QUANTIZE_ARGUMENTS = (_pointer, _integer, _pointer, _integer, _integer)
-_PACK_ARGUMENTS = (_pointer, _pointer, _integer, _pointer, _pointer)
+_PACK_ARGUMENTS = (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer)
 
 
 class AttentionCall(ctypes.Structure):
@@ -66,6 +66,17 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "cells")),
         ("pool", ctypes.c_int64),
     )
+
+
+class _Grid(ctypes.Structure):
+    """`grid` of pack.c."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("output", ctypes.c_int64), ("group", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, part: Tensor) -> "_Grid":
+        """part [n, n_in/32] or [n, n_in/32, bytes], these side by side."""
+        return cls(part.data_ptr(), *(stride * part.itemsize for stride in part.stride()[:2]))
 
 
 DRAW = np.dtype(
@@ -96,28 +107,25 @@ class Kernels:
         Raises ValueError if a value is infinite or none.
         """
         n, n_in = rows.shape
-        if n_in != weights.n_in or not 0 <= first <= weights.n_out - n:
-            raise ValueError(f"rows {first}..{first + n - 1} of {n_in} are not in {weights.n_out} of {weights.n_in}")
+        _check_rows(weights, first, n, n_in)
         rows = rows.contiguous()
         with self._lock:
             broken = self._quantize(ctypes.byref(weights.struct), first, rows.data_ptr(), _FLOATS[rows.dtype], n)
         if broken:
             raise ValueError("a value is not finite")
 
-    def pack(self, quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
-        """Blocks of 32 channels with a scale each, w = scale * q (+ min).
+    def pack(self, weights: PackedWeights, first: int, quants: Tensor, scales: Tensor, mins: Tensor | None) -> None:
+        """Rows in blocks of 32 channels with a scale each, w = scale * q (+ min), to outputs first.. of `weights`.
 
-        quants [n_out, n_in/32, 32] int8 (-128 counts as -127), or [n_out, n_in/32, 16] uint8: channel i in the low
-        half of byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
-        scales, mins [n_out, n_in/32] float16.
+        quants [n, n_in/32, 32] int8 (-128 counts as -127), or [n, n_in/32, 16] uint8: channel i in the low half of
+        byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
+        scales, mins [n, n_in/32] float16. All may be views of a file's bytes.
         """
-        n_out, n_groups, n_bytes = quants.shape
-        weights = packed.blocks(n_out, n_groups * packed.BLOCK_GROUP, n_bytes, with_minima=mins is not None)
-        parts = [None if part is None else part.contiguous() for part in (quants, scales, mins)]
-        pointers = [None if part is None else part.data_ptr() for part in parts]
+        n, n_groups, n_bytes = quants.shape
+        _check_rows(weights, first, n, n_groups * packed.BLOCK_GROUP)
+        parts = [None if part is None else ctypes.byref(_Grid.of(part)) for part in (quants, scales, mins)]
         with self._lock:
-            self._pack(ctypes.byref(weights.struct), pointers[0], n_bytes, *pointers[1:])
-        return weights
+            self._pack(ctypes.byref(weights.struct), first, n, parts[0], n_bytes, parts[1], parts[2])
 
     def linear(
         self,
@@ -190,6 +198,11 @@ class Kernels:
         return self._scratch.data_ptr()
 
 
+def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:
+    if n_in != weights.n_in or not 0 <= first <= weights.n_out - n:
+        raise ValueError(f"rows {first}..{first + n - 1} of {n_in} are not in {weights.n_out} of {weights.n_in}")
+
+
 def _floats(x: Tensor, width: int) -> Tensor:
     if x.dim() != 2 or x.shape[1] != width:
         raise ValueError(f"expected rows of {width} values, got {list(x.shape)}")
@@ -215,11 +228,11 @@ def _agree(first: str, second: str) -> bool:
     weight, x = torch.randn(48, 192, generator=source), torch.randn(40, 192, generator=source)
     quants = torch.randint(0, 256, (48, 6, 16), generator=source, dtype=torch.uint8)
     halves = torch.ones(48, 6, dtype=torch.float16)
-    rows = packed.int8(48, 192)
+    rows, blocks = packed.int8(48, 192), packed.blocks(48, 192, 16, with_minima=True)
     variant(second).quantize(rows, 0, weight)
+    variant(second).pack(blocks, 0, quants, halves, halves)
     return all(
-        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x))
-        for weights in (rows, variant(second).pack(quants, halves, halves))
+        torch.equal(variant(first).linear(weights, x), variant(second).linear(weights, x)) for weights in (rows, blocks)
     )
 
 

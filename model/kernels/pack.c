@@ -83,35 +83,43 @@ int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t 
     return c.broken;
 }
 
+/* Values of each output and group, so many bytes apart: [n][n_in/32]. */
 typedef struct {
-    const uint8_t *quants;
-    const uint16_t *scales, *mins;
+    const char *at;
+    int64_t output, group;
+} grid;
+
+typedef struct {
+    const grid *quants, *scales, *mins;
     const weights *w;
-    int64_t n_bytes;
+    int64_t n_bytes, n, first;
 } blocks;
 
 static void pack_outputs(void *context, int task, int thread) {
     const blocks *c = context;
-    const int64_t groups = c->w->n_in / GROUP, n_bytes = c->n_bytes;
-    const int64_t first = (int64_t)task * OUTPUTS, left = c->w->n_out - first;
-    uint8_t *record = (uint8_t *)c->w->packed + task * groups * OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
+    const int64_t groups = c->w->n_in / GROUP, n_bytes = c->n_bytes, block = c->first / OUTPUTS + task;
+    const int64_t bytes = OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
     (void)thread;
-    for (int64_t g = 0; g < groups; g++) {
-        for (int64_t n = 0; n < OUTPUTS && n < left; n++) {
-            const int64_t at = (first + n) * groups + g;
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        const int64_t from = n - c->first, within = n % OUTPUTS;
+        uint8_t *record = (uint8_t *)c->w->packed + block * groups * bytes;
+        if (from < 0 || from >= c->n) continue;
+#define AT(part, g) (c->part->at + from * c->part->output + (g) * c->part->group)
+        for (int64_t g = 0; g < groups; g++, record += bytes) {
             uint8_t q[GROUP];
-            memcpy(q, c->quants + at * n_bytes, (size_t)n_bytes);
+            memcpy(q, AT(quants, g), (size_t)n_bytes);
             for (int i = 0; n_bytes == GROUP && i < GROUP; i++) q[i] = q[i] == 128 ? 1 : q[i] ^ 128;
-            for (int i = 0; i < n_bytes; i += 4) memcpy(record + i * OUTPUTS + n * 4, q + i, 4);
-            memcpy(record + n_bytes * OUTPUTS + n * 2, c->scales + at, 2);
-            if (c->mins) memcpy(record + (n_bytes + 2) * OUTPUTS + n * 2, c->mins + at, 2);
+            for (int i = 0; i < n_bytes; i += 4) memcpy(record + i * OUTPUTS + within * 4, q + i, 4);
+            memcpy(record + n_bytes * OUTPUTS + within * 2, AT(scales, g), 2);
+            if (c->mins) memcpy(record + (n_bytes + 2) * OUTPUTS + within * 2, AT(mins, g), 2);
         }
-        record += OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
+#undef AT
     }
 }
 
-/* Weights in blocks from quants [n_out, n_in/32, n_bytes], of 8 or 4 bits, and float16 scales and minima (or 0). */
-void EXPORT(pack)(const weights *w, const uint8_t *quants, int64_t n_bytes, const uint16_t *scales, const uint16_t *mins) {
-    blocks c = {quants, scales, mins, w, n_bytes};
-    noria_parallel(pack_outputs, &c, (int)((c.w->n_out + OUTPUTS - 1) / OUTPUTS));
+/* Outputs first..first+n-1 of weights in blocks: n_bytes of a group's weights, float16 scales and minima (or 0). */
+void EXPORT(pack)(const weights *w, int64_t first, int64_t n, const grid *quants, int64_t n_bytes, const grid *scales,
+                  const grid *mins) {
+    blocks c = {quants, scales, mins, w, n_bytes, n, first};
+    noria_parallel(pack_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
 }

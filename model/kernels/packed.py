@@ -47,18 +47,20 @@ def padded(n: int, multiple: int) -> int:
 
 
 def int8(n_out: int, n_in: int) -> PackedWeights:
-    """Zeros in int8 with a scale an output."""
+    """Room for int8 with a scale an output."""
     rows = padded(n_out, BLOCK)
-    packed = torch.full((rows // BLOCK, padded(n_in, GROUP) // GROUP, GROUP * BLOCK), 128, dtype=torch.uint8)
+    packed = torch.empty(rows // BLOCK, padded(n_in, GROUP) // GROUP, GROUP * BLOCK, dtype=torch.uint8)
+    packed[-1] = 128  # beyond the last output: zeros
     scales = torch.zeros(rows)
     struct = Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
     return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
-    """Zeros in groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
+    """Room for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
     record = (n_bytes + (4 if with_minima else 2)) * BLOCK
-    packed = torch.zeros(padded(n_out, BLOCK) // BLOCK, n_in // BLOCK_GROUP, record, dtype=torch.uint8)
+    packed = torch.empty(padded(n_out, BLOCK) // BLOCK, n_in // BLOCK_GROUP, record, dtype=torch.uint8)
+    packed[-1] = 0
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
     struct = Weights(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
     return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)

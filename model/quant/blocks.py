@@ -7,11 +7,16 @@ Sums of products within a group are exact integers, groups are added in float in
 other row.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from model.blocks import GROUP, Blocks, Matrix, join, parts, unpack
+from model.blocks import GROUP, Blocks, Matrix, alike, join, parts, unpack
 from model.errors import OptionError
+from model.kernels import packed
+from model.kernels.native import Kernels
+from model.kernels.packed import PackedWeights
 from model.quant.base import Quantized, quantize_rows
 
 
@@ -29,15 +34,27 @@ class BlockLinear(Quantized):
         self._parts[first] = _blocks(rows)
         if sum(map(len, self._parts.values())) < self.n_out:
             return
-        whole = join([self._parts.pop(at) for at in sorted(self._parts)])
+        pieces = [self._parts.pop(at) for at in sorted(self._parts)]
         if self._kernels is None:
-            self._blocks = whole
+            self._blocks = join(pieces)
         else:
-            self.packed = self._kernels.pack(whole.quants, whole.scales, whole.mins)
+            self.packed = _packed(self._kernels, pieces)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         assert self._blocks is not None, "the weights have not come"
         return _multiply(x, self._blocks)
+
+
+def _packed(kernels: Kernels, pieces: Sequence[Blocks]) -> PackedWeights:
+    """Pieces one above the other."""
+    pieces = alike(pieces)
+    n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
+    weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)
+    first = 0
+    for piece in pieces:
+        kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
+        first += len(piece)
+    return weights
 
 
 def _blocks(rows: Matrix) -> Blocks:

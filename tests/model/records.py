@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
-from model.kernels import packed
+from model.kernels.native import Kernels
 from model.kernels.packed import PackedWeights
+from model.kernels.packed import blocks as room
+from model.kernels.packed import int8 as int8_room
 
 
 def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
     """weight [n_out, n_in] int8 in -127..127, scales [n_out] float32; padded with zeros."""
-    made = packed.int8(*weight.shape)
+    made = int8_room(*weight.shape)
     n_blocks, n_groups, _ = made.packed.shape
     whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.int8)
     whole[: weight.shape[0], : weight.shape[1]] = weight
@@ -31,3 +33,11 @@ def blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> Tensor:
         rows = part.view(n_out // 16, 16, n_groups, -1, width)
         parts.append(rows.permute(0, 2, 3, 1, 4).flatten(2))
     return torch.cat(parts, dim=2)
+
+
+def packed(kernels: Kernels, quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
+    """By the kernels, in one piece."""
+    n_out, n_groups, n_bytes = quants.shape
+    made = room(n_out, n_groups * 32, n_bytes, with_minima=mins is not None)
+    kernels.pack(made, 0, quants, scales, mins)
+    return made

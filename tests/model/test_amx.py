@@ -43,6 +43,6 @@ def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: in
         weight = torch.randint(-127, 128, (72, 200), dtype=torch.int8)
         packed = records.int8(weight, torch.rand(72))
     else:
-        packed = native.variant("avx512vnni").pack(*blocks(kind, 72, 6))
+        packed = records.packed(native.variant("avx512vnni"), *blocks(kind, 72, 6))
     x = torch.randn(n_rows, packed.n_in)
     assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))

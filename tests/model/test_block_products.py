@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.kernels.native import Kernels
 from model.kernels.packed import PackedWeights
+from tests.model import records
 
 KINDS = {"q8": (32, False), "q8_min": (32, True), "q4": (16, False), "q4_min": (16, True)}
 
@@ -50,7 +51,7 @@ def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int,
     parts = blocks(kind, n_out, n_groups)
     x = torch.randn(n_rows, n_groups * 32)
     x[0, :32] = 0
-    found = kernels.linear(kernels.pack(*parts), x).numpy()
+    found = kernels.linear(records.packed(kernels, *parts), x).numpy()
     expected = exact(x, *parts)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-6 * np.abs(expected).max())
 
@@ -58,7 +59,7 @@ def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, kind: str, gated: bool) -> None:
-    packed = kernels.pack(*blocks(kind, 1040, 6))
+    packed = records.packed(kernels, *blocks(kind, 1040, 6))
     x = torch.randn(150, 192 * (1 + gated)) * 3
     whole = kernels.linear(packed, x, gated=gated)
     for n_rows in (1, 2, 3, 4, 16, 33):
@@ -69,11 +70,11 @@ def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, kind: str
 def packed_from_file(kernels: Kernels, data: np.ndarray, kind: gguf.GGMLQuantizationType) -> PackedWeights:
     """A tensor's bytes [n_out, bytes] as llama.cpp lays them out: float16 scale (and minimum), then the weights."""
     n_halves = 2 if kind.name == "Q4_1" else 1
-    records = torch.from_numpy(data.copy()).unflatten(1, (-1, 2 * n_halves + (32 if kind.name == "Q8_0" else 16)))
-    halves = records[..., : 2 * n_halves].contiguous().view(torch.float16)
-    quants = records[..., 2 * n_halves :].contiguous()
+    groups = torch.from_numpy(data.copy()).unflatten(1, (-1, 2 * n_halves + (32 if kind.name == "Q8_0" else 16)))
+    halves = groups[..., : 2 * n_halves].contiguous().view(torch.float16)
+    quants = groups[..., 2 * n_halves :].contiguous()
     quants = quants.view(torch.int8) if kind.name == "Q8_0" else quants
-    return kernels.pack(quants, halves[..., 0].contiguous(), halves[..., 1].contiguous() if n_halves > 1 else None)
+    return records.packed(kernels, quants, halves[..., 0], halves[..., 1] if n_halves > 1 else None)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
@@ -89,7 +90,7 @@ def test_blocks_of_a_file_are_what_its_decoder_says(kernels: Kernels, name: str)
 @pytest.mark.parametrize("kind", ["q8", "q4_min"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, kind: str, bad: float) -> None:
-    packed = kernels.pack(*blocks(kind, 48, 6))
+    packed = records.packed(kernels, *blocks(kind, 48, 6))
     x = torch.randn(20, 192)
     x[7, 100] = bad
     finite = kernels.linear(packed, x).isfinite()

@@ -46,11 +46,21 @@ def test_rows_beyond_the_end_are_refused(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_out", [16, 50])
-def test_blocks_are_permuted(kernels: Kernels, kind: str, n_out: int) -> None:
+@pytest.mark.parametrize(("n_out", "cuts"), [(16, ()), (80, (32,)), (80, (5, 37))])
+def test_blocks_are_permuted(kernels: Kernels, kind: str, n_out: int, cuts: tuple[int, ...]) -> None:
     parts = blocks(kind, n_out, 3)
     if kind.startswith("q8"):
         parts[0][0, 0, 0] = -128
-    found = kernels.pack(*parts).packed[: n_out // 16]
-    whole = [None if part is None else part[: n_out // 16 * 16].contiguous() for part in parts]
-    assert torch.equal(found, records.blocks(whole[0], whole[1], whole[2]))  # type: ignore[arg-type]
+    made = packed.blocks(n_out, 96, parts[0].shape[2], with_minima=parts[2] is not None)
+    for first, stop in zip((0, *cuts), (*cuts, n_out), strict=True):
+        quants, scales, mins = (None if part is None else part[first:stop] for part in parts)
+        assert quants is not None
+        assert scales is not None
+        wide = torch.cat((scales[..., None].view(torch.uint8), quants.view(torch.uint8)), dim=2)  # as in a file
+        kernels.pack(made, first, wide[..., 2:].view(quants.dtype), wide[..., :2].view(torch.float16)[..., 0], mins)
+    assert torch.equal(made.packed, records.blocks(*parts))
+
+
+def test_outputs_beyond_the_last_are_zeros(kernels: Kernels) -> None:
+    found = records.packed(kernels, *blocks("q4", 50, 3)).packed
+    assert not found[-1].view(3, -1, 16, 2)[:, -1, 2:].any()  # the scales
