@@ -69,7 +69,7 @@ class Delta(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.scored or self.finish or self.tokens)
+        return bool(self.text or self.scored or self.finish or self.tokens) or self.prompt_logprobs is not None
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
