@@ -1,11 +1,11 @@
 """Logits to tokens: ordered steps, each paid for only by the rows that need it, then one draw a row.
 
-Order: logprobs of the model's own distribution; min_tokens, logit_bias, penalties; greedy rows take the greatest
+Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties; greedy rows take the greatest
 logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice, output
 index, token) alone. So a row's result depends on no other row, batch or retry.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.kernels import native
+from model.noise import noise, noise_keys
 from model.packing import upload
 from model.sampling_params import SamplingParams
 
@@ -95,6 +96,27 @@ def _ranked(values: Tensor, n: int) -> Tensor:
 # Steps before the greedy choice
 
 
+def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
+    ids = [np.array(item.params.allowed_token_ids, dtype=np.int64) for item in slices]
+    where = _coordinates(ids, logits.device)
+    kept = logits[where]
+    logits.fill_(HIDDEN)
+    logits[where] = kept
+
+
+def _bad_words(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Not the last token of a bad word whose other tokens end the output."""
+    ids = [np.array(list(_completing(item)), dtype=np.int64) for item in slices]
+    logits[_coordinates(ids, logits.device)] = HIDDEN
+
+
+def _completing(item: Slice) -> Iterator[int]:
+    for *before, last in item.params.bad_words:
+        first = item.stop - len(before)
+        if first >= item.n_prompt and list(item.tokens[first : item.stop]) == before:
+            yield last
+
+
 def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
     """No end token before `min_tokens` have been drawn."""
     for row, item in enumerate(slices):
@@ -142,6 +164,8 @@ def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype = 
 
 
 BEFORE = (
+    Step(lambda params: bool(params.allowed_token_ids), _allowed),
+    Step(lambda params: bool(params.bad_words), _bad_words),
     Step(lambda params: bool(params.min_tokens and params.stop_token_ids), _min_tokens),
     Step(lambda params: bool(params.logit_bias), _logit_bias),
     Step(lambda params: params.repetition_penalty != 1.0, _repetition_penalty),
@@ -215,36 +239,6 @@ DISTRIBUTION = (
 
 
 # The draw
-
-
-def noise_keys(seeds: Sequence[int], choices: Sequence[int], indices: Sequence[int]) -> NDArray[np.uint64]:
-    """One 64-bit key for each (seed, choice, output index): splitmix64 over the three, chained."""
-    state = np.zeros(len(seeds), dtype=np.uint64)
-    for words in (seeds, choices, indices):
-        state = _mix(state ^ np.array([word & (2**64 - 1) for word in words], dtype=np.uint64))
-    return state
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64 (Steele, Lea, Flood 2014); arithmetic wraps at 2^64."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def noise(keys: NDArray[np.uint64], n_tokens: int, device: torch.device) -> Tensor:
-    """Uniforms [n, n_tokens] float32 strictly between 0 and 1: a 32-bit SplitMix stream a key, one number a token.
-
-    The key's halves are the stream's start and step; the mixing constants are Chris Wellons' lowbias32.
-    """
-    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(device)  # [n, 2]
-    x = torch.arange(n_tokens, dtype=torch.int32, device=device) * (halves[:, 1:] | 1) + halves[:, :1]
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32)):
-        x.bitwise_xor_((x >> shift).bitwise_and_((1 << (32 - shift)) - 1)).mul_(factor)
-    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
-    # 23 bits: more would round to 1, whose logarithm is 0.
-    return (x >> 9).bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
 
 
 def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:

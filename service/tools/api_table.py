@@ -1,0 +1,78 @@
+"""The tables of fields in docs/api.md, from the schemas. `python -m service.tools.api_table` writes them there."""
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from service.fields import Body
+from service.schemas import ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TextPart, TokenizeBody
+
+ENDPOINTS: Mapping[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+PARTS: Mapping[str, type[Body]] = {
+    "`messages`": Message,
+    "a part of a message": TextPart,
+    "`stream_options`": StreamOptions,
+}
+START, END = "<!-- fields: python -m service.tools.api_table -->", "<!-- end of fields -->"
+POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
+LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
+
+
+def rendered() -> str:
+    """Both tables as Markdown: every field x endpoint, then the fields of objects inside."""
+    return "\n\n".join((_table(ENDPOINTS), "Inside them:", _table(PARTS)))
+
+
+def document(text: str) -> str:
+    """`text` with the tables between their marks as the schemas have them now. Raises ValueError without marks."""
+    before, rest = text[: text.index(START)], text[text.index(END) :]
+    return f"{before}{START}\n{rendered()}\n{rest}"
+
+
+def _table(bodies: Mapping[str, type[Body]]) -> str:
+    names = dict.fromkeys(chain.from_iterable((*body.model_fields, *body.harmless) for body in bodies.values()))
+    lines = ["| field | " + " | ".join(bodies) + " | meaning |", "|---" * (len(bodies) + 2) + "|"]
+    for name in names:
+        cells = " | ".join(_cell(body, name) for body in bodies.values())
+        lines.append(f"| `{name}` | {cells} | {_meaning(name, bodies.values())} |")
+    return "\n".join(lines)
+
+
+def _cell(body: type[Body], name: str) -> str:
+    if name in body.model_fields:
+        return "required" if body.model_fields[name].is_required() else "yes"
+    if name in body.harmless:
+        values = dict.fromkeys(f"`{json.dumps(value).removesuffix('.0')}`" for value in body.harmless[name])
+        return "default only: " + (", ".join(values) or "`null`")
+    return "400"
+
+
+def _meaning(name: str, bodies: Iterable[type[Body]]) -> str:
+    """What the field's descriptions say and its limits, each once."""
+    fields = [body.model_fields[name] for body in bodies if name in body.model_fields]
+    return " / ".join(dict.fromkeys(filter(None, map(_words, fields))))
+
+
+def _words(field: FieldInfo) -> str:
+    limits = [
+        words.format(POWERS.get(value, f"{value:g}"))
+        for item in field.metadata
+        for kind, words in LIMITS.items()
+        if (value := getattr(item, kind, None)) is not None
+    ]
+    if len(limits) == 1:
+        limits.insert(0, "length up to")
+    return f"{field.description} ({' '.join(limits)})" if limits else field.description or ""
+
+
+if __name__ == "__main__":
+    API = Path(__file__).parents[2] / "docs" / "api.md"
+    API.write_text(document(API.read_text()))
