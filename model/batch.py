@@ -90,11 +90,13 @@ class SliceOutput:
     Of the draft `tokens` holds the first as many as were drawn in their place, then the one that was drawn after
     those: what drawing one token a step would have given. `logprobs` has one for each, or is empty.
     `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
+    `failure` says, for a person, why no token could be drawn after those in `tokens`: the sequence ends with it.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,13 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model: computes steps. Owned by one thread."""
+    """A loaded model: computes steps. Owned by one thread, save `prepare`."""
 
     info: RunnerInfo
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Make at leisure, on any other thread, what sequences with these parameters need beside the weights."""
+        ...
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Compute every slice, write its keys and values to its pages, draw where a slice draws."""

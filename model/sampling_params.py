@@ -29,6 +29,7 @@ MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
+MAX_GRAMMAR_CHARS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class SamplingParams:
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
     `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
     is not drawn where the output ends with those before it.
+    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar.py`); it says itself where the
+    output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
 
     Raises ParameterError, naming field, value and limit.
     """
@@ -66,6 +69,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_lookup_num_tokens: int = 0
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():
@@ -89,6 +93,8 @@ class SamplingParams:
                 "allowed_token_ids",
                 f"allowed_token_ids takes at most {MAX_ALLOWED_TOKENS} ids, got {len(self.allowed_token_ids)}",
             )
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""
@@ -103,6 +109,17 @@ class SamplingParams:
                 "bad_words and min_tokens leave no token to draw of the "
                 + (f"{len(allowed)} in allowed_token_ids" if allowed else f"{vocab_size} in the vocabulary"),
             )
+
+    def _check_grammar(self, grammar: str) -> None:
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise ParameterError(
+                "grammar", f"a grammar or schema takes at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}"
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise ParameterError(
+                    name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the pipe: only what differs from the defaults."""

@@ -18,6 +18,7 @@ from service.harmless_fields import (
     HARMLESS_TOKENIZE,
 )
 from service.sampling_schema import SamplingBody
+from service.structured import FormBody
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -38,7 +39,7 @@ class StreamOptions(Body):
     include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(SamplingBody, FormBody):
     """What completions and chat share. None: the model's default, or ours."""
 
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")

@@ -35,6 +35,7 @@ async def answer(
         stack.enter_context(state.admission.admitted())
         served = state.admission.require(body.model)
         order = await state.admission.off_loop(lambda: make_order(served))
+        await state.grammars.check(served, order)
         generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
         stack.enter_context(generation)
         shape = make_shape(served, body.model or served.names[0])
