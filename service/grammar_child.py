@@ -1,13 +1,15 @@
 """The process that tries grammars (`grammars.py`): lines of JSON strings in, lines of complaints out, "" for none.
 
-The first line is the vocabulary. Each further one is a grammar, which may take `CPU_SECONDS` of processor time and
-`MEMORY_BYTES` more than the process has; one that wants more ends the process.
+The first line is the vocabulary. Each further one is a grammar, which may take `CPU_SECONDS` of processor time,
+`MEMORY_BYTES` more than the process has and `STACK_BYTES` of stack, less than the engine's threads have; one that wants
+more ends the process.
 """
 
 import json
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from model.errors import ParameterError
@@ -15,6 +17,7 @@ from model.grammar import Compiler, Vocabulary
 
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 64 * 2**20
+STACK_BYTES = 2**20
 
 
 def main() -> None:
@@ -51,4 +54,5 @@ def _answer(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    threading.stack_size(STACK_BYTES)
+    threading.Thread(target=main).start()

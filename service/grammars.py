@@ -67,19 +67,24 @@ class Grammars:
         except (TimeoutError, OSError, ValueError):
             log.warning("a grammar of %d characters ended the process that tries grammars", len(grammar))
             await self.close()
-            return f"it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES >> 20} MiB to compile"
+            return f"compiling it takes more than {CPU_SECONDS:g} s, {MEMORY_BYTES >> 20} MiB or a deep stack"
         except BaseException:
             await self.close()
             raise
 
     async def _start(self, served: ServedModel) -> None:
+        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
         self._child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "service.grammar_child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in a terminal is not for it
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "MALLOC_ARENA_MAX": "1",
+            },  # a thread's own arena takes 64 MiB at once
         )
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:

@@ -120,9 +120,11 @@ def json_grammar(schema: Json | str, field: str) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if isinstance(value, dict):
             options = value.get("x-guidance", {})
+            if not isinstance(options, dict):
+                raise ValueError("x-guidance must be an object")
             value = value | {"x-guidance": {"whitespace_pattern": SPACE} | options}
         return json.dumps({"grammars": [{"json_schema": value}]}, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is no JSON schema: {error}", param=field) from None
 
 

@@ -80,7 +80,7 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
     a, b = token("a"), token("b")
     assert allowed(masks, view([])) == [oracle([])]
     assert allowed(masks, view([a, b])) == [oracle([a, b])]
-    assert allowed(masks) == []  # a step without it
+    masks.start([])  # a step without it
     assert allowed(masks, view([a, b, b])) == [oracle([a, b, b])]
     assert allowed(masks, view([b])) == [oracle([b])]  # another one of the same number
 

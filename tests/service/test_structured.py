@@ -74,13 +74,20 @@ def test_what_is_wrong_is_named(live: Live, fields: dict[str, Any], param: str |
     assert all(word in error["message"] for word in words), error
 
 
-def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live) -> None:
-    """A terminal whose automaton needs more memory, or time, than one grammar may have."""
-    letters = "|".join(f"(a|b)*a(a|b){{{n}}}" for n in range(60, 90))
-    bomb = {"anyOf": [{"type": "string", "pattern": f"^({letters})$"} for _ in range(60)]}
-    response = live.post("/v1/chat/completions", {"messages": USER, "max_tokens": 3, "guided_json": bomb})
-    assert response.status_code == 400
-    assert live.chat("hi", max_tokens=3, guided_choice=["next"])["usage"]["completion_tokens"] == 3
+CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
+BOMBS = {
+    "states": "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30)),
+    "stack": f'start: r0\n{CHAIN}\nr6000: "a"\nr6001: "b"',
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
+    """An automaton of 2^30 states, which no time or memory holds; rules that lead too deep for the stack."""
+    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
+    assert error["param"] == "guided_grammar"
+    assert "2 s, 64 MiB" in error["message"]
+    assert live.chat("hi", max_tokens=3, guided_choice=[f"after {bomb}"])["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("stream", [True, False])
