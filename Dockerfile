@@ -33,10 +33,10 @@ RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.
     && cd /opt/noria/lib/python3*/site-packages/torch && rm -rf test include \
     && find bin -type f ! -name torch_shm_manager -delete
 COPY README.md ./
+COPY scripts/backend.py scripts/
 COPY model model
 COPY service service
-RUN python3 model/kernels/build.py \
-    && /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
+RUN /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
     && /opt/pip/bin/pip --python /opt/noria/bin/python install --no-deps dist/*.whl
 WORKDIR /
 RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \

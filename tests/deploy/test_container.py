@@ -71,7 +71,7 @@ def test_the_key_and_models_stay_out_of_git_and_of_the_image() -> None:
     key = ROOT / COMPOSE["secrets"]["api_key"]["file"]
     assert key.name in (key.parent / ".gitignore").read_text().split()
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert allowed == {"README.md", "constraints.txt", "model", "pyproject.toml", "service"}
+    assert allowed == {"README.md", "constraints.txt", "model", "pyproject.toml", "scripts/backend.py", "service"}
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -95,7 +95,7 @@ def test_variables_of_image_and_compose_are_flags_of_serve() -> None:
 
 def test_the_image_copies_what_exists_and_bakes_the_default_model() -> None:
     copied = [word for line in re.findall(r"^COPY (?!--)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]]
-    assert {"model", "service", "pyproject.toml", "constraints.txt", "README.md"} == set(copied)
+    assert {"model", "service", "pyproject.toml", "constraints.txt", "README.md", "scripts/backend.py"} == set(copied)
     assert all((ROOT / name).exists() for name in copied)
     assert f"resolve('{EMBEDDED}'" in DOCKERFILE
 

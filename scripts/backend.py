@@ -1,0 +1,21 @@
+"""Builds wheels (PEP 517, see pyproject.toml): setuptools' backend, after the kernels are compiled in their place."""
+
+import sys
+import sysconfig
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403
+
+from model.kernels import build
+
+
+def build_wheel(
+    directory: str, config_settings: dict[str, object] | None = None, metadata_directory: str | None = None
+) -> str:
+    """For this platform. Without a compiler the wheel has no kernels, and says so: PyTorch serves there."""
+    try:
+        build.build(build.library())
+    except RuntimeError as error:
+        print(f"noria: the CPU kernels are not compiled: {error}", file=sys.stderr)
+    settings = {"--build-option": ["--plat-name", sysconfig.get_platform()]} | (config_settings or {})
+    return build_meta.build_wheel(directory, settings, metadata_directory)
