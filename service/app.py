@@ -13,7 +13,7 @@ from starlette.responses import Response
 from service.admission import Admission, State
 from service.api import chat, completions, health, metrics, models, tokens
 from service.engine.client import EngineClient
-from service.errors import as_api_error
+from service.errors import error_response
 from service.metrics import Metrics
 from service.middleware import RequestMiddleware
 from service.served import ServedModel, load_served
@@ -76,10 +76,10 @@ def _assemble(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
         )
     return app
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return error_response(error, request.url.path)

@@ -77,8 +77,9 @@ Stops = Annotated[str | Items[str], _expect("a string or a list of strings")]
 
 
 class StreamOptions(Body):
-    harmless = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    harmless = {"include_obfuscation": (False,)}
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(Body):
@@ -107,10 +108,6 @@ class GenerationBody(Body):
     @property
     def n_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import Unavailable, as_api_error
+from service.errors import ApiError, Unavailable, as_api_error, error_response
 
-DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -19,14 +18,46 @@ HEADERS = [
 ]
 
 T = TypeVar("T")
+Json = dict[str, Any]
 
 
 class ClientGone(Exception):
     """The client closed the connection before its answer was complete."""
 
 
-def frame(data: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+class Framing(Protocol):
+    """How an endpoint writes its events. `done` ends a stream."""
+
+    done: bytes
+
+    def frame(self, data: Json) -> bytes: ...
+
+    def failure(self, error: ApiError) -> Json:
+        """The event that ends a stream which cannot go on."""
+        ...
+
+
+class PlainEvents:
+    """OpenAI's first way: events without a name, and a word at the end."""
+
+    __slots__ = ()
+    done = b"data: [DONE]\n\n"
+
+    def frame(self, data: Json) -> bytes:
+        return b"data: " + orjson.dumps(data) + b"\n\n"
+
+    def failure(self, error: ApiError) -> Json:
+        return error.body()
+
+
+class TypedEvents:
+    """Events named by the `type` of their data; the last one's type says that it is the last."""
+
+    __slots__ = ()
+    done = b""
+
+    def frame(self, data: Json) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), orjson.dumps(data))
 
 
 async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
@@ -58,16 +89,21 @@ class EventStream(Response):
     """A response of the frames in `events`, inside `guard`, which is left when the stream ends however it ends.
 
     The status goes out with the first frame, so a request that fails before its first token gets a plain error;
-    one that fails later gets an error event and no [DONE].
+    one that fails later gets an error event and no proper end.
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], guard: AbstractContextManager[object], expired: asyncio.Future[None]
+        self,
+        events: AsyncIterator[bytes],
+        guard: AbstractContextManager[object],
+        expired: asyncio.Future[None],
+        framing: Framing,
     ) -> None:
         super().__init__()
         self._events = events
         self._guard = guard
         self._expired = expired
+        self._framing = framing
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,17 +113,17 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
-            failure = as_api_error(error)
             if self._started:
-                await self._send(send, frame(failure.body()), more=False)
+                event = self._framing.failure(as_api_error(error))
+                await self._send(send, self._framing.frame(event), more=False)
             else:
-                await failure.response()(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """The start goes through every middleware, the frames, which none of them looks at, past all but the server."""
         async for body in self._events:
             await self._send(send_directly if self._started else send, body)
-        await self._send(send_directly if self._started else send, DONE, more=False)
+        await self._send(send_directly if self._started else send, self._framing.done, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         if not self._started:

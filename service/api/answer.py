@@ -13,7 +13,7 @@ from service.generation import Generation
 from service.response_shapes import Shape
 from service.schemas import GenerationBody
 from service.served import ServedModel
-from service.sse import EventStream, frame, while_connected
+from service.sse import EventStream, while_connected
 
 
 async def answer(
@@ -33,22 +33,27 @@ async def answer(
         shape = make_shape(served, body.model or served.names[0])
         expired = state.admission.expired
         if body.stream:
-            return EventStream(_frames(generation, shape, body.include_usage), stack.pop_all(), expired)
+            return EventStream(_frames(generation, shape), stack.pop_all(), expired, shape)
         parts = await while_connected(request.receive, expired, _collect(generation))
-        return Response(orjson.dumps(shape.whole(parts, generation.usage)), media_type="application/json")
+        content = shape.whole(parts, generation.usage) | {"timings": generation.timings()}
+        return Response(orjson.dumps(content), media_type="application/json")
 
 
-async def _frames(generation: Generation, shape: Shape, include_usage: bool) -> AsyncIterator[bytes]:
+async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+    usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
+    unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        frames = shape.chunks(choice.index, delta)
+        frames = shape.chunks(choice.index, delta, usage)
         if choice.index in unopened:
             unopened.remove(choice.index)
-            if opening := shape.opening(choice.index):
-                frames.insert(0, opening)
-        yield b"".join(map(frame, frames))
-    if include_usage:
-        yield frame(shape.usage_chunk(generation.usage))
+            frames = shape.opening(choice.index, usage) + frames
+        if delta.finish is not None:
+            unfinished -= 1
+            if not unfinished:
+                frames += shape.closing(usage)
+                frames[-1]["timings"] = generation.timings()
+        yield b"".join(map(shape.frame, frames))
 
 
 async def _collect(generation: Generation) -> list[Delta]:

@@ -44,4 +44,8 @@ async def health(request: Request) -> JSONResponse:
 async def show_version(request: Request) -> dict[str, Any]:
     state: State = request.app.state.noria
     model = state.admission.model
-    return {"version": version(), "engine": model.info.description if model else None}
+    return {
+        "version": version(),
+        "engine": model.info.description if model else None,
+        "fingerprint": model.fingerprint if model else None,
+    }

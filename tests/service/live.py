@@ -1,5 +1,6 @@
 """The real server on a real port, with the fake model on a thread of this process."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,21 @@ class Live:
         response = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **body})
         assert response.status_code == 200, response.text
         return response.json()
+
+    def events(self, path: str, body: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+        """The data of a stream's events. Names, where there are any, are the data's types."""
+        response = self.post(path, {**body, "stream": True}, **options)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *frames, rest = response.text.split("\n\n")
+        assert rest == ""
+        if frames[0].startswith("data: "):
+            assert frames.pop() == "data: [DONE]"
+            return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+        named = [frame.removeprefix("event: ").split("\ndata: ") for frame in frames]
+        data = [json.loads(text) for _, text in named]
+        assert [name for name, _ in named] == [item["type"] for item in data]
+        return data
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample of /metrics."""
