@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from service.admission import Admission, State
-from service.api import chat, completions, health, metrics, models, tokens
+from service.api import chat, completions, health, messages, metrics, models, tokens
 from service.engine.client import EngineClient
 from service.errors import error_response
 from service.metrics import Metrics
@@ -22,7 +22,15 @@ from service.settings import Settings
 log = logging.getLogger("noria")
 
 Load = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
-ROUTERS = (completions.router, chat.router, models.router, tokens.router, health.router, metrics.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    messages.router,
+    models.router,
+    tokens.router,
+    health.router,
+    metrics.router,
+)
 
 
 def create_app(

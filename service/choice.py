@@ -42,11 +42,12 @@ class Scored:
 
 
 class Delta(NamedTuple):
-    """What one update added to a choice. `finish` is "stop" or "length" with the last one."""
+    """What one update added to a choice. `finish` is "stop" or "length" with the last one, `stop` the stop string."""
 
     text: str = ""
     scored: tuple[Scored, ...] = ()
     finish: str | None = None
+    stop: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.text or self.scored or self.finish)
@@ -79,7 +80,7 @@ class Choice:
         finish = "stop" if self._push(update) else update.finish
         text, starts = self._text.take(final=finish is not None)
         scored = () if self._params.logprobs is None else tuple(map(self._score, starts))
-        return Delta(echo.text + text, echo.scored + scored, finish)
+        return Delta(echo.text + text, echo.scored + scored, finish, self._text.stopped_by)
 
     def _push(self, update: Update) -> bool:
         """Push the update's tokens; whether a stop string ended the text. A stop token has no text."""

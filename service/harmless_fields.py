@@ -87,6 +87,28 @@ HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "reasoning_content": ("",),
 }
 
+CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+"""Prompts are cached without being told to."""
+HARMLESS_TEXT_BLOCK: Mapping[str, tuple[Any, ...]] = {"cache_control": CACHE_HINTS, "citations": ([],)}
+HARMLESS_METADATA: Mapping[str, tuple[Any, ...]] = {"user_id": (ANY_STRING,)}
+HARMLESS_CONVERSATION: Mapping[str, tuple[Any, ...]] = {
+    "cache_control": CACHE_HINTS,
+    "context_management": (),
+    "mcp_servers": ([],),
+    "output_config": (),
+    "speed": ("standard",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "tools": ([],),
+}
+HARMLESS_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS_CONVERSATION,
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+}
+
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:
     """Whether a harmless field may hold `value`; True is not 1 here."""

@@ -18,7 +18,9 @@ from service.sse import ClientGone
 
 log = logging.getLogger("noria.access")
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+GENERATION_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
+)
 QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CLIENT_GONE = 499
@@ -97,7 +99,7 @@ class RequestMiddleware:
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         given = [key.strip()] if scheme.lower() == b"bearer" else []
         if scope["path"].startswith(ANTHROPIC_PATH) and b"x-api-key" in headers:
-            given.append(headers[b"x-api-key"])
+            given.append(headers[b"x-api-key"].strip())
         fits = [hmac.compare_digest(key, known) for key in given for known in self._keys]
         if not any(fits):
             raise Unauthorized

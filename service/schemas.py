@@ -53,7 +53,7 @@ def unsupported(name: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
 
 
-def _expect(expected: str) -> WrapValidator:
+def expect(expected: str) -> WrapValidator:
     """One message for a union, in place of one for each of its members."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -71,9 +71,9 @@ TokenIds = Items[int]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Prompts = Annotated[
     str | Items[str] | TokenIds | Items[TokenIds],
-    _expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
+    expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
-Stops = Annotated[str | Items[str], _expect("a string or a list of strings")]
+Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
 
 class StreamOptions(Body):
@@ -170,7 +170,7 @@ class TextPart(Body):
 
 Content = Annotated[
     str | Items[TextPart],
-    _expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
+    expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
 ]
 ROLES = ("system", "developer", "user", "assistant")
 

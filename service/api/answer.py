@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from typing import Protocol
 
 import orjson
 from fastapi import Request
@@ -11,14 +12,20 @@ from service.admission import State
 from service.choice import Delta, Order
 from service.generation import Generation
 from service.response_shapes import Shape
-from service.schemas import GenerationBody
 from service.served import ServedModel
 from service.sse import EventStream, while_connected
 
 
+class Asked(Protocol):
+    """What the walk itself reads of a body."""
+
+    model: str | None
+    stream: bool | None
+
+
 async def answer(
     request: Request,
-    body: GenerationBody,
+    body: Asked,
     make_order: Callable[[ServedModel], Order],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
@@ -69,4 +76,5 @@ def _whole(deltas: list[Delta]) -> Delta:
         "".join(delta.text for delta in deltas),
         tuple(item for delta in deltas for item in delta.scored),
         deltas[-1].finish,
+        deltas[-1].stop,
     )

@@ -21,16 +21,17 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody)
-    return await _answer(request, body.model, lambda served: tokenized(body, served))
+    return await at_work(request, body.model, lambda served: tokenized(body, served))
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody)
-    return await _answer(request, body.model, lambda served: {"prompt": text_of(body.tokens, served)})
+    return await at_work(request, body.model, lambda served: {"prompt": text_of(body.tokens, served)})
 
 
-async def _answer(request: Request, model: str | None, work: Callable[[ServedModel], dict[str, Any]]) -> Response:
+async def at_work(request: Request, model: str | None, work: Callable[[ServedModel], dict[str, Any]]) -> Response:
+    """The JSON of what `work` makes of the served model, away from the event loop."""
     state: State = request.app.state.noria
     with state.admission.admitted():
         served = state.admission.require(model)
