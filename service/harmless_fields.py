@@ -108,6 +108,37 @@ HARMLESS_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "inference_geo": (),
     "service_tier": ("auto", "standard_only"),
 }
+HARMLESS_INPUT_PART: Mapping[str, tuple[Any, ...]] = {"annotations": ([],), "logprobs": ([],)}
+HARMLESS_INPUT_ITEM: Mapping[str, tuple[Any, ...]] = {
+    "id": (ANY_STRING,),
+    "phase": ("final_answer",),
+    "status": ("completed", "incomplete"),
+}
+HARMLESS_TEXT_CONFIG: Mapping[str, tuple[Any, ...]] = {"verbosity": ("medium",)}
+HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "metadata": ({},),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_key": (ANY_STRING,),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+    "safety_identifier": (ANY_STRING,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "tool_choice": ("auto", "none"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+    "user": (ANY_STRING,),
+}
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:

@@ -13,7 +13,7 @@ from service.choice import Delta, Order
 from service.generation import Generation
 from service.response_shapes import Shape
 from service.served import ServedModel
-from service.sse import EventStream, while_connected
+from service.sse import EventStream, Json, while_connected
 
 
 class Asked(Protocol):
@@ -51,10 +51,11 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        frames = shape.chunks(choice.index, delta, usage)
+        frames: list[Json] = []
         if choice.index in unopened:
             unopened.remove(choice.index)
-            frames = shape.opening(choice.index, usage) + frames
+            frames += shape.opening(choice.index, usage)
+        frames += shape.chunks(choice.index, delta, usage)
         if delta.finish is not None:
             unfinished -= 1
             if not unfinished:

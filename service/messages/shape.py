@@ -27,20 +27,20 @@ class MessageShape(TypedEvents):
         ]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        if not delta.text:
-            events = []
-        else:
+        events: list[Json] = []
+        if delta.text:
             text = {"type": "text_delta", "text": delta.text}
-            events = [{"type": "content_block_delta", "index": 0, "delta": text}]
+            events.append({"type": "content_block_delta", "index": 0, "delta": text})
         if delta.finish is not None:
             events += [
                 {"type": "content_block_stop", "index": 0},
                 {"type": "message_delta", "delta": ending(delta), "usage": usage_json(usage)},
+                {"type": "message_stop"},
             ]
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
-        return [{"type": "message_stop"}]
+        return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
         return self._message([{"type": "text", "text": parts[0].text}], parts[0], usage)
