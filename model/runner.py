@@ -60,7 +60,8 @@ class ModelRunner:
         for item, wanted, (row, n_rows) in zip(batch.slices, views, inputs.score_rows, strict=True):
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
-            outputs.append(SliceOutput(tokens, logprobs, prompt))
+            pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
+            outputs.append(SliceOutput(tokens, logprobs, prompt, pooled))
         return StepOutput(tuple(outputs))
 
     def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
@@ -80,6 +81,12 @@ class ModelRunner:
             tokens = item.tokens[after : after + len(logprobs)]
             found += sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
         return tuple(found)
+
+    def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
+        """`SliceOutput.pooled` of hidden [n, dim]; in float64, so that how a prompt is cut shows in no float32."""
+        if item.params.embed == "last":
+            hidden = hidden[item.n_prompt - 1 - item.start :][:1]
+        return tuple(self._model.norm(hidden).double().sum(dim=0).tolist()) if len(hidden) else ()
 
     def _block_rows(self) -> int:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
@@ -141,6 +148,7 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         pools=plan.pools(length, budget),
         max_model_len=length,
         vocab_size=config.vocab_size,
+        dim=config.dim,
         description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))

@@ -22,6 +22,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prompt_logprobs": (0, 20),
     "prompt_lookup_num_tokens": (0, 16),
 }
+POOLINGS = ("mean", "last")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_STOP_TOKENS = 1024
@@ -38,6 +39,7 @@ class SamplingParams:
     `prompt_lookup_num_tokens` is how many tokens a step may propose from earlier text (0: none); it changes the speed,
     never the answer. `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
+    `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
 
     Raises ParameterError, naming field, value and limit.
     """
@@ -59,6 +61,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_lookup_num_tokens: int = 0
+    embed: str | None = None
 
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():
@@ -77,6 +80,9 @@ class SamplingParams:
                 f"got {len(self.stop_token_ids)}",
             )
         _check_bias(self.logit_bias)
+        if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
+            message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
+            raise ParameterError("embed", message)
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ParameterError for a token id outside the logits' width."""

@@ -48,6 +48,7 @@ class Delta(NamedTuple):
     scored: tuple[Scored, ...] = ()
     finish: str | None = None
     stop: str | None = None
+    embedding: tuple[float, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.scored or self.finish)
@@ -80,7 +81,7 @@ class Choice:
         finish = "stop" if self._push(update) else update.finish
         text, starts = self._text.take(final=finish is not None)
         scored = () if self._params.logprobs is None else tuple(map(self._score, starts))
-        return Delta(echo.text + text, echo.scored + scored, finish, self._text.stopped_by)
+        return Delta(echo.text + text, echo.scored + scored, finish, self._text.stopped_by, update.embedding)
 
     def _push(self, update: Update) -> bool:
         """Push the update's tokens; whether a stop string ended the text. A stop token has no text."""

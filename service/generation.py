@@ -117,7 +117,7 @@ class Generation:
             if delta:
                 yield choice, delta
             if delta.finish is not None:
-                self._cut |= delta.finish == "length"
+                self._cut |= delta.finish == "length" and choice.n_generated > 0
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:

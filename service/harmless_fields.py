@@ -139,6 +139,15 @@ HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "user": (ANY_STRING,),
 }
+HARMLESS_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little",),
+    "normalize": (True,),
+    "priority": (0,),
+    "truncate_prompt_tokens": (),
+    "user": (ANY_STRING,),
+}
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:

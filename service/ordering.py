@@ -39,9 +39,9 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=True)
 
 
-def encode_text(served: ServedModel, text: str, *, add_bos: bool = True) -> list[int]:
+def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
     """Raises InvalidRequest, before the work of tokenizing, for a text that cannot fit."""
-    check_size([text], "prompt", served)
+    check_size([text], param, served)
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
@@ -103,16 +103,16 @@ def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
         )
 
 
-def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel) -> None:
+def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel, param: str = "prompt") -> None:
     """Raise for a prompt that is empty, leaves no room for `max_tokens` or has foreign ids."""
     limit = served.info.max_model_len
     if not tokens:
-        raise InvalidRequest("the prompt is empty: it must have at least 1 token", param="prompt")
+        raise InvalidRequest("the prompt is empty: it must have at least 1 token", param=param)
     if len(tokens) + max_tokens > limit:
         raise InvalidRequest(
             f"this model's context is {limit} tokens, but the request needs {len(tokens) + max_tokens}: "
             f"{len(tokens)} in the prompt and {max_tokens} for the answer (max_tokens)",
-            param="prompt" if len(tokens) >= limit else "max_tokens",
+            param=param if len(tokens) >= limit else "max_tokens",
             code="context_length_exceeded",
         )
-    check_ids("prompt", tokens, served.info.vocab_size)
+    check_ids(param, tokens, served.info.vocab_size)

@@ -76,6 +76,24 @@ Prompts = Annotated[
 Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
 
+def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
+    """One or more prompts, each a string or token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return prompts  # type: ignore[return-value]
+
+
+def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
+    """How many they are. Raises InvalidRequest for none and for too many."""
+    if not prompts:
+        raise InvalidRequest(f"{name} must not be an empty list", param=name)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"{name} takes at most {MAX_PROMPTS} prompts, got {len(prompts)}", param=name)
+    return len(prompts)
+
+
 class StreamOptions(Body):
     harmless = {"include_obfuscation": (False,)}
     include_usage: bool | None = None
@@ -139,20 +157,11 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
-        """One or more prompts, each a string or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt  # type: ignore[return-value]
+        return listed(self.prompt)
 
     def check(self) -> None:
         super().check()
-        n_prompts = len(self.prompts)
-        if not n_prompts:
-            raise InvalidRequest("prompt must not be an empty list", param="prompt")
-        if n_prompts > MAX_PROMPTS:
-            raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts, got {n_prompts}", param="prompt")
+        n_prompts = check_prompts("prompt", self.prompts)
         if n_prompts * self.n_choices > MAX_SEQUENCES:
             message = f"prompts x n must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_choices}"
             raise InvalidRequest(message, param="n")

@@ -1,6 +1,7 @@
 """The common walk of a completion and a chat request: admit, tokenize, submit, then stream or wait."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -10,10 +11,13 @@ from starlette.responses import Response
 
 from service.admission import State
 from service.choice import Delta, Order
-from service.generation import Generation
+from service.generation import Generation, Usage
 from service.response_shapes import Shape
 from service.served import ServedModel
 from service.sse import EventStream, Json, while_connected
+
+SMALL_PARTS = 8
+"""Answers of up to this many choices are written on the event loop; a thread costs more than they take."""
 
 
 class Asked(Protocol):
@@ -30,20 +34,40 @@ async def answer(
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
     """The response to a generation request. All that can be refused is refused here, before any status is sent."""
-    state: State = request.app.state.noria
     with ExitStack() as stack:
-        stack.enter_context(state.admission.admitted())
-        served = state.admission.require(body.model)
-        order = await state.admission.off_loop(lambda: make_order(served))
-        generation = Generation(order, state.client, served.tokenizer, state.metrics, request.scope["noria.record"])
-        stack.enter_context(generation)
+        served, generation = await started(stack, request, body.model, make_order)
         shape = make_shape(served, body.model or served.names[0])
-        expired = state.admission.expired
         if body.stream:
+            expired = request.app.state.noria.admission.expired
             return EventStream(_frames(generation, shape), stack.pop_all(), expired, shape)
-        parts = await while_connected(request.receive, expired, _collect(generation))
-        content = shape.whole(parts, generation.usage) | {"timings": generation.timings()}
-        return Response(orjson.dumps(content), media_type="application/json")
+        return await gathered(request, generation, shape.whole)
+
+
+async def started(
+    stack: ExitStack, request: Request, model: str | None, make_order: Callable[[ServedModel], Order]
+) -> tuple[ServedModel, Generation]:
+    """The order in the engine's hands, and a place among the requests in flight; both end with the stack."""
+    state: State = request.app.state.noria
+    stack.enter_context(state.admission.admitted())
+    served = state.admission.require(model)
+    order = await state.admission.off_loop(lambda: make_order(served))
+    generation = Generation(order, state.client, served.tokenizer, state.metrics, request.scope["noria.record"])
+    return served, stack.enter_context(generation)
+
+
+async def gathered(
+    request: Request, generation: Generation, whole: Callable[[Sequence[Delta], Usage], Json]
+) -> Response:
+    """The plain answer, once every choice is complete."""
+    expired = request.app.state.noria.admission.expired
+    parts = await while_connected(request.receive, expired, _collect(generation))
+    timings = generation.timings()
+
+    def content() -> bytes:
+        return orjson.dumps(whole(parts, generation.usage) | {"timings": timings})
+
+    large = len(parts) > SMALL_PARTS
+    return Response(await asyncio.to_thread(content) if large else content(), media_type="application/json")
 
 
 async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
@@ -78,4 +102,5 @@ def _whole(deltas: list[Delta]) -> Delta:
         tuple(item for delta in deltas for item in delta.scored),
         deltas[-1].finish,
         deltas[-1].stop,
+        deltas[-1].embedding,
     )

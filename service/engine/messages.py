@@ -74,6 +74,7 @@ class Update(NamedTuple):
 
     `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error".
     `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
+    `embedding` [dim] comes with the last.
     """
 
     id: int
@@ -83,6 +84,7 @@ class Update(NamedTuple):
     finish: str | None = None
     cached: int | None = None
     queued: float | None = None
+    embedding: tuple[float, ...] = ()
 
 
 class PoolStats(NamedTuple):
@@ -159,6 +161,7 @@ def _decode_update(row: list[Any]) -> Update:
     number, tokens, *rest = row
     if rest:
         rest[:2] = map(_decode_logprobs, rest[:2])
+        rest[-1] = tuple(rest[-1])
     return Update(number, tuple(tokens), *rest)
 
 
