@@ -36,6 +36,10 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as text, control tokens by name, for people and for raw completions. Raises as `encode`."""
+        ...
+
 
 def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The chat format of a model directory; `template` is Jinja source that goes before the directory's own.
@@ -52,7 +56,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
             special[role] = (value.get("content") if isinstance(value, dict) else value) or special.get(role)
         return JinjaChat(source, tokenizer, {role: name for role, name in special.items() if name is not None})
     if layout(directory) == "native" and (file := sentencepiece_file(directory)):
-        return MistralChat(file)
+        return MistralChat(file, tokenizer)
     return None
 
 
@@ -79,6 +83,9 @@ class JinjaChat:
         raise ParameterError(
             "messages", "a message contains the name of a control token, which this chat template mixes up"
         )
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        return self._render(_checked(messages), add_generation_prompt)
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
         """Ids of a rendering whose odd `texts` are contents, the even ones the template's own words.
@@ -125,12 +132,13 @@ class JinjaChat:
 class MistralChat:
     """mistral-common's encoding for the version that the tokenizer file's name carries."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+        self._tokenizer = tokenizer
         try:
-            self._tokenizer = MistralTokenizer.from_file(file)
+            self._format = MistralTokenizer.from_file(file)
         except (MistralCommonException, ImportError, ValueError) as error:
             raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
 
@@ -143,11 +151,15 @@ class MistralChat:
             checked[-1]["prefix"] = True
         try:
             request = ChatCompletionRequest.model_validate({"messages": checked})
-            return self._tokenizer.encode_chat_completion(request).tokens
+            return self._format.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
             raise ParameterError(
                 "messages", f"the model's chat format refuses these messages: {_one_line(error)}"
             ) from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        ids = self.encode(messages, add_generation_prompt=add_generation_prompt)
+        return self._tokenizer.decode(ids, keep_control=True)
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:

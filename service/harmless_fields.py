@@ -148,6 +148,12 @@ HARMLESS_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "user": (ANY_STRING,),
 }
+HARMLESS_TEMPLATE: Mapping[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "tools": ([],),
+}
+HARMLESS_TOKENIZE: Mapping[str, tuple[Any, ...]] = {**HARMLESS_TEMPLATE, "parse_special": (True,)}
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from model.chat import ChatFormat
 from model.sampling_params import SamplingParams, check_ids
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
@@ -48,6 +49,11 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
 def encode_chat(
     served: ServedModel, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
 ) -> list[int]:
+    return chat_format(served, messages).encode(messages, add_generation_prompt=add_generation_prompt)
+
+
+def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> ChatFormat:
+    """The model's, for messages that may fit its context. Raises InvalidRequest where there is none, or for others."""
     if served.chat is None:
         raise InvalidRequest(
             "this model has no chat template: start the server with --chat-template, or use /v1/completions",
@@ -55,7 +61,7 @@ def encode_chat(
             code="no_chat_template",
         )
     check_size([message["content"].strip() for message in messages], "messages", served)  # templates may trim
-    return served.chat.encode(messages, add_generation_prompt=add_generation_prompt)
+    return served.chat
 
 
 def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int) -> SamplingParams:

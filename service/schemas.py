@@ -12,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest, shown
-from service.harmless_fields import ANY_STRING, HARMLESS_CHAT, HARMLESS_COMPLETION, HARMLESS_MESSAGE, accepts
+from service.harmless_fields import (
+    ANY_STRING,
+    HARMLESS_CHAT,
+    HARMLESS_COMPLETION,
+    HARMLESS_MESSAGE,
+    HARMLESS_TEMPLATE,
+    HARMLESS_TOKENIZE,
+    accepts,
+)
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -234,26 +242,49 @@ class ChatBody(GenerationBody):
             raise InvalidRequest("max_tokens must be at least 1, got 0", param="max_tokens")
 
 
-class TokenizeBody(Body):
-    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
+class TemplateBody(Body):
+    """`POST /apply-template`."""
 
-    harmless = {"chat_template": (), "chat_template_kwargs": ({},), "tools": ([],)}
+    harmless = HARMLESS_TEMPLATE
+    model: str | None = None
+    messages: Items[Message]
+    add_generation_prompt: bool | None = None
+
+    def check(self) -> None:
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them.
+
+    `content` is llama.cpp's prompt, which begins with no begin token unless `add_special`.
+    """
+
+    harmless = HARMLESS_TOKENIZE
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
     messages: Items[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("send either prompt or messages", param="prompt")
+        if [self.prompt, self.content, self.messages].count(None) != 2:
+            raise InvalidRequest("send either prompt or content or messages", param="prompt")
         if self.messages is not None and not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.messages is not None and self.add_special_tokens:
             message = "add_special_tokens is not supported with messages: the chat format brings its own"
             raise InvalidRequest(message, param="add_special_tokens")
-        if self.prompt is not None and self.add_generation_prompt is not None:
+        if self.add_special is not None and self.content is None:
+            raise InvalidRequest("add_special needs content", param="add_special")
+        if self.add_special_tokens is not None and self.content is not None:
+            raise InvalidRequest("content goes with add_special, not with add_special_tokens", param="content")
+        if self.messages is None and self.add_generation_prompt is not None:
             raise InvalidRequest("add_generation_prompt needs messages", param="add_generation_prompt")
 
 

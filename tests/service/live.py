@@ -25,8 +25,11 @@ class FakeChat:
     """`u:text;` a message, `a:` before the answer."""
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        return list(self.render(messages, add_generation_prompt=add_generation_prompt).encode())
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         text = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
-        return list((text + ("a:" if add_generation_prompt else "")).encode())
+        return text + ("a:" if add_generation_prompt else "")
 
 
 def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
