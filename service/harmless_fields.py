@@ -5,13 +5,8 @@ describe what happens anyway, or null. An empty tuple: null only.
 from collections.abc import Mapping
 from typing import Any
 
-ANY_STRING = object()
-"""Any string passes: a name that is neither used nor logged."""
-
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     # OpenAI
-    "user": (ANY_STRING,),
-    "safety_identifier": (ANY_STRING,),
     "store": (False,),
     "metadata": ({},),
     "service_tier": ("auto", "default"),
@@ -21,15 +16,9 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "truncate_prompt_tokens": (),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
+    "truncation_side": ("left",),
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "prompt_logprobs": (),
-    "priority": (0,),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
@@ -69,16 +58,12 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "prompt_cache_key": (),
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "documents": ([],),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "best_of": (1,),
 }
 HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "name": (ANY_STRING,),
     "refusal": (),
     "annotations": ([],),
     "audio": (),
@@ -86,11 +71,16 @@ HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "reasoning_content": ("",),
 }
+HARMLESS_STREAM_OPTION: Mapping[str, tuple[Any, ...]] = {
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+}
+HARMLESS_TOKENIZE: Mapping[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "tools": ([],),
+}
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:
     """Whether a harmless field may hold `value`; True is not 1 here."""
-    return value is None or any(
-        isinstance(value, str) if other is ANY_STRING else type(value) is type(other) and value == other
-        for other in allowed
-    )
+    return value is None or any(type(value) is type(other) and value == other for other in allowed)

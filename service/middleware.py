@@ -43,6 +43,7 @@ class RequestRecord:
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     outcome: str | None = None
+    user: str | None = None
 
 
 class RequestMiddleware:
@@ -105,6 +106,7 @@ class RequestMiddleware:
             "id": record.id,
             "status": status,
             "outcome": record.outcome,
+            "user": record.user,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "generated_tokens": record.generated_tokens,

@@ -8,12 +8,17 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.admission import State
-from service.choice import Delta, Order
+from service.choice import Delta, Order, joined
 from service.generation import Generation
+from service.logs import hashed
+from service.middleware import RequestRecord
 from service.response_shapes import Shape
 from service.schemas import GenerationBody
 from service.served import ServedModel
 from service.sse import EventStream, frame, while_connected
+
+MANY_SCORES = 512
+"""Logprobs of as many tokens are written off the event loop."""
 
 
 async def answer(
@@ -24,18 +29,26 @@ async def answer(
 ) -> Response:
     """The response to a generation request. All that can be refused is refused here, before any status is sent."""
     state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
+    record.user = hashed(body.end_user)
     with ExitStack() as stack:
         stack.enter_context(state.admission.admitted())
         served = state.admission.require(body.model)
         order = await state.admission.off_loop(lambda: make_order(served))
-        generation = Generation(order, state.client, served.tokenizer, state.metrics, request.scope["noria.record"])
+        generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
         stack.enter_context(generation)
         shape = make_shape(served, body.model or served.names[0])
         expired = state.admission.expired
         if body.stream:
             return EventStream(_frames(generation, shape, body.include_usage), stack.pop_all(), expired)
         parts = await while_connected(request.receive, expired, _collect(generation))
-        return Response(orjson.dumps(shape.whole(parts, generation.usage)), media_type="application/json")
+
+        def whole() -> bytes:
+            return orjson.dumps(shape.whole(parts, generation.usage))
+
+        n_scores = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
+        content = whole() if n_scores < MANY_SCORES else await state.admission.off_loop(whole)
+        return Response(content, media_type="application/json")
 
 
 async def _frames(generation: Generation, shape: Shape, include_usage: bool) -> AsyncIterator[bytes]:
@@ -52,16 +65,8 @@ async def _frames(generation: Generation, shape: Shape, include_usage: bool) -> 
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta a choice, in their order."""
+    """One whole delta a choice that is answered with, in their order."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)
-    return [_whole(deltas) for deltas in parts]
-
-
-def _whole(deltas: list[Delta]) -> Delta:
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        tuple(item for delta in deltas for item in delta.scored),
-        deltas[-1].finish,
-    )
+    return [joined(parts[choice.index]) for choice in generation.best()]

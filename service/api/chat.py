@@ -19,5 +19,7 @@ async def chat_completions(request: Request) -> Response:
         request,
         body,
         lambda served: order_chat(body, served),
-        lambda served, name: ChatShape(name, served.tokenizer, bool(body.logprobs), body.include_usage),
+        lambda served, name: ChatShape(
+            name, served.tokenizer, bool(body.logprobs), body.include_usage, bool(body.return_token_ids)
+        ),
     )

@@ -19,5 +19,7 @@ async def completions(request: Request) -> Response:
         request,
         body,
         lambda served: order_completion(body, served),
-        lambda served, name: CompletionShape(name, served.tokenizer, body.logprobs is not None, body.include_usage),
+        lambda served, name: CompletionShape(
+            name, served.tokenizer, body.logprobs is not None, body.include_usage, bool(body.return_token_ids)
+        ),
     )

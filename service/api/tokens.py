@@ -52,7 +52,7 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
     messages = [message.plain() for message in body.messages]
-    return encode_chat(served, messages, add_generation_prompt=body.add_generation_prompt is not False)
+    return encode_chat(served, messages, **body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> str:

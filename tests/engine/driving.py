@@ -35,9 +35,7 @@ class Drive:
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
 
-    def submit(
-        self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any
-    ) -> None:
+    def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
 
     def step(self) -> StepBatch:

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 
+from model.chat import NOTHING
 from model.config import GenerationDefaults
+from model.errors import ParameterError
 from service.engine.client import EngineClient
 from service.metrics import Metrics
 from service.served import ServedModel, longest_piece
@@ -21,10 +23,23 @@ PATIENCE = 20.0
 
 
 class FakeChat:
-    """`u:text;` a message, `a:` before the answer."""
+    """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        text = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> list[int]:
+        if variables.keys() - {"tone"}:
+            raise ParameterError("chat_template_kwargs", f"unknown: {variables}")
+        text = variables.get("tone", "") + "".join(
+            f"{message['role'][0]}:{message['content']};" for message in messages
+        )
+        if continue_final_message:
+            text = text.removesuffix(";")
         return list((text + ("a:" if add_generation_prompt else "")).encode())
 
 
