@@ -10,34 +10,48 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from model.checkpoint.files import layout, read_json
 from model.errors import ModelError, ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import sentencepiece_file
-from model.tokenizers.pieces import control_pattern
+from model.tokenizers.pieces import control_pattern, encode_inner
 
 Message = Mapping[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+MAX_VARIABLE = 2**31
+MAX_VARIABLE_CHARS = 1024
+_OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatFormat(Protocol):
     """How a model wants a conversation written."""
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> list[int]:
         """Ids of the conversation, and of the words that open the model's answer.
 
-        `messages` have `role` (system, developer, user, assistant) and `content` (text).
-        Raises ParameterError("messages") for what the format cannot express.
+        `messages` have `role` (system, developer, user, assistant), `content` (text) and perhaps `name`. With
+        `continue_final_message` the ids end with the last content. `variables` are for the template.
+        Raises ParameterError("messages") for what the format cannot express, ParameterError("chat_template_kwargs").
         """
         ...
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as text, control tokens by name, for people and for raw completions. Raises as `encode`."""
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The conversation as text, control tokens by name, for people and for raw completions. All as in `encode`."""
         ...
 
 
@@ -64,19 +78,35 @@ class JinjaChat:
     """A chat template as transformers runs it: same environment, same functions, same ids for harmless contents."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> None:
-        self._template = _compile(source)
+        self._template, declared = _compile(source)
+        self._variables = declared.difference(_OWN_VARIABLES, _SPECIAL_TOKENS)
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         self._control = control_pattern(tokenizer.control)
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> list[int]:
+        render = self._renderer(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
         checked = _checked(messages)
-        plain = self._render(checked, add_generation_prompt)
+        plain = render(checked)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
             opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
-            marked = [{**message, "content": mark(message["content"], opening, closing)} for message in checked]
-            texts = _split(self._render(marked, add_generation_prompt), opening, closing)
+            marked = [
+                {key: text if key == "role" else mark(text, opening, closing) for key, text in message.items()}
+                for message in checked
+            ]
+            texts = _split(render(marked), opening, closing)
             if texts is not None and "".join(texts) == plain:
                 return self._encode(plain, texts)
         # The template looks into contents or rewrites them, and one of them spells a control token.
@@ -84,8 +114,19 @@ class JinjaChat:
             "messages", "a message contains the name of a control token, which this chat template mixes up"
         )
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        return self._render(_checked(messages), add_generation_prompt)
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._renderer(**options)(_checked(messages))
+
+    def _renderer(
+        self,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> Callable[[Sequence[Message]], str]:
+        self._check_variables(variables)
+        render = self._render_open if continue_final_message else self._render
+        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
         """Ids of a rendering whose odd `texts` are contents, the even ones the template's own words.
@@ -98,29 +139,49 @@ class JinjaChat:
             return self._tokenizer.encode(plain, add_bos=False, parse_control=True)
         ids: list[int] = []
         for index, text in enumerate(texts):
-            ids += self._continue(text, parse_control=index % 2 == 0, first=not ids)
+            own_words = index % 2 == 0
+            if ids:
+                ids += encode_inner(self._tokenizer, text, parse_control=own_words)
+            else:
+                ids += self._tokenizer.encode(text, add_bos=False, parse_control=own_words)
         return ids
-
-    def _continue(self, text: str, *, parse_control: bool, first: bool) -> list[int]:
-        """Ids of a text that others precede: without the space that SentencePiece puts before a first word."""
-        if first or not self._tokenizer.strips_leading_space:
-            return self._tokenizer.encode(text, add_bos=False, parse_control=parse_control)
-        newline = self._tokenizer.encode("\n", add_bos=False, parse_control=False)
-        ids = self._tokenizer.encode("\n" + text, add_bos=False, parse_control=parse_control)
-        return ids[len(newline) :]
 
     def _mark_control(self, content: str, opening: str, closing: str) -> str:
         return self._control.sub(lambda match: opening + match[0] + closing, content)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        """A value is no way to say a control token: the template's own words may."""
+        for name, value in variables.items():
+            if name not in self._variables:
+                known = ", ".join(sorted(self._variables)) or "none"
+                message = f"chat_template_kwargs has {name[:80]!r}, this model's chat template declares: {known}"
+                raise ParameterError("chat_template_kwargs", message)
+            if not _simple(value) or (isinstance(value, str) and self._control.search(value)):
+                raise ParameterError(
+                    "chat_template_kwargs",
+                    f"chat_template_kwargs.{name} must be true, false, null, a number up to {MAX_VARIABLE} or a "
+                    f"string of up to {MAX_VARIABLE_CHARS} characters without control tokens",
+                )
+
+    def _render_open(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
+        """Up to the end of the last content, as transformers cuts it: its last space stays if the template keeps it."""
+        *others, last = messages
+        mark = f"\ue004{secrets.token_hex(16)}\ue005"
+        text = self._render([*others, {**last, "content": f"{last['content']}{mark} "}], values)
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise ParameterError("messages", "this chat template does not show the last message, which is to go on")
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
         try:
             return self._template(
                 messages=messages,
-                add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
+                **values,
                 **self._special_tokens,
             )
         except TemplateError as error:
@@ -142,12 +203,23 @@ class MistralChat:
         except (MistralCommonException, ImportError, ValueError) as error:
             raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> list[int]:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
-        checked = _checked(messages)
-        if not add_generation_prompt and checked[-1]["role"] == "assistant":
+        if variables:
+            raise ParameterError("chat_template_kwargs", "this model's chat format is no template: it has no variables")
+        checked: list[dict[str, Any]] = [
+            {key: message[key] for key in ("role", "content")} for message in _checked(messages)
+        ]
+        if (continue_final_message or not add_generation_prompt) and checked[-1]["role"] == "assistant":
             checked[-1]["prefix"] = True
         try:
             request = ChatCompletionRequest.model_validate({"messages": checked})
@@ -157,9 +229,8 @@ class MistralChat:
                 "messages", f"the model's chat format refuses these messages: {_one_line(error)}"
             ) from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        ids = self.encode(messages, add_generation_prompt=add_generation_prompt)
-        return self._tokenizer.decode(ids, keep_control=True)
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
@@ -172,8 +243,15 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
     return template
 
 
-def _compile(source: str) -> Callable[..., str]:
-    from jinja2 import TemplateError, TemplateSyntaxError, nodes
+def _simple(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_VARIABLE_CHARS
+    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_VARIABLE)
+
+
+def _compile(source: str) -> tuple[Callable[..., str], frozenset[str]]:
+    """What renders a template, and the names that it looks up."""
+    from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -196,7 +274,8 @@ def _compile(source: str) -> Callable[..., str]:
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}
     try:
-        return environment.from_string(source).render
+        names = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source).render, frozenset(names)
     except TemplateSyntaxError as error:
         raise ModelError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
 
@@ -220,7 +299,10 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
             )
         if not isinstance(message.get("content"), str):
             raise ParameterError("messages", f"messages[{index}].content must be text")
-    return [{"role": _ROLES[message["role"]], "content": message["content"]} for message in messages]
+    return [
+        {"role": _ROLES[message["role"]]} | {key: message[key] for key in ("content", "name") if key in message}
+        for message in messages
+    ]
 
 
 def _mark_whole(content: str, opening: str, closing: str) -> str:

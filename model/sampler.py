@@ -1,11 +1,11 @@
 """Logits to tokens: ordered steps, each paid for only by the rows that need it, then one draw a row.
 
-Order: logprobs of the model's own distribution; min_tokens, logit_bias, penalties; greedy rows take the greatest
+Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties; greedy rows take the greatest
 logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice, output
 index, token) alone. So a row's result depends on no other row, batch or retry.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +95,27 @@ def _ranked(values: Tensor, n: int) -> Tensor:
 # Steps before the greedy choice
 
 
+def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
+    ids = [np.array(item.params.allowed_token_ids, dtype=np.int64) for item in slices]
+    where = _coordinates(ids, logits.device)
+    kept = logits[where]
+    logits.fill_(HIDDEN)
+    logits[where] = kept
+
+
+def _bad_words(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Not the last token of a bad word whose other tokens end the output."""
+    ids = [np.array(list(_completing(item)), dtype=np.int64) for item in slices]
+    logits[_coordinates(ids, logits.device)] = HIDDEN
+
+
+def _completing(item: Slice) -> Iterator[int]:
+    for *before, last in item.params.bad_words:
+        first = item.stop - len(before)
+        if first >= item.n_prompt and list(item.tokens[first : item.stop]) == before:
+            yield last
+
+
 def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
     """No end token before `min_tokens` have been drawn."""
     for row, item in enumerate(slices):
@@ -142,6 +163,8 @@ def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype = 
 
 
 BEFORE = (
+    Step(lambda params: bool(params.allowed_token_ids), _allowed),
+    Step(lambda params: bool(params.bad_words), _bad_words),
     Step(lambda params: bool(params.min_tokens and params.stop_token_ids), _min_tokens),
     Step(lambda params: bool(params.logit_bias), _logit_bias),
     Step(lambda params: params.repetition_penalty != 1.0, _repetition_penalty),

@@ -27,6 +27,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_STOP_TOKENS = 1024
 MAX_BIASED_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 1024
+MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
 
 
@@ -39,6 +41,8 @@ class SamplingParams:
     `prompt_lookup_num_tokens` is how many tokens a step may propose from earlier text (0: none); it changes the speed,
     never the answer. `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
+    `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
+    is not drawn where the output ends with those before it.
     `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
 
     Raises ParameterError, naming field, value and limit.
@@ -52,10 +56,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     max_tokens: int = 16
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -80,14 +87,28 @@ class SamplingParams:
                 f"got {len(self.stop_token_ids)}",
             )
         _check_bias(self.logit_bias)
+        if len(self.allowed_token_ids) > MAX_ALLOWED_TOKENS:
+            raise ParameterError(
+                "allowed_token_ids",
+                f"allowed_token_ids takes at most {MAX_ALLOWED_TOKENS} ids, got {len(self.allowed_token_ids)}",
+            )
         if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
             message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
             raise ParameterError("embed", message)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise ParameterError for a token id outside the logits' width."""
+        """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""
+        check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check_ids("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        hidden = {word[-1] for word in self.bad_words}.union(self.stop_token_ids if self.min_tokens else ())
+        allowed = set(self.allowed_token_ids)
+        if allowed <= hidden if allowed else len(hidden) >= vocab_size:
+            raise ParameterError(
+                "allowed_token_ids",
+                "bad_words and min_tokens leave no token to draw of the "
+                + (f"{len(allowed)} in allowed_token_ids" if allowed else f"{vocab_size} in the vocabulary"),
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the pipe: only what differs from the defaults."""
@@ -97,9 +118,11 @@ class SamplingParams:
     def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
         """Inverse of `to_json`; JSON lists become tuples again."""
         values = dict(data)
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             if name in values:
                 values[name] = tuple(values[name])
+        if "bad_words" in values:
+            values["bad_words"] = tuple(map(tuple, values["bad_words"]))
         if "logit_bias" in values:
             values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
         return cls(**values)

@@ -166,6 +166,7 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
     if first["type"] == "missing":
         return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
     problem = first["msg"].removeprefix("Input ")
+    problem = problem[0].lower() + problem[1:]
     return InvalidRequest(f"{param or 'the body'} {problem}, got {shown(first['input'])}", param=param)
 
 

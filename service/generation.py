@@ -40,12 +40,14 @@ class Generation:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
         self._n = order.n
+        self._kept = order.n if order.kept is None else order.kept
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
-        self._cut = False
         self._submitted = time.perf_counter()
         self._first: float | None = None
+        self._finishes: set[str] = set()
+        self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
         self._submit(order, client)
         metrics.observe_prompt(self.usage.prompt)
@@ -58,12 +60,35 @@ class Generation:
         try:
             for prompt in order.prompts:
                 for number in range(order.n):
-                    mailbox = client.submit(prompt.tokens, params, number)
-                    text = TextStream(self._tokenizer, stops, min_tokens=params.min_tokens, strip_leading_space=strip)
-                    self.choices.append(Choice(len(self.choices), prompt, params, mailbox, text))
+                    mailbox = client.submit(
+                        prompt.tokens, params, number, priority=order.priority, cache_salt=order.cache_salt
+                    )
+                    text = TextStream(
+                        self._tokenizer,
+                        stops,
+                        min_tokens=params.min_tokens,
+                        include_stop=params.include_stop_str_in_output,
+                        strip_leading_space=strip,
+                    )
+                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
         except BaseException:
             self._close()
             raise
+        if order.timeout is not None:
+            left = order.timeout - (time.perf_counter() - self._record.started)
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+
+    def _expire(self) -> None:
+        for choice in self.choices:
+            choice.mailbox.expire()
+
+    def best(self) -> list[Choice]:
+        """The choices to answer with: all, or the likeliest of each prompt, the likeliest first."""
+        if self._kept == self._n:
+            return self.choices
+        prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
+        ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
+        return [choice for prompt in ranked for choice in prompt[: self._kept]]
 
     def events(self) -> AsyncIterator[Event]:
         """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
@@ -117,7 +142,7 @@ class Generation:
             if delta:
                 yield choice, delta
             if delta.finish is not None:
-                self._cut |= delta.finish == "length" and choice.n_generated > 0
+                self._finishes.add(delta.finish)
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
@@ -139,6 +164,8 @@ class Generation:
         choice.last_token = now
 
     def _close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         for pump in self._pumps:
             pump.cancel()
         for choice in self.choices:
@@ -154,7 +181,7 @@ class Generation:
         self._record.cached_tokens = self.usage.cached
         self._record.generated_tokens = self.usage.completion
         if error is None:
-            self._record.outcome = "length" if self._cut else "stop"
+            self._record.outcome = next((name for name in ("timeout", "length") if name in self._finishes), "stop")
         else:
             gone = isinstance(error, ClientGone | asyncio.CancelledError)
             self._record.outcome = "abort" if gone else "error"

@@ -1,5 +1,6 @@
 """Log lines for people or machines. No prompt and no answer ever gets into them."""
 
+import hashlib
 import json
 import logging
 import sys
@@ -40,6 +41,11 @@ def configure(log_format: str, log_level: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else HumanFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("noria").setLevel(log_level.upper())
+
+
+def hashed(name: str | None) -> str | None:
+    """What a log may say of a person: the same for the same name."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16] if name else None
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

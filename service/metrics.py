@@ -21,7 +21,7 @@ LATENCY_BUCKETS = tuple(
     )
 )
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
-OUTCOMES = ("stop", "length", "abort", "error", "refused")
+OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
 COUNTERS = {
     "preemptions": ("preemptions", "Sequences put back to be recomputed."),
     "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
@@ -37,8 +37,9 @@ LAG_SAMPLES = 60
 class Metrics:
     """All that is counted. `stats` gives the engine's latest; its counters are totals of one engine life.
 
-    Outcomes of requests: "stop" and "length" as finish_reason says ("length" if any choice was cut), "abort" the
-    client went away, "error" a failure of ours after admission, "refused" any 4xx, and 503 before admission.
+    Outcomes of requests: "stop", "length" and "timeout" as finish_reason says ("timeout", else "length", if any choice
+    says so), "abort" the client went away, "error" a failure of ours after admission, "refused" any 4xx, and 503 before
+    admission.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:

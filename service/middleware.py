@@ -45,6 +45,7 @@ class RequestRecord:
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
     outcome: str | None = None
+    user: str | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What every answer says of its request; how long it waited, once that is known."""
@@ -117,6 +118,7 @@ class RequestMiddleware:
             "id": record.id,
             "status": status,
             "outcome": record.outcome,
+            "user": record.user,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "generated_tokens": record.generated_tokens,

@@ -6,6 +6,8 @@ from typing import Any
 
 from model.chat import ChatFormat
 from model.sampling_params import SamplingParams, check_ids
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import encode_inner
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
 from service.schemas import ChatBody, CompletionBody, GenerationBody
@@ -18,26 +20,44 @@ SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pres
 def order_completion(body: CompletionBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    ranked = body.n_drawn > body.n_choices
     params = sampling(
         body,
         served,
         max_tokens=max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        prompt_logprobs=_most(body.prompt_logprobs, body.logprobs if body.echo else None),
     )
-    prompts = tuple(_prompt(prompt, max_tokens, bool(body.echo), served) for prompt in body.prompts)
-    return Order(prompts, params, body.n_choices)
+    prompts = tuple(_prompt(prompt, body, max_tokens, served) for prompt in body.prompts)
+    return Order(prompts, params, body.n_drawn, kept=body.n_choices, scores_end=True, **_wishes(body))
 
 
 def order_chat(body: ChatBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
     if body.token_limit is not None:
         params = _chat_sampling(body, served, body.token_limit)  # refused, if so, before the work of tokenizing
-    tokens = encode_chat(served, [message.plain() for message in body.messages])
+    messages = [message.plain() for message in body.messages]
+    tokens = _truncated(encode_chat(served, messages, **body.template_options), body, body.token_limit or 1, served)
     if body.token_limit is None:
         params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)))
     check_prompt(tokens, params.max_tokens, served)
-    return Order((Prompt(tokens),), params, body.n_choices, starts_message=True)
+    starts = not body.continue_final_message
+    return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **_wishes(body))
+
+
+def _wishes(body: GenerationBody) -> dict[str, Any]:
+    """What an order takes from a body as it is."""
+    return {
+        "return_token_ids": bool(body.return_token_ids),
+        "prompt_logprobs": body.prompt_logprobs,
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "timeout": body.timeout,
+    }
+
+
+def _most(*counts: int | None) -> int | None:
+    return max((count for count in counts if count is not None), default=None)
 
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
@@ -46,10 +66,9 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(
-    served: ServedModel, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
-) -> list[int]:
-    return chat_format(served, messages).encode(messages, add_generation_prompt=add_generation_prompt)
+def encode_chat(served: ServedModel, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
+    """`options` as `ChatFormat.encode` takes them."""
+    return chat_format(served, messages).encode(messages, **options)
 
 
 def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> ChatFormat:
@@ -66,14 +85,40 @@ def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> Chat
 
 def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling(body, served, max_tokens=max_tokens, logprobs=logprobs)
+    return sampling(body, served, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
 
 
-def _prompt(prompt: str | list[int], max_tokens: int, echo: bool, served: ServedModel) -> Prompt:
-    tokens = encode_text(served, prompt) if isinstance(prompt, str) else prompt
+def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, served: ServedModel) -> Prompt:
+    whole = encode_text(served, prompt) if isinstance(prompt, str) else prompt
+    tokens = _truncated(whole, body, max_tokens, served)
     check_prompt(tokens, max_tokens, served)
-    text = prompt if isinstance(prompt, str) else served.tokenizer.decode(prompt, keep_control=True) if echo else None
-    return Prompt(tokens, text if echo else None)
+    if not body.echo:
+        return Prompt(tokens)
+    if isinstance(prompt, str) and len(tokens) == len(whole):
+        return Prompt(tokens, prompt)
+    return Prompt(tokens, served.tokenizer.decode(tokens, keep_control=True))
+
+
+def _truncated(tokens: list[int], body: GenerationBody, max_tokens: int, served: ServedModel) -> list[int]:
+    """The last `truncate_prompt_tokens` tokens, or as many as `max_tokens` leave room for."""
+    most, limit = body.truncate_prompt_tokens, served.info.max_model_len
+    if most is None:
+        return tokens
+    if most > limit:
+        message = f"truncate_prompt_tokens must be at most the context of {limit} tokens, got {most}"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    return tokens[-most if most > 0 else -max(1, limit - max_tokens) :]
+
+
+def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Ids of each word where it begins a word, and where it goes on with one."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        opening = bare if tokenizer.strips_leading_space else " " + bare
+        found[tuple(tokenizer.encode(opening, add_bos=False, parse_control=False))] = None
+        found[tuple(encode_inner(tokenizer, bare))] = None
+    return tuple(ids for ids in found if ids)
 
 
 def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> SamplingParams:
@@ -85,9 +130,12 @@ def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> Sampli
     params = SamplingParams(
         **values,
         logit_bias=body.biases,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         min_tokens=body.min_tokens or 0,
         stop=body.stops,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(stops),
         ignore_eos=bool(body.ignore_eos),
         prompt_lookup_num_tokens=body.prompt_lookup_num_tokens or 0,

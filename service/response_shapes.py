@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
 from service.choice import Delta, Scored
 from service.generation import Usage
@@ -53,19 +54,38 @@ def chunk_usage(asked: StreamOptions, usage: Usage) -> Json:
     return {"usage": None} if asked.include_usage else {}
 
 
+def prompt_scores(delta: Delta, tokenizer: Tokenizer) -> Json:
+    """`prompt_logprobs` as vLLM has it, if asked for: by token id, the first token has none.
+
+    The rank of a token is known among the alternatives that were asked for only.
+    """
+    if delta.prompt_logprobs is None:
+        return {}
+
+    def scores(item: TokenLogprob) -> Json:
+        ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(item.top, 1)}
+        return {
+            str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.name(token)}
+            for token, (logprob, rank) in ({item.token: (item.logprob, None)} | ranked).items()
+        }
+
+    return {"prompt_logprobs": [None, *map(scores, delta.prompt_logprobs)]}
+
+
 def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(PlainEvents):
-    """`text_completion` objects. `logprobs`: whether they were asked for."""
+    """`text_completion` objects. `logprobs`, `token_ids`: whether they were asked for."""
 
     model: str
     tokenizer: Tokenizer
     fingerprint: str
     logprobs: bool
     stream: StreamOptions
+    token_ids: bool = False
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -93,12 +113,15 @@ class CompletionShape(PlainEvents):
         }
 
     def _choice(self, index: int, delta: Delta) -> Json:
-        return {
+        choice = {
             "index": index,
             "text": delta.text,
             "logprobs": self._scores(delta.scored) if self.logprobs else None,
             "finish_reason": delta.finish,
         }
+        if self.token_ids:
+            choice |= {"prompt_token_ids": delta.prompt_tokens, "token_ids": delta.tokens}
+        return choice | prompt_scores(delta, self.tokenizer)
 
     def _scores(self, scored: Sequence[Scored]) -> Json:
         return {
@@ -127,6 +150,7 @@ class ChatShape(PlainEvents):
     fingerprint: str
     logprobs: bool
     stream: StreamOptions
+    token_ids: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -136,10 +160,15 @@ class ChatShape(PlainEvents):
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
         frames = []
-        if delta.text or delta.scored:
+        if delta.text or delta.scored or delta.tokens:
             frames.append(self._chunk(index, {"content": delta.text}, self._scores(delta.scored), None, usage))
         if delta.finish:
             frames.append(self._chunk(index, {}, None, delta.finish, usage))
+        if self.token_ids:
+            for frame in frames:
+                frame["choices"][0]["token_ids"] = ()
+            frames[0]["choices"][0]["token_ids"] = delta.tokens
+            frames[0]["prompt_token_ids"] = delta.prompt_tokens
         return frames
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
@@ -149,10 +178,14 @@ class ChatShape(PlainEvents):
                 "message": {"role": "assistant", "content": delta.text, "refusal": None},
                 "logprobs": self._scores(delta.scored),
                 "finish_reason": delta.finish,
+                **({"token_ids": delta.tokens} if self.token_ids else {}),
             }
             for index, delta in enumerate(parts)
         ]
-        return self._object("chat.completion", choices) | {"usage": usage_json(usage)}
+        prompt = prompt_scores(parts[0], self.tokenizer)
+        if self.token_ids:
+            prompt["prompt_token_ids"] = parts[0].prompt_tokens
+        return self._object("chat.completion", choices) | {"usage": usage_json(usage)} | prompt
 
     def closing(self, usage: Usage) -> list[Json]:
         if not self.stream.include_usage:

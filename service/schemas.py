@@ -5,82 +5,36 @@ happens anyway (`harmless_fields.py`). Everything else that is not a field is a 
 """
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS
 from service.errors import InvalidRequest, shown
+from service.fields import Body, Integer, Items, TokenIds, expect, optional, ranged, unsupported
 from service.harmless_fields import (
-    ANY_STRING,
     HARMLESS_CHAT,
     HARMLESS_COMPLETION,
     HARMLESS_MESSAGE,
+    HARMLESS_STREAM_OPTION,
     HARMLESS_TEMPLATE,
     HARMLESS_TOKENIZE,
-    accepts,
 )
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 1024
+MAX_NAME = 256
+MAX_SALT = 1024
+MAX_TIMEOUT = 86400.0
+MAX_USER = 512
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
-SHOWN_FIELDS = 8
 
-T = TypeVar("T")
-
-
-class Body(BaseModel):
-    """Strict types, finite numbers, no unknown fields save the harmless ones."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-
-    @model_validator(mode="after")
-    def _refuse_extras(self) -> Self:
-        extras = self.__pydantic_extra__ or {}
-        unknown = [name for name in extras if name not in self.harmless]
-        if unknown:
-            names = ", ".join(map(shown, unknown[:SHOWN_FIELDS])) + (", ..." if unknown[SHOWN_FIELDS:] else "")
-            raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
-        for name, value in extras.items():
-            allowed = self.harmless[name]
-            if not accepts(allowed, value):
-                choices = " or ".join(
-                    ["a string" if other is ANY_STRING else repr(other) for other in allowed] + ["null"]
-                )
-                raise unsupported(name, f"{name} is not supported: only {choices} passes, got {shown(value)}")
-        return self
-
-    def check(self) -> None:
-        """What needs more than one field to judge. Raises InvalidRequest."""
-
-
-def unsupported(name: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
-
-
-def expect(expected: str) -> WrapValidator:
-    """One message for a union, in place of one for each of its members."""
-
-    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValueError:
-            raise PydanticCustomError("expected", "must be {expected}", {"expected": expected}) from None
-
-    return WrapValidator(validate)
-
-
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list whose first bad item ends its validation: a body may hold millions of them."""
-TokenIds = Items[int]
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Prompts = Annotated[
     str | Items[str] | TokenIds | Items[TokenIds],
     expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
+BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARS, pattern="[^ ]")]
 Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
 
@@ -103,33 +57,65 @@ def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
 
 
 class StreamOptions(Body):
-    harmless = {"include_obfuscation": (False,)}
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    harmless = HARMLESS_STREAM_OPTION
+    include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
+    continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
 
 
 class GenerationBody(Body):
     """What completions and chat share. None: the model's default, or ours."""
 
-    model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Integer | None = None
-    min_tokens: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None  # `biases` checks it: a typed dict would list all its errors
-    seed: Integer | None = None
-    stop: Stops | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    prompt_lookup_num_tokens: Integer | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    n: int | None = optional("Choices of each prompt; prompts x n at most 1024. Default: 1.", ge=1, le=MAX_CHOICES)
+    stream: bool | None = optional("Server-sent events in place of one answer.")
+    stream_options: StreamOptions | None = optional("Only when `stream` is true.")
+    max_tokens: int | None = ranged("max_tokens", "Within the context, together with the prompt.")
+    min_tokens: int | None = ranged("min_tokens", "No end before as many; at most `max_tokens`. Default: 0.")
+    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
+    min_p: float | None = ranged("min_p", "Keeps tokens this much as likely as the likeliest. Default: 0.")
+    presence_penalty: float | None = ranged("presence_penalty", "On tokens of the output. Default: 0.")
+    frequency_penalty: float | None = ranged("frequency_penalty", "On tokens of the output, each time. Default: 0.")
+    repetition_penalty: float | None = ranged("repetition_penalty", "On tokens of prompt and output. Default: 1.")
+    logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
+        "Token id to what is added to its logit, -100 to 100; at most 1024."
+    )
+    allowed_token_ids: TokenIds | None = optional(
+        "The only tokens that may be drawn.", min_length=1, max_length=MAX_ALLOWED_TOKENS
+    )
+    bad_words: Items[BadWord] | None = optional(
+        "Words that are not said, at the beginning of a word or within: the last token of one is never drawn after its "
+        "others.",
+        max_length=MAX_BAD_WORDS,
+    )
+    seed: int | None = ranged("seed", "With it the same request draws the same tokens. Default: random.")
+    stop: Stops | None = optional("A string, or up to 16, of 1 to 512 characters: the text ends before it.")
+    include_stop_str_in_output: bool | None = optional("The text ends after the stop string, or the stop token.")
+    stop_token_ids: TokenIds | None = optional("At most 1024, the model's end tokens among them.")
+    ignore_eos: bool | None = optional("The model's own end tokens do not end the output.")
+    prompt_lookup_num_tokens: int | None = ranged(
+        "prompt_lookup_num_tokens", "Tokens that a step may propose from earlier text. Default: 0."
+    )
+    prompt_logprobs: int | None = ranged(
+        "prompt_logprobs", "Logprobs of the prompt's tokens, with as many alternatives; not with `stream`."
+    )
+    return_token_ids: bool | None = optional("Adds `prompt_token_ids` and each choice's `token_ids`.")
+    truncate_prompt_tokens: Integer | None = optional(
+        "Keeps the last k tokens of a longer prompt, up to the context; -1: as many as fit.", ge=-1
+    )
+    priority: Integer | None = optional("Of the requests that wait the lowest comes first. Default: 0.")
+    cache_salt: str | None = optional(
+        "Prompts share cached pages with those of the same salt only.", min_length=1, max_length=MAX_SALT
+    )
+    timeout: float | None = optional(
+        "Seconds for the whole request, its wait included; what is there by then is the answer, its finish_reason "
+        '"timeout".',
+        gt=0,
+        le=MAX_TIMEOUT,
+    )
+    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+    safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
 
     @property
     def n_choices(self) -> int:
@@ -149,19 +135,39 @@ class GenerationBody(Body):
                 raise InvalidRequest(f"logit_bias has key {shown(token)}, expected token ids", param="logit_bias")
         return tuple((int(token), value) for token, value in biases.items())
 
+    @property
+    def end_user(self) -> str | None:
+        """Who asked, as the client calls them."""
+        return self.safety_identifier or self.user
+
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens must be at least 1, or -1 for what fits, got 0"
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
 
 
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`. `logprobs` k reports the k likeliest tokens beside each token; 0 only the token's own."""
 
     harmless = HARMLESS_COMPLETION
-    prompt: Prompts
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: Integer | None = None
+    prompt: Prompts = Field(
+        description="A string, a list of strings, token ids, a list of those; at most 1024 prompts."
+    )
+    echo: bool | None = optional("The prompt before the answer; scored with `logprobs`; allows `max_tokens` 0.")
+    logprobs: int | None = optional("Logprobs of the tokens, with as many alternatives.", ge=0, le=5)
+    best_of: int | None = optional(
+        "Choices drawn, of which the `n` with the highest mean logprob are given; not with `stream`. Default: n.",
+        ge=1,
+        le=MAX_CHOICES,
+    )
+
+    @property
+    def n_drawn(self) -> int:
+        return self.best_of or self.n_choices
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
@@ -170,12 +176,16 @@ class CompletionBody(GenerationBody):
     def check(self) -> None:
         super().check()
         n_prompts = check_prompts("prompt", self.prompts)
-        if n_prompts * self.n_choices > MAX_SEQUENCES:
-            message = f"prompts x n must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_choices}"
-            raise InvalidRequest(message, param="n")
-        if self.best_of not in (None, self.n_choices):
-            message = f"best_of is not supported: it must equal n ({self.n_choices}), got {self.best_of}"
+        if self.n_drawn < self.n_choices:
+            message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
             raise InvalidRequest(message, param="best_of")
+        if self.stream and self.n_drawn > self.n_choices:
+            message = f"best_of must equal n ({self.n_choices}) when stream is true, got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if n_prompts * self.n_drawn > MAX_SEQUENCES:
+            name = "best_of" if self.best_of else "n"
+            message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_drawn}"
+            raise InvalidRequest(message, param=name)
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
 
@@ -196,8 +206,9 @@ class Message(Body):
     """One turn. Text parts are concatenated; only an assistant's content may be null."""
 
     harmless = HARMLESS_MESSAGE
-    role: str
-    content: Content | None = None
+    role: str = Field(description="system, developer, user or assistant.")
+    content: Content | None = optional("A string, or a list of text parts; null only for an assistant.")
+    name: str | None = optional("Given to chat templates, which may use it.", max_length=MAX_NAME)
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:
@@ -209,20 +220,55 @@ class Message(Body):
 
     def plain(self) -> dict[str, str]:
         content = self.content or ""
-        return {
+        plain = {
             "role": self.role,
             "content": content if isinstance(content, str) else "".join(part.text for part in content),
         }
+        return plain if self.name is None else plain | {"name": self.name}
 
 
-class ChatBody(GenerationBody):
+class TemplateBody(Body):
+    """How messages are written for the model."""
+
+    add_generation_prompt: bool | None = optional(
+        "Opens the model's answer. Default: true, unless `continue_final_message`."
+    )
+    continue_final_message: bool | None = optional("The answer continues the last message, an assistant's.")
+    chat_template_kwargs: dict[str, Any] | None = optional(
+        "Values of variables that the model's chat template declares: numbers, strings of up to 1024 characters, true, "
+        "false, null."
+    )
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Keyword arguments of `ChatFormat.encode`."""
+        continues = bool(self.continue_final_message)
+        opens = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return {
+            "add_generation_prompt": opens,
+            "continue_final_message": continues,
+            "variables": self.chat_template_kwargs or {},
+        }
+
+    def check_continuation(self, messages: list[Message]) -> None:
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt cannot both be true"
+            raise InvalidRequest(message, param="add_generation_prompt")
+        if messages[-1].role != "assistant":
+            message = f"continue_final_message needs a last message of role assistant, got {messages[-1].role}"
+            raise InvalidRequest(message, param="continue_final_message")
+
+
+class ChatBody(GenerationBody, TemplateBody):
     """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
 
     harmless = HARMLESS_CHAT
-    messages: Items[Message]
-    max_completion_tokens: Integer | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    messages: Items[Message] = Field(description="At least one.")
+    max_completion_tokens: int | None = ranged("max_tokens", "Another name of `max_tokens`.")
+    logprobs: bool | None = optional("Logprobs of the tokens.")
+    top_logprobs: int | None = optional("As many alternatives beside each token.", ge=0, le=20)
 
     @property
     def token_limit(self) -> int | None:
@@ -232,6 +278,7 @@ class ChatBody(GenerationBody):
         super().check()
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        self.check_continuation(self.messages)
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -242,35 +289,33 @@ class ChatBody(GenerationBody):
             raise InvalidRequest("max_tokens must be at least 1, got 0", param="max_tokens")
 
 
-class TemplateBody(Body):
+class ApplyTemplateBody(TemplateBody):
     """`POST /apply-template`."""
 
     harmless = HARMLESS_TEMPLATE
-    model: str | None = None
-    messages: Items[Message]
-    add_generation_prompt: bool | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    messages: Items[Message] = Field(description="At least one.")
 
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        self.check_continuation(self.messages)
 
 
-class TokenizeBody(Body):
-    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them.
-
-    `content` is llama.cpp's prompt, which begins with no begin token unless `add_special`.
-    """
+class TokenizeBody(TemplateBody):
+    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
     harmless = HARMLESS_TOKENIZE
-    model: str | None = None
-    prompt: str | None = None
-    content: str | None = None
-    add_special: bool | None = None
-    with_pieces: bool | None = None
-    messages: Items[Message] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    prompt: str | None = optional("A string; either this or `content` or `messages`.")
+    content: str | None = optional(
+        "A string, as llama.cpp has it: with `add_special` in place of `add_special_tokens`."
+    )
+    messages: Items[Message] | None = optional("At least one.")
+    add_special_tokens: bool | None = optional("The model's begin token before a prompt. Default: true.")
+    add_special: bool | None = optional("The model's begin token before a content. Default: false.")
+    return_token_strs: bool | None = optional("Adds `token_strs`.")
+    with_pieces: bool | None = optional("`tokens` with their text, or with their bytes where they are no text.")
 
     def check(self) -> None:
         if [self.prompt, self.content, self.messages].count(None) != 2:
@@ -284,12 +329,14 @@ class TokenizeBody(Body):
             raise InvalidRequest("add_special needs content", param="add_special")
         if self.add_special_tokens is not None and self.content is not None:
             raise InvalidRequest("content goes with add_special, not with add_special_tokens", param="content")
-        if self.messages is None and self.add_generation_prompt is not None:
-            raise InvalidRequest("add_generation_prompt needs messages", param="add_generation_prompt")
+        for name in TemplateBody.model_fields:
+            if self.messages is None and getattr(self, name) is not None:
+                raise InvalidRequest(f"{name} needs messages", param=name)
+        self.check_continuation(self.messages or [])
 
 
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
-    model: str | None = None
-    tokens: TokenIds
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    tokens: TokenIds = Field(description="Token ids, at most as many as the context.")

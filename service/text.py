@@ -47,9 +47,9 @@ class Released(NamedTuple):
 class TextStream:
     """The text of one choice. `push` tokens, `take` what may be shown. `stopped_by` is the stop string that ended it.
 
-    Text that could be the start of a stop string waits until it is known not to be. Matching goes by character,
-    so how the text is cut into tokens does not change where it ends. The text of the first `min_tokens` tokens
-    is not searched. An incomplete UTF-8 sequence at the very end is dropped.
+    Text that could be the start of a stop string waits until it is known not to be, unless stop strings are part of the
+    text (`include_stop`). Matching goes by character, so how the text is cut into tokens does not change where it ends.
+    The text of the first `min_tokens` tokens is not searched. An incomplete UTF-8 sequence at the very end is dropped.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class TextStream:
         stops: Sequence[StopString] = (),
         *,
         min_tokens: int = 0,
+        include_stop: bool = False,
         strip_leading_space: bool = False,
         keep_control: bool = False,
     ) -> None:
@@ -66,26 +67,27 @@ class TextStream:
         self._stops = stops
         self._matched = [0] * len(stops)
         self._min_tokens = min_tokens
+        self._include_stop = include_stop
         self._strip = strip_leading_space
         self._incomplete = b""  # the beginning of a character
         self._pending = ""
-        self._length = 0  # characters decoded so far, shown or not
+        self.length = 0  # characters decoded so far, shown or not
         self._pushed = 0
         self._open: list[int] = []  # starts of tokens whose last bytes do not make a character yet
         self._closed: deque[tuple[int, int]] = deque()  # (start, end) of tokens not shown yet
         self._ended = False
 
     def push(self, token: int) -> bool:
-        """Add a token. True if it completes a stop string: the text ends before it, and no token may follow."""
+        """Add a token. True if it completes a stop string: the text ends there, and no token may follow."""
         data = self._incomplete + self._bytes_of(token)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._incomplete = data[used:]
         if self._strip and text:
             text, self._strip = text.removeprefix(" "), False
         self._pushed += 1
-        self._open.append(self._length)
+        self._open.append(self.length)
         self._pending += text
-        self._length += len(text)
+        self.length += len(text)
         if not self._incomplete:
             self._close()
         if self._pushed > self._min_tokens and self._stops:
@@ -97,10 +99,10 @@ class TextStream:
         final = final or self._ended
         if final:
             self._close()
-        held = 0 if final else max(self._matched, default=0)
+        held = 0 if final or self._include_stop else max(self._matched, default=0)
         shown = len(self._pending) - held
         text, self._pending = self._pending[:shown], self._pending[shown:]
-        limit = self._length - held
+        limit = self.length - held
         starts = []
         while self._closed and self._closed[0][1] <= limit:
             starts.append(self._closed.popleft()[0])
@@ -108,7 +110,7 @@ class TextStream:
 
     def _close(self) -> None:
         for start in self._open:
-            self._closed.append((start, self._length))
+            self._closed.append((start, self.length))
         self._open.clear()
 
     def _search(self, text: str) -> None:
@@ -119,7 +121,8 @@ class TextStream:
             pairs = zip(self._stops, self._matched, strict=True)
             if found := [stop.text for stop, matched in pairs if matched == len(stop.text)]:
                 self.stopped_by = max(found, key=len)
-                self._cut(len(text) - index - 1 + len(self.stopped_by))
+                n_stop = 0 if self._include_stop else len(self.stopped_by)
+                self._cut(len(text) - index - 1 + n_stop)
                 return
 
     def _cut(self, n_chars: int) -> None:
@@ -127,6 +130,6 @@ class TextStream:
         self._close()
         self._ended = True
         self._pending = self._pending[: len(self._pending) - n_chars]
-        self._length -= n_chars
-        kept = [(start, min(end, self._length)) for start, end in self._closed if start < self._length]
+        self.length -= n_chars
+        kept = [(start, min(end, self.length)) for start, end in self._closed if start < self.length]
         self._closed = deque(kept)

@@ -8,6 +8,8 @@ import pytest
 # Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["clients"]  # they run in environments of their own: tests/clients/run.py
+
 
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:

@@ -30,6 +30,14 @@ def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool
     return data.decode("utf-8", errors="replace")
 
 
+def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False) -> list[int]:
+    """Ids of a text that others precede: without the space that SentencePiece puts before a first word."""
+    if not tokenizer.strips_leading_space:
+        return tokenizer.encode(text, add_bos=False, parse_control=parse_control)
+    newline = tokenizer.encode("\n", add_bos=False, parse_control=False)
+    return tokenizer.encode("\n" + text, add_bos=False, parse_control=parse_control)[len(newline) :]
+
+
 def control_pattern(names: Iterable[str]) -> re.Pattern[str]:
     """Matches any control token's name, the longest first; nothing where there are none."""
     longest_first = sorted(names, key=len, reverse=True)

@@ -1,6 +1,5 @@
 """The common walk of a completion and a chat request: admit, tokenize, submit, then stream or wait."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol
@@ -10,32 +9,42 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.admission import State
-from service.choice import Delta, Order
+from service.choice import Delta, Order, joined
 from service.generation import Generation, Usage
+from service.logs import hashed
+from service.middleware import RequestRecord
 from service.response_shapes import Shape
 from service.served import ServedModel
 from service.sse import EventStream, Json, while_connected
 
-SMALL_PARTS = 8
-"""Answers of up to this many choices are written on the event loop; a thread costs more than they take."""
+LARGE = 512
+"""Answers of so many logprobs, or numbers of embeddings, are written off the event loop."""
 
 
 class Asked(Protocol):
     """What the walk itself reads of a body."""
 
     model: str | None
+
+    @property
+    def end_user(self) -> str | None:
+        """Who asked, as the client calls them."""
+        ...
+
+
+class Streamable(Asked, Protocol):
     stream: bool | None
 
 
 async def answer(
     request: Request,
-    body: Asked,
+    body: Streamable,
     make_order: Callable[[ServedModel], Order],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
     """The response to a generation request. All that can be refused is refused here, before any status is sent."""
     with ExitStack() as stack:
-        served, generation = await started(stack, request, body.model, make_order)
+        served, generation = await started(stack, request, body, make_order)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
             expired = request.app.state.noria.admission.expired
@@ -44,14 +53,16 @@ async def answer(
 
 
 async def started(
-    stack: ExitStack, request: Request, model: str | None, make_order: Callable[[ServedModel], Order]
+    stack: ExitStack, request: Request, body: Asked, make_order: Callable[[ServedModel], Order]
 ) -> tuple[ServedModel, Generation]:
     """The order in the engine's hands, and a place among the requests in flight; both end with the stack."""
     state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
+    record.user = hashed(body.end_user)
     stack.enter_context(state.admission.admitted())
-    served = state.admission.require(model)
+    served = state.admission.require(body.model)
     order = await state.admission.off_loop(lambda: make_order(served))
-    generation = Generation(order, state.client, served.tokenizer, state.metrics, request.scope["noria.record"])
+    generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
 
 
@@ -59,15 +70,18 @@ async def gathered(
     request: Request, generation: Generation, whole: Callable[[Sequence[Delta], Usage], Json]
 ) -> Response:
     """The plain answer, once every choice is complete."""
-    expired = request.app.state.noria.admission.expired
+    state: State = request.app.state.noria
+    expired = state.admission.expired
     parts = await while_connected(request.receive, expired, _collect(generation))
     timings = generation.timings()
 
     def content() -> bytes:
         return orjson.dumps(whole(parts, generation.usage) | {"timings": timings})
 
-    large = len(parts) > SMALL_PARTS
-    return Response(await asyncio.to_thread(content) if large else content(), media_type="application/json")
+    size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
+    return Response(
+        content() if size < LARGE else await state.admission.off_loop(content), media_type="application/json"
+    )
 
 
 async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
@@ -89,18 +103,8 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta a choice, in their order."""
+    """One whole delta a choice that is answered with, in their order."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)
-    return [_whole(deltas) for deltas in parts]
-
-
-def _whole(deltas: list[Delta]) -> Delta:
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        tuple(item for delta in deltas for item in delta.scored),
-        deltas[-1].finish,
-        deltas[-1].stop,
-        deltas[-1].embedding,
-    )
+    return [joined(parts[choice.index]) for choice in generation.best()]

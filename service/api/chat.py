@@ -20,6 +20,11 @@ async def chat_completions(request: Request) -> Response:
         body,
         lambda served: order_chat(body, served),
         lambda served, name: ChatShape(
-            name, served.tokenizer, served.fingerprint, bool(body.logprobs), body.stream_options or StreamOptions()
+            name,
+            served.tokenizer,
+            served.fingerprint,
+            bool(body.logprobs),
+            body.stream_options or StreamOptions(),
+            bool(body.return_token_ids),
         ),
     )

@@ -25,5 +25,6 @@ async def completions(request: Request) -> Response:
             served.fingerprint,
             body.logprobs is not None,
             body.stream_options or StreamOptions(),
+            bool(body.return_token_ids),
         ),
     )

@@ -17,6 +17,6 @@ router = APIRouter()
 async def embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingsBody)
     with ExitStack() as stack:
-        served, generation = await started(stack, request, body.model, lambda served: order_embeddings(body, served))
+        served, generation = await started(stack, request, body, lambda served: order_embeddings(body, served))
         shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
         return await gathered(request, generation, shape.whole)

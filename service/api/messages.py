@@ -9,6 +9,7 @@ from service.api.tokens import at_work
 from service.messages.schema import ConversationBody, MessagesBody
 from service.messages.shape import MessageShape
 from service.ordering import encode_chat, order_chat
+from service.served import ServedModel
 
 router = APIRouter()
 
@@ -24,4 +25,9 @@ async def messages(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     body = await read_body(request, ConversationBody)
-    return await at_work(request, body.model, lambda served: {"input_tokens": len(encode_chat(served, body.turns()))})
+    return await at_work(request, body.model, lambda served: {"input_tokens": len(encoded(body, served))})
+
+
+def encoded(body: ConversationBody, served: ServedModel) -> list[int]:
+    continues = body.continues
+    return encode_chat(served, body.turns(), add_generation_prompt=not continues, continue_final_message=continues)

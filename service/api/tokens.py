@@ -16,7 +16,7 @@ from service.admission import State
 from service.api.body import read_body
 from service.errors import InvalidRequest
 from service.ordering import chat_format, encode_chat, encode_text
-from service.schemas import DetokenizeBody, TemplateBody, TokenizeBody
+from service.schemas import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.served import ServedModel
 
 router = APIRouter()
@@ -36,7 +36,7 @@ async def detokenize(request: Request) -> Response:
 
 @router.post("/apply-template")
 async def apply_template(request: Request) -> Response:
-    body = await read_body(request, TemplateBody)
+    body = await read_body(request, ApplyTemplateBody)
     return await at_work(request, body.model, lambda served: {"prompt": rendered(body, served)})
 
 
@@ -75,13 +75,12 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
     messages = [message.plain() for message in body.messages]
-    return encode_chat(served, messages, add_generation_prompt=body.add_generation_prompt is not False)
+    return encode_chat(served, messages, **body.template_options)
 
 
-def rendered(body: TemplateBody, served: ServedModel) -> str:
+def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
     messages = [message.plain() for message in body.messages]
-    format_ = chat_format(served, messages)
-    return format_.render(messages, add_generation_prompt=body.add_generation_prompt is not False)
+    return chat_format(served, messages).render(messages, **body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> dict[str, Any]:

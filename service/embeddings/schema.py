@@ -2,24 +2,36 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from model.sampling_params import SamplingParams
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
+from service.fields import Body, Integer, optional
 from service.harmless_fields import HARMLESS_EMBEDDINGS
 from service.ordering import check_prompt, encode_text
-from service.schemas import Body, Integer, Prompts, check_prompts, listed
+from service.schemas import MAX_USER, Prompts, check_prompts, listed
 from service.served import ServedModel
 
 
 class EmbeddingsBody(Body):
-    """`pooling` "mean" averages the hidden states of all tokens, "last" takes the last one's."""
+    """`POST /v1/embeddings`."""
 
     harmless = HARMLESS_EMBEDDINGS
-    model: str | None = None
-    input: Prompts
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Integer | None = None
-    pooling: Literal["mean", "last"] | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    input: Prompts = Field(description="A string, a list of strings, token ids, a list of those; at most 1024 prompts.")
+    encoding_format: Literal["float", "base64"] | None = optional(
+        "Numbers, or the bytes of little-endian float32 numbers in base64. Default: float."
+    )
+    dimensions: Integer | None = optional("Only the model's own width.")
+    pooling: Literal["mean", "last"] | None = optional(
+        "Of the hidden states of all tokens, or the last's. Default: mean."
+    )
+    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.user
 
     def check(self) -> None:
         check_prompts("input", listed(self.input))

@@ -128,7 +128,9 @@ class EngineClient:
         """Say how far loading is, for readiness answers."""
         self.stage, self.progress = stage, progress
 
-    def submit(self, prompt: list[int], params: SamplingParams, choice: int = 0) -> Mailbox:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, choice: int = 0, *, priority: int = 0, cache_salt: str = ""
+    ) -> Mailbox:
         """Queue one sequence. Raises EngineUnavailable unless the engine is ready."""
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
@@ -136,7 +138,7 @@ class EngineClient:
             self._stepped = self._now()
         mailbox = Mailbox(next(self._ids), self._close_mailbox)
         self._mailboxes[mailbox.id] = mailbox
-        self._send(Submit(mailbox.id, prompt, params, choice))
+        self._send(Submit(mailbox.id, prompt, params, choice, priority, cache_salt))
         return mailbox
 
     async def close(self) -> None:

@@ -52,6 +52,12 @@ class Mailbox:
         self._died = True
         self._wake()
 
+    def expire(self) -> None:
+        """Its time is up: the sequence is aborted; what came so far ends with "timeout", unless it has its end."""
+        self.close()
+        if self._pending is None or self._pending.finish is None:
+            self.put(Update(self.id, finish="timeout"))
+
     def close(self) -> None:
         """Abort the sequence unless it has finished. May be called again."""
         self._on_close(self.id)

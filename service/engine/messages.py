@@ -22,12 +22,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One sequence to complete; `id` is unique in the engine's life."""
+    """One sequence to complete; `id` is unique in the engine's life.
+
+    Of those that wait the lowest `priority` comes first. Pages are shared among sequences of one `cache_salt` only.
+    """
 
     id: int
     prompt: list[int]
     params: SamplingParams
     choice: int = 0
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ class Beat:
 class Update(NamedTuple):
     """What a step gave one sequence.
 
-    `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error".
+    `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error"; "timeout"
+    comes from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
     `embedding` [dim] comes with the last.
     """
@@ -142,11 +148,13 @@ def _encode_submit(message: Submit) -> dict[str, Any]:
         "prompt": message.prompt,
         "params": message.params.to_json(),
         "choice": message.choice,
+        "priority": message.priority,
+        "cache_salt": message.cache_salt,
     }
 
 
 def _decode_submit(fields: dict[str, Any]) -> Submit:
-    return Submit(fields["id"], fields["prompt"], SamplingParams.from_json(fields["params"]), fields["choice"])
+    return Submit(**fields | {"params": SamplingParams.from_json(fields["params"])})
 
 
 def _encode_update(update: Update) -> list[Any]:

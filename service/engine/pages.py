@@ -2,7 +2,7 @@
 
 A page is *held* (one or more sequences use it), *cached* (nobody does, its named content may be reused, least
 recently used goes first) or *free*. A full page is named by a chained hash of all tokens up to its end, so equal
-names mean equal keys and values.
+names mean equal keys and values. A salt that seeds the chain keeps the pages of those who do not know it apart.
 """
 
 from array import array
@@ -16,8 +16,13 @@ from service.engine.messages import PoolStats
 NAME_BYTES = 16
 
 
+def chain_seed(salt: str) -> bytes:
+    """What takes a parent's place in the name of a first page. No page has this name, whatever its tokens spell."""
+    return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"cache salt").digest() if salt else b""
+
+
 def page_name(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Name of the page that holds `tokens` and follows the page named `parent` (b"" for a first page)."""
+    """Name of the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`)."""
     return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=NAME_BYTES).digest()
 
 

@@ -2,18 +2,23 @@
 
 A step first serves every sequence that lacks a single token (it decodes), then longer lacks (prompt chunks) oldest
 first, then admits from the waiting queue, up to `max_step_tokens`; what is left may go to drafts. When pages run out,
-the youngest is preempted: it gives up its pages, keeps its tokens and waits at the head of the queue.
+the youngest is preempted: it gives up its pages, keeps its tokens and waits before all that came after it. The queue
+is in order of priority, then of arrival.
 """
 
 import time
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Callable
+from itertools import count
+from operator import attrgetter
 
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.lookup import Stakes
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, reusable_blocks
 from service.engine.sequence import Sequence, Table
+
+RANK = attrgetter("rank")
 
 
 class _Step:
@@ -52,7 +57,8 @@ class Scheduler:
         self._max_model_len = info.max_model_len
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
-        self._waiting: OrderedDict[Sequence, None] = OrderedDict()  # an ordered set, next first
+        self._waiting: list[Sequence] = []  # by rank, next first
+        self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned = _Step(0)
         self._preemptions = 0
@@ -70,9 +76,9 @@ class Scheduler:
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
-        sequence = Sequence(request, self.pools, self._clock())
+        sequence = Sequence(request, self.pools, self._clock(), next(self._numbers))
         self._sequences[sequence.id] = sequence
-        self._waiting[sequence] = None
+        insort(self._waiting, sequence, key=RANK)
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence and release its pages; an unknown id is fine."""
@@ -165,24 +171,25 @@ class Scheduler:
     def _forget(self, sequence: Sequence) -> None:
         sequence.reset()
         del self._sequences[sequence.id]
-        self._running.pop(sequence, None)
-        self._waiting.pop(sequence, None)
+        if sequence in self._running:
+            del self._running[sequence]
+        else:
+            del self._waiting[bisect_left(self._waiting, sequence.rank, key=RANK)]
 
     def _preempt(self, sequence: Sequence) -> None:
         sequence.reset()
         del self._running[sequence]
-        self._waiting[sequence] = None
-        self._waiting.move_to_end(sequence, last=False)
+        insort(self._waiting, sequence, key=RANK)
         self._preemptions += 1
 
     def _admit(self) -> bool:
         """Move the head of the queue to the running sequences if its known tokens have room, reusing pages."""
-        sequence = next(iter(self._waiting))
+        sequence = self._waiting[0]
         reused = self._reuse(sequence)
         if not self._has_room(sequence):
             sequence.reset()
             return False
-        del self._waiting[sequence]
+        del self._waiting[0]
         self._running[sequence] = None
         if sequence.queued is None:
             sequence.queued = self._clock() - sequence.arrived

@@ -7,7 +7,7 @@ from model.batch import PageTable, Slice
 from model.sampling_params import SamplingParams
 from service.engine.lookup import Lookup
 from service.engine.messages import Submit
-from service.engine.pages import PagePool, page_name
+from service.engine.pages import PagePool, chain_seed, page_name
 
 
 class Table:
@@ -64,8 +64,9 @@ class Table:
 class Sequence:
     """Tokens to compute. `computed` positions have keys and values in pages, the others are lacking."""
 
-    def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float) -> None:
+    def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
         self.id = submit.id
+        self.rank = (submit.priority, number)  # the lowest is admitted first; no two are equal
         self.tokens = list(submit.prompt)
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
@@ -81,6 +82,7 @@ class Sequence:
         self.lookup = Lookup()
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
+        self._seed = chain_seed(submit.cache_salt)
         self._names: list[bytes] = []
 
     @property
@@ -96,7 +98,7 @@ class Sequence:
         """Names of the first `n_blocks` full pages, kept for next time."""
         size = self._page_size
         for block in range(len(self._names), n_blocks):
-            parent = self._names[-1] if self._names else b""
+            parent = self._names[-1] if self._names else self._seed
             self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
         return self._names[:n_blocks]
 

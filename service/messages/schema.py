@@ -5,11 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS
+from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.errors import InvalidRequest
-from service.harmless_fields import HARMLESS_CONVERSATION, HARMLESS_MESSAGES, HARMLESS_METADATA, HARMLESS_TEXT_BLOCK
-from service.schemas import Body, ChatBody, Integer, Items, expect
+from service.fields import Body, Items, expect, optional, ranged
+from service.harmless_fields import HARMLESS_CONVERSATION, HARMLESS_MESSAGES, HARMLESS_TEXT_BLOCK
+from service.schemas import MAX_USER, ChatBody
 
+MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -31,20 +33,24 @@ class Turn(Body):
 
 
 class Metadata(Body):
-    harmless = HARMLESS_METADATA
+    user_id: str | None = optional("Logged as a hash.", max_length=MAX_USER)
 
 
 class ConversationBody(Body):
     """`POST /v1/messages/count_tokens`, and what it shares with `POST /v1/messages`."""
 
     harmless = HARMLESS_CONVERSATION
-    model: str | None = None
-    messages: Items[Turn]
-    system: Blocks | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    messages: Items[Turn] = Field(description="At least one; the answer continues a last one of the assistant's.")
+    system: Blocks | None = optional("A string, or a list of text blocks.")
 
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+
+    @property
+    def continues(self) -> bool:
+        return self.messages[-1].role == "assistant"
 
     def turns(self) -> list[dict[str, str]]:
         """The conversation as chat messages: turns of one role in a row are one, as Anthropic has it."""
@@ -59,24 +65,23 @@ class MessagesBody(ConversationBody):
     """`POST /v1/messages`."""
 
     harmless = HARMLESS_MESSAGES
-    max_tokens: Annotated[Integer, Field(ge=1)]
-    metadata: Metadata | None = None
-    stop_sequences: Annotated[Items[Sentence], Field(max_length=MAX_STOPS)] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Integer | None = None
+    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Within the context, together with the prompt.")
+    metadata: Metadata | None = optional("Only `user_id`.")
+    stop_sequences: Items[Sentence] | None = optional("The text ends before any of them.", max_length=MAX_STOPS)
+    stream: bool | None = optional("Server-sent events in place of one answer.")
+    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
 
-    def check(self) -> None:
-        super().check()
-        if self.messages[-1].role == "assistant":
-            message = "the last message must be the user's: to continue an assistant's message is not supported"
-            raise InvalidRequest(message, param="messages")
+    @property
+    def end_user(self) -> str | None:
+        return self.metadata.user_id if self.metadata else None
 
     def as_chat(self) -> ChatBody:
         return ChatBody.model_validate(
             {
                 "messages": self.turns(),
+                "continue_final_message": self.continues,
                 "max_tokens": self.max_tokens,
                 "stop": self.stop_sequences,
                 "temperature": self.temperature,

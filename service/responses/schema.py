@@ -4,14 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from model.sampling_params import RANGES
 from service.errors import InvalidRequest
+from service.fields import Body, Items, expect, optional, ranged
 from service.harmless_fields import (
     HARMLESS_INPUT_ITEM,
     HARMLESS_INPUT_PART,
     HARMLESS_RESPONSES,
     HARMLESS_TEXT_CONFIG,
 )
-from service.schemas import Body, ChatBody, Integer, Items, expect
+from service.schemas import MAX_NAME, MAX_SALT, MAX_USER, ChatBody
+
+MAX_TOKENS = RANGES["max_tokens"][1]
 
 
 class InputPart(Body):
@@ -24,7 +28,8 @@ class InputPart(Body):
 
 class InputMessage(Body):
     harmless = HARMLESS_INPUT_ITEM
-    type: Literal["message"] | None = None
+    type: Literal["message"] | None = optional("Messages are the only items.")
+    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
     role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[
         str | Items[InputPart],
@@ -46,21 +51,30 @@ class TextFormat(Body):
 
 class TextConfig(Body):
     harmless = HARMLESS_TEXT_CONFIG
-    format: TextFormat | None = None
+    format: TextFormat | None = optional("Text is the only format.")
 
 
 class ResponsesBody(Body):
     """`POST /v1/responses`. Nothing is stored: the whole conversation comes with each request."""
 
     harmless = HARMLESS_RESPONSES
-    model: str | None = None
-    input: Annotated[Items[InputMessage], BeforeValidator(_as_items, json_schema_input_type=str | list[InputMessage])]
-    instructions: str | None = None
-    max_output_tokens: Annotated[Integer, Field(ge=1)] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    text: TextConfig | None = None
-    top_p: float | None = None
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    input: Annotated[
+        Items[InputMessage], BeforeValidator(_as_items, json_schema_input_type=str | list[InputMessage])
+    ] = Field(description="A string, or a list of messages: what a user says, and what was answered.")
+    instructions: str | None = optional("A system message before all others.")
+    max_output_tokens: int | None = optional("Within the context, together with the prompt.", ge=1, le=MAX_TOKENS)
+    prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
+    safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
+    stream: bool | None = optional("Server-sent events in place of one answer.")
+    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    text: TextConfig | None = optional("The answer's form.")
+    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user
 
     def check(self) -> None:
         if not self.input:

@@ -1,6 +1,7 @@
 """Drive a scheduler with the fake model, checking the laws of the wheel after every step."""
 
 from collections import defaultdict
+from typing import Any
 
 from model.batch import RunnerInfo, StepBatch
 from model.sampling_params import SamplingParams
@@ -34,8 +35,8 @@ class Drive:
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
 
-    def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0) -> None:
-        self.scheduler.submit(Submit(sequence_id, prompt, params, choice))
+    def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
+        self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
 
     def step(self) -> StepBatch:
         """One plan, step and commit, with every invariant checked."""

@@ -1,5 +1,6 @@
 """Plans, chunks, reuse, preemption and the laws of DESIGN section 3, on a model that is arithmetic."""
 
+from array import array
 from dataclasses import dataclass
 
 import pytest
@@ -123,6 +124,55 @@ def test_a_window_keeps_its_pages_bounded_however_long_the_prompt() -> None:
     assert drive.answers[1] == expected(prompt, PARAMS)
 
 
+def test_the_lowest_priority_is_admitted_first_and_equals_as_they_came() -> None:
+    drive = Drive(make_info(), max_sequences=1, max_step_tokens=8)
+    priorities = {1: 0, 2: 5, 3: 0, 4: -1, 5: 5, 6: -1}
+    for sequence_id, priority in priorities.items():
+        drive.submit(sequence_id, [1, 2, 3], PARAMS, priority=priority)
+    drive.scheduler.abort(3)
+    drive.run()
+    assert list(drive.finished) == [4, 6, 1, 2, 5]
+
+
+def test_a_preempted_sequence_waits_before_those_that_came_after_it() -> None:
+    drive = Drive(make_info(pools=((None, 8),), max_model_len=32), max_step_tokens=32)
+    for sequence_id in (1, 2, 3):
+        drive.submit(sequence_id, [sequence_id] * 6, SamplingParams(max_tokens=20))
+    while not drive.scheduler.stats().preemptions:
+        drive.step()
+    n_steps = len(drive.runner.steps)
+    drive.submit(4, [4], SamplingParams(max_tokens=1))
+    drive.submit(5, [5], SamplingParams(max_tokens=1), priority=-1)
+    drive.run()
+    later = [item.sequence_id for batch in drive.runner.steps[n_steps:] for item in batch.slices]
+    assert later.index(5) < later.index(3) < later.index(4)
+    assert drive.answers[3] == expected([3] * 6, SamplingParams(max_tokens=20))
+
+
+def test_pages_are_shared_among_those_with_one_salt_only() -> None:
+    drive = Drive(make_info(page_size=4), max_step_tokens=64)
+    prompt = list(range(1, 18))
+    reused = []
+    for sequence_id, salt in enumerate(["", "a", "a", "b", "", "b"]):
+        drive.submit(sequence_id, prompt, PARAMS, cache_salt=salt)
+        drive.run()
+        reused.append(drive.updates[sequence_id][0].cached)
+        assert drive.answers[sequence_id] == expected(prompt, PARAMS)
+    assert reused == [0, 0, 16, 0, 16, 16]
+
+
+def test_a_salt_that_spells_a_page_is_not_its_name() -> None:
+    """Else its owner would be given the second page of a stranger, which has other positions, as a first."""
+    drive = Drive(make_info(page_size=4), max_step_tokens=64)
+    drive.submit(1, list(range(1, 18)), PARAMS)
+    drive.run()
+    spelled = array("q", range(1, 5)).tobytes().decode()
+    drive.submit(2, list(range(5, 18)), PARAMS, cache_salt=spelled)
+    drive.run()
+    assert drive.updates[2][0].cached == 0
+    assert drive.answers[2] == expected(list(range(5, 18)), PARAMS)
+
+
 def test_abort_releases_pages_wherever_the_sequence_is() -> None:
     drive = Drive(make_info(), max_sequences=1)
     for sequence_id in (1, 2):
@@ -223,6 +273,8 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     arrival: int
+    priority: int
+    cache_salt: str
     aborted_at: int | None
 
 
@@ -238,6 +290,8 @@ request_fields = {
         prompt_lookup_num_tokens=st.sampled_from([0, 1, 5]),
     ),
     "arrival": st.integers(0, 6),
+    "priority": st.integers(0, 2),
+    "cache_salt": st.sampled_from(["", "a"]),
     "aborted_at": st.none() | st.integers(7, 30),
 }
 
@@ -265,7 +319,8 @@ def play(drive: Drive, requests: list[Request], limit: int = 1200) -> None:
     for now in range(limit):
         for index, request in enumerate(requests):
             if now == request.arrival:
-                drive.submit(index, request.prompt, request.params)
+                more = {"priority": request.priority, "cache_salt": request.cache_salt}
+                drive.submit(index, request.prompt, request.params, **more)
             if now == request.aborted_at:
                 drive.scheduler.abort(index)
         if drive.scheduler.has_work:

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 import torch
@@ -86,6 +87,30 @@ def test_min_tokens_hides_end_tokens_until_enough() -> None:
     logits = [0.0, 9.0, 5.0]
     common = {"min_tokens": 2, "stop_token_ids": (1,)}
     assert [greedy(logits, [0] * n, **common) for n in (1, 2, 3)] == [2, 2, 1]
+
+
+def test_only_allowed_tokens_are_drawn() -> None:
+    assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(2, 0, 3, 0)) == 3
+    assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(0, 2), logit_bias=((1, 100.0), (0, 6.0))) == 0
+    drawn = {draw([0.0, 9.0, 0.5, 7.0], after(seed=seed, allowed_token_ids=(0, 2))) for seed in range(100)}
+    assert drawn == {0, 2}
+
+
+def test_a_bad_word_is_never_completed() -> None:
+    """Its last token is hidden where the output, not the prompt, ends with those before it."""
+    logits = [0.0, 9.0, 5.0, 7.0]
+    words = ((1,), (2, 3, 3), (0, 0, 2))
+    assert greedy(logits, [2, 3], 0, bad_words=words) == 2
+    assert greedy(logits, [2, 3], 1, bad_words=words) == 3
+    assert greedy(logits, [3, 3], 0, bad_words=words) == 3
+    assert greedy(logits, [2, 3, 0, 0], 0, bad_words=words, logit_bias=((2, 50.0),)) == 3
+    random = Random(7)
+    for _ in range(200):
+        words = tuple(tuple(random.choices(range(3), k=random.randint(1, 3))) for _ in range(3))
+        output = random.choices(range(3), k=random.randint(0, 4))
+        hidden = {word[-1] for word in words if (*output, word[-1])[-len(word) :] == word}
+        expected = min(set(range(4)) - hidden, key=lambda token: -logits[token])
+        assert greedy(logits, [9, *output], 1, bad_words=words) == expected
 
 
 def test_logit_bias() -> None:
@@ -236,6 +261,8 @@ def mixed_rows() -> tuple[Tensor, list[Slice]]:
         after(seed=2, choice=3, logit_bias=((4, 5.0),), repetition_penalty=1.2),
         after([4, 4, 4], 2, seed=3, top_k=5, min_p=0.1, min_tokens=4, max_tokens=9, stop_token_ids=(7, 8), logprobs=0),
         after(seed=-4, presence_penalty=-1.0),
+        after(seed=5, allowed_token_ids=tuple(range(0, 100, 7))),
+        after([1, 2, 3], 1, seed=6, bad_words=((2, 3, 8), (5,))),
     ]
     return torch.randn(len(items), 100) * 3, items
 
@@ -274,7 +301,7 @@ def test_alternatives_tie_by_id_and_are_as_many_as_asked() -> None:
 
 def test_rows_without_logprobs_have_none() -> None:
     logits, items = mixed_rows()
-    assert [logprob is not None for _, logprob in sample(logits, items)] == [True, False, False, True, False]
+    assert [logprob is not None for _, logprob in sample(logits, items)] == [True, False, False, True, *[False] * 3]
 
 
 @pytest.mark.parametrize("extreme", [2.0**-24, 1 - 2.0**-24])

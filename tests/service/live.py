@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 
+from model.chat import NOTHING
 from model.config import GenerationDefaults
+from model.errors import ParameterError
 from service.engine.client import EngineClient
 from service.metrics import Metrics
 from service.served import ServedModel, longest_piece
@@ -22,13 +24,26 @@ PATIENCE = 20.0
 
 
 class FakeChat:
-    """`u:text;` a message, `a:` before the answer."""
+    """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        return list(self.render(messages, add_generation_prompt=add_generation_prompt).encode())
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        return list(self.render(messages, **options).encode())
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        text = "".join(f"{message['role'][0]}:{message['content']};" for message in messages)
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> str:
+        if variables.keys() - {"tone"}:
+            raise ParameterError("chat_template_kwargs", f"unknown: {variables}")
+        text = variables.get("tone", "") + "".join(
+            f"{message['role'][0]}:{message['content']};" for message in messages
+        )
+        if continue_final_message:
+            text = text.removesuffix(";")
         return text + ("a:" if add_generation_prompt else "")
 
 

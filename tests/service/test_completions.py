@@ -158,10 +158,20 @@ def test_logprobs_zero_means_the_tokens_own(live: Live) -> None:
 def test_logprobs_end_with_the_text(live: Live) -> None:
     whole = answer("stopping", 40)
     body = {"prompt": "stopping", "max_tokens": 40, "logprobs": 1}
-    by_string = live.complete(**body, stop=whole[9:12])["choices"][0]
-    by_token = live.complete(**body, stop_token_ids=[ord(whole[6])])["choices"][0]
-    for choice in (by_string, by_token):
-        assert choice["logprobs"]["tokens"] == list(choice["text"])
+    choice = live.complete(**body, stop=whole[9:12])["choices"][0]
+    assert choice["logprobs"]["tokens"] == list(choice["text"])
+
+
+def test_a_stop_token_has_a_logprob_after_the_text() -> None:
+    """As OpenAI and vLLM have it: a harness that asks for one token counts on one more entry than the prompt has."""
+    whole = answer("stopping", 40)
+    with running() as live:
+        body = {"prompt": "stopping", "max_tokens": 40, "logprobs": 1, "stop_token_ids": [ord(whole[6])]}
+        choice = live.complete(**body)["choices"][0]
+        assert choice["logprobs"]["tokens"] == [*choice["text"], whole[6]]
+        assert choice["logprobs"]["text_offset"] == list(range(len(choice["text"]) + 1))
+        parts = [chunk["choices"][0]["logprobs"]["tokens"] for chunk in stream(live, **body)]
+        assert [token for part in parts for token in part] == choice["logprobs"]["tokens"]
 
 
 def test_echo(live: Live) -> None:

@@ -65,6 +65,13 @@ def test_system_blocks_and_turns_of_one_role(live: Live) -> None:
     assert say(live, system="be kind", messages=turns)["content"] == said["content"]
 
 
+def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
+    said = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
+    assert said["content"][0]["text"] == answer("u:hi;a:so", 5)
+    counted = live.post(f"{PATH}/count_tokens", {"messages": [*USER, {"role": "assistant", "content": "so"}]})
+    assert counted.json() == {"input_tokens": len("u:hi;a:so")}
+
+
 def test_stop_reasons(live: Live) -> None:
     whole = answer("u:hi;a:", 20)
     said = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
@@ -94,7 +101,6 @@ def test_counting_tokens(live: Live) -> None:
         ({"max_tokens": 0}, ["max_tokens", "0", "1"]),
         ({"max_tokens": 10**6}, ["512", "max_tokens"]),
         ({"messages": []}, ["messages", "empty"]),
-        ({"messages": [*USER, {"role": "assistant", "content": "x"}]}, ["last message"]),
         ({"messages": [{"role": "tool", "content": "x"}]}, ["messages.0.role", "'tool'"]),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, ["images", "not supported"]),
         ({"tools": [{"name": "f", "input_schema": {}}]}, ["tools", "not supported"]),

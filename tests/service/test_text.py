@@ -91,6 +91,17 @@ def test_nothing_is_held_back_without_need(text: str, stops: list[str], places: 
         assert shown == so_far[: len(so_far) - max(lengths, default=0)]
 
 
+@given(LETTERS, STOPS, st.lists(st.integers(min_value=0), max_size=40))
+def test_with_its_stop_string_the_text_is_shown_as_it_comes(text: str, stops: list[str], places: list[int]) -> None:
+    pieces = cut_up(text.encode(), places)
+    shown, starts, _ = run(pieces, stops, include_stop=True)
+    end = next((end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))), len(text))
+    assert "".join(shown) == text[:end]
+    for n_tokens in range(1, len(shown)):
+        assert "".join(shown[:n_tokens]) == b"".join(pieces[:n_tokens]).decode(errors="ignore")
+    assert all(start <= end for start in starts)
+
+
 @given(st.binary(max_size=30), st.lists(st.integers(min_value=0), max_size=30))
 def test_arbitrary_bytes_never_break(data: bytes, places: list[int]) -> None:
     whole = "".join(run([data])[0])
