@@ -44,6 +44,7 @@ class SamplingParams:
     `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
     is not drawn where the output ends with those before it.
     `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
+    `return_progress` asks for a report of each step that computes a part of the prompt.
 
     Raises ParameterError, naming field, value and limit.
     """
@@ -69,6 +70,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_lookup_num_tokens: int = 0
     embed: str | None = None
+    return_progress: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():

@@ -139,6 +139,8 @@ class Generation:
             before = choice.n_generated
             delta = choice.absorb(update, self._tokenizer)
             self._measure(choice, update, choice.n_generated - before)
+            if delta.progress is not None:
+                delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
             if delta:
                 yield choice, delta
             if delta.finish is not None:

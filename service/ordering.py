@@ -139,6 +139,7 @@ def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> Sampli
         stop_token_ids=tuple(stops),
         ignore_eos=bool(body.ignore_eos),
         prompt_lookup_num_tokens=body.prompt_lookup_num_tokens or 0,
+        return_progress=bool(body.return_progress),
         **limits,
     )
     params.check_ids(served.info.vocab_size)

@@ -93,7 +93,8 @@ class CompletionShape(PlainEvents):
         return []
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        return [self._object([self._choice(index, delta)]) | chunk_usage(self.stream, usage)]
+        chunk = self._object([self._choice(index, delta)]) | chunk_usage(self.stream, usage)
+        return [chunk if delta.progress is None else chunk | {"prompt_progress": delta.progress}]
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
@@ -160,6 +161,8 @@ class ChatShape(PlainEvents):
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
         frames = []
+        if delta.progress is not None:
+            frames.append(self._chunk(index, {}, None, None, usage) | {"prompt_progress": delta.progress})
         if delta.text or delta.scored or delta.tokens:
             frames.append(self._chunk(index, {"content": delta.text}, self._scores(delta.scored), None, usage))
         if delta.finish:

@@ -69,6 +69,9 @@ class GenerationBody(Body):
     n: int | None = optional("Choices of each prompt; prompts x n at most 1024. Default: 1.", ge=1, le=MAX_CHOICES)
     stream: bool | None = optional("Server-sent events in place of one answer.")
     stream_options: StreamOptions | None = optional("Only when `stream` is true.")
+    return_progress: bool | None = optional(
+        "Chunks with `prompt_progress` while the prompt is computed. Only when `stream` is true."
+    )
     max_tokens: int | None = ranged("max_tokens", "Within the context, together with the prompt.")
     min_tokens: int | None = ranged("min_tokens", "No end before as many; at most `max_tokens`. Default: 0.")
     temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
@@ -143,6 +146,8 @@ class GenerationBody(Body):
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        if self.return_progress and not self.stream:
+            raise InvalidRequest("return_progress is only allowed when stream is true", param="return_progress")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:

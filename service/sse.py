@@ -1,7 +1,7 @@
 """Server-sent events: frames, and a response that notices a client going away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +16,10 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+"""Silence after which a stream says that it lives: proxies close connections that are silent for long."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -85,10 +89,36 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+class Pulse:
+    """Calls `beat` whenever nothing was written for `KEEP_ALIVE_SECONDS`; `wrote` is when something was."""
+
+    def __init__(self, beat: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.clock = asyncio.get_running_loop().time
+        self.wrote = self.clock()
+        self.beating: asyncio.Task[None] | None = None
+        self._beat = beat
+        self._set(KEEP_ALIVE_SECONDS)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self.beating is not None:
+            self.beating.cancel()
+
+    def _set(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        left = self.wrote + KEEP_ALIVE_SECONDS - self.clock()
+        if left <= 0 and (self.beating is None or self.beating.done()):
+            self.beating = asyncio.get_running_loop().create_task(self._beat())
+        self._set(left if left > 0 else KEEP_ALIVE_SECONDS)
+
+
 class EventStream(Response):
     """A response of the frames in `events`, inside `guard`, which is left when the stream ends however it ends.
 
-    The status goes out with the first frame, so a request that fails before its first token gets a plain error;
+    The status goes out with the first frame, so a request that fails before its first token, or before a silence has
+    lasted long enough for a comment, gets a plain error;
     one that fails later gets an error event and no proper end.
     """
 
@@ -121,8 +151,15 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """The start goes through every middleware, the frames, which none of them looks at, past all but the server."""
-        async for body in self._events:
-            await self._send(send_directly if self._started else send, body)
+        pulse = Pulse(lambda: self._send(send_directly if self._started else send, KEEP_ALIVE))
+        try:
+            async for body in self._events:
+                if pulse.beating is not None:
+                    await pulse.beating
+                await self._send(send_directly if self._started else send, body)
+                pulse.wrote = pulse.clock()
+        finally:
+            pulse.stop()
         await self._send(send_directly if self._started else send, self._framing.done, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

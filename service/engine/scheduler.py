@@ -226,6 +226,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, stop: int, result: SliceOutput) -> Update | None:
         start = sequence.computed
+        processed = min(stop, sequence.n_prompt) if sequence.reports else None
         tokens = self._take_in(sequence, result.tokens)
         sequence.advance(stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
@@ -236,7 +237,7 @@ class Scheduler:
         embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
             self._forget(sequence)
-        if not tokens and finish is None and not prompt_logprobs:
+        if not tokens and finish is None and not prompt_logprobs and processed is None:
             return None
         first, sequence.first_update = sequence.first_update, False
         return Update(
@@ -247,6 +248,7 @@ class Scheduler:
             finish=finish,
             cached=sequence.cached if first else None,
             queued=sequence.queued if first else None,
+            processed=processed,
             embedding=embedding,
         )
 

@@ -108,6 +108,11 @@ class Sequence:
         return self.scored == self.n_prompt and self.params.embed != "mean"
 
     @property
+    def reports(self) -> bool:
+        """Whether how far the prompt is computed is to be known: until its first token is there."""
+        return self.params.return_progress and not self.n_output
+
+    @property
     def embedding(self) -> tuple[float, ...]:
         """The pooled hidden states of the whole prompt [dim], where they were wanted."""
         n = self.n_prompt if self.params.embed == "mean" else 1

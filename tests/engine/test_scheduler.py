@@ -96,6 +96,16 @@ def test_the_youngest_is_preempted_and_answers_the_same() -> None:
         assert drive.answers[sequence_id] == expected([sequence_id] * 6, params)
 
 
+def test_progress_is_reported_where_it_is_asked_for() -> None:
+    drive = Drive(make_info(), max_step_tokens=8)
+    drive.submit(1, list(range(1, 21)), SamplingParams(max_tokens=3, return_progress=True))
+    drive.submit(2, list(range(1, 21)), SamplingParams(max_tokens=3))
+    drive.run()
+    assert [update.processed for update in drive.updates[1]] == [8, 16, 20, None, None]
+    assert [len(update.tokens) for update in drive.updates[1]] == [0, 0, 1, 1, 1]
+    assert [update.processed for update in drive.updates[2]] == [None] * 3
+
+
 def test_an_embedding_survives_preemption_and_takes_nothing_from_the_cache() -> None:
     """The fake hidden state of a position is (its token, the position, 1)."""
     drive = Drive(make_info(pools=((None, 8),), max_model_len=32), max_sequences=3, max_step_tokens=3)
