@@ -215,6 +215,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=usual.threads)
     parser.add_argument("--prefill", type=_numbers, default=usual.prefill, help="lengths of prompts, comma-separated")
     parser.add_argument("--streams", type=_numbers, default=usual.streams, help="numbers of streams, comma-separated")
+    parser.add_argument("--prompt", type=int, default=usual.prompt, help="tokens of each stream's prompt")
     parser.add_argument("--tokens", type=int, default=usual.tokens, help="that each stream generates")
     parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-MACHINE.json")
     return parser.parse_args()
@@ -228,7 +229,7 @@ def main() -> None:
     asked = arguments()
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)  # of ours and of transformers
     peers = asked.peers and asked.peers.resolve()
-    work = Workload(asked.threads, asked.prefill, asked.streams, tokens=asked.tokens)
+    work = Workload(asked.threads, asked.prefill, asked.streams, asked.prompt, asked.tokens)
     known = engines_on(asked.gguf.resolve(), peers, work) if asked.gguf else engines(peers, work)
     chosen = [
         engine

@@ -1,6 +1,7 @@
 """Servers under `noria bench`, each started for the run and ended with it; and our engine under the same load.
 
-`python -m benchmarks.servers MODEL` is the latter: a closed loop of the same requests without HTTP, JSON out.
+Ours quantize to int8, as the peer's file has 8 bits. `python -m benchmarks.servers MODEL` is the latter: a closed loop
+of the same requests without HTTP, JSON out.
 """
 
 import json
@@ -53,7 +54,7 @@ FIRST_TOKEN = "HTTP 32: ms to first token, p50"
 
 
 def measure_ours(model: str) -> dict[str, float]:
-    with embedded_server(model, lambda stage, done: None) as client:
+    with embedded_server(model, lambda stage, done: None, ["--quantize", "int8"]) as client:
         return _bench(str(client.base_url), client.headers["Authorization"].removeprefix("Bearer "))
 
 
@@ -137,6 +138,6 @@ def without_http(runner: ModelRunner, load: Load) -> float:
 
 
 if __name__ == "__main__":
-    ours = engine.load(sys.argv[1])
+    ours = engine.load(sys.argv[1], quantize="int8")
     without_http(ours, Load(2, 2))  # warms up
     print(json.dumps({case: without_http(ours, load) for case, load in LOADS.items()}))

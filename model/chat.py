@@ -5,11 +5,9 @@ token. Contents are marked with unguessable markers while the template runs, so 
 into the template's own words and the messages' (`JinjaChat`); mistral-common encodes contents as text by itself.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 
 from model.checkpoint.files import layout, read_json
 from model.errors import ModelError, ParameterError
+from model.template import compile_template
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import sentencepiece_file
 from model.tokenizers.pieces import control_pattern, encode_inner
@@ -78,7 +77,7 @@ class JinjaChat:
     """A chat template as transformers runs it: same environment, same functions, same ids for harmless contents."""
 
     def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> None:
-        self._template, declared = _compile(source)
+        self._template, declared = compile_template(source)
         self._variables = declared.difference(_OWN_VARIABLES, _SPECIAL_TOKENS)
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
@@ -247,46 +246,6 @@ def _simple(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_VARIABLE_CHARS
     return value is None or (isinstance(value, int | float) and abs(value) <= MAX_VARIABLE)
-
-
-def _compile(source: str) -> tuple[Callable[..., str], frozenset[str]]:
-    """What renders a template, and the names that it looks up."""
-    from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; it writes nothing."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}
-    try:
-        names = meta.find_undeclared_variables(environment.parse(source))
-        return environment.from_string(source).render, frozenset(names)
-    except TemplateSyntaxError as error:
-        raise ModelError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    """Jinja's own escapes HTML, which models were not trained with."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -73,7 +73,8 @@ class Delta(NamedTuple):
     progress: dict[str, int] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.scored or self.finish or self.tokens or self.progress)
+        shown = self.text or self.scored or self.finish or self.tokens or self.progress
+        return bool(shown) or self.prompt_logprobs is not None
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:

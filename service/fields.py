@@ -69,4 +69,3 @@ def optional(description: str, **limits: Any) -> Any:
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first bad item ends its validation: a body may hold millions of them."""
 TokenIds = Items[int]
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]

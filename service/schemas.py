@@ -4,14 +4,12 @@ Fields of OpenAI and of other servers that mean nothing here pass while they hol
 happens anyway (`harmless_fields.py`). Everything else that is not a field is a 400.
 """
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS
 from service.errors import InvalidRequest, shown
-from service.fields import Body, Integer, Items, TokenIds, expect, optional, ranged, unsupported
+from service.fields import Body, Items, TokenIds, expect, optional, ranged, unsupported
 from service.harmless_fields import (
     HARMLESS_CHAT,
     HARMLESS_COMPLETION,
@@ -20,6 +18,7 @@ from service.harmless_fields import (
     HARMLESS_TEMPLATE,
     HARMLESS_TOKENIZE,
 )
+from service.sampling_schema import SamplingBody
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -28,14 +27,11 @@ MAX_NAME = 256
 MAX_SALT = 1024
 MAX_TIMEOUT = 86400.0
 MAX_USER = 512
-TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
 
 Prompts = Annotated[
     str | Items[str] | TokenIds | Items[TokenIds],
     expect("a string, a list of strings, a list of token ids or a list of lists of token ids"),
 ]
-BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARS, pattern="[^ ]")]
-Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
 
 def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
@@ -62,7 +58,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
 
 
-class GenerationBody(Body):
+class GenerationBody(SamplingBody):
     """What completions and chat share. None: the model's default, or ours."""
 
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
@@ -72,42 +68,19 @@ class GenerationBody(Body):
     return_progress: bool | None = optional(
         "Chunks with `prompt_progress` while the prompt is computed. Only when `stream` is true."
     )
-    max_tokens: int | None = ranged("max_tokens", "Within the context, together with the prompt.")
-    min_tokens: int | None = ranged("min_tokens", "No end before as many; at most `max_tokens`. Default: 0.")
-    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
-    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
-    top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
-    min_p: float | None = ranged("min_p", "Keeps tokens this much as likely as the likeliest. Default: 0.")
-    presence_penalty: float | None = ranged("presence_penalty", "On tokens of the output. Default: 0.")
-    frequency_penalty: float | None = ranged("frequency_penalty", "On tokens of the output, each time. Default: 0.")
-    repetition_penalty: float | None = ranged("repetition_penalty", "On tokens of prompt and output. Default: 1.")
-    logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
-        "Token id to what is added to its logit, -100 to 100; at most 1024."
-    )
-    allowed_token_ids: TokenIds | None = optional(
-        "The only tokens that may be drawn.", min_length=1, max_length=MAX_ALLOWED_TOKENS
-    )
-    bad_words: Items[BadWord] | None = optional(
-        "Words that are not said, at the beginning of a word or within: the last token of one is never drawn after its "
-        "others.",
-        max_length=MAX_BAD_WORDS,
-    )
-    seed: int | None = ranged("seed", "With it the same request draws the same tokens. Default: random.")
-    stop: Stops | None = optional("A string, or up to 16, of 1 to 512 characters: the text ends before it.")
-    include_stop_str_in_output: bool | None = optional("The text ends after the stop string, or the stop token.")
-    stop_token_ids: TokenIds | None = optional("At most 1024, the model's end tokens among them.")
-    ignore_eos: bool | None = optional("The model's own end tokens do not end the output.")
-    prompt_lookup_num_tokens: int | None = ranged(
-        "prompt_lookup_num_tokens", "Tokens that a step may propose from earlier text. Default: 0."
+    max_tokens: int | None = ranged(
+        "max_tokens", "Within the context, together with the prompt. Default: 16; in chat, what the context leaves."
     )
     prompt_logprobs: int | None = ranged(
         "prompt_logprobs", "Logprobs of the prompt's tokens, with as many alternatives; not with `stream`."
     )
     return_token_ids: bool | None = optional("Adds `prompt_token_ids` and each choice's `token_ids`.")
-    truncate_prompt_tokens: Integer | None = optional(
-        "Keeps the last k tokens of a longer prompt, up to the context; -1: as many as fit.", ge=-1
+    truncate_prompt_tokens: int | None = optional(
+        "Keeps the last k tokens of a longer prompt; -1: as many as fit.", ge=-1, le=2**31 - 1
     )
-    priority: Integer | None = optional("Of the requests that wait the lowest comes first. Default: 0.")
+    priority: int | None = optional(
+        "Of the requests that wait the lowest comes first. Default: 0.", ge=-(2**63), le=2**63 - 1
+    )
     cache_salt: str | None = optional(
         "Prompts share cached pages with those of the same salt only.", min_length=1, max_length=MAX_SALT
     )
@@ -123,20 +96,6 @@ class GenerationBody(Body):
     @property
     def n_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def biases(self) -> tuple[tuple[int, float], ...]:
-        biases = self.logit_bias or {}
-        for token, value in biases.items():
-            if type(value) not in (int, float):
-                raise InvalidRequest(f"logit_bias.{token} should be a number, got {shown(value)}", param="logit_bias")
-            if not TOKEN_ID.fullmatch(token):
-                raise InvalidRequest(f"logit_bias has key {shown(token)}, expected token ids", param="logit_bias")
-        return tuple((int(token), value) for token, value in biases.items())
 
     @property
     def end_user(self) -> str | None:
@@ -196,8 +155,8 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(Body):
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description='"text".')
+    text: str = Field(description="A string; the parts of a message are joined.")
 
 
 Content = Annotated[

@@ -7,7 +7,7 @@ from pydantic import Field
 from model.sampling_params import SamplingParams
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
-from service.fields import Body, Integer, optional
+from service.fields import Body, optional
 from service.harmless_fields import HARMLESS_EMBEDDINGS
 from service.ordering import check_prompt, encode_text
 from service.schemas import MAX_USER, Prompts, check_prompts, listed
@@ -23,7 +23,7 @@ class EmbeddingsBody(Body):
     encoding_format: Literal["float", "base64"] | None = optional(
         "Numbers, or the bytes of little-endian float32 numbers in base64. Default: float."
     )
-    dimensions: Integer | None = optional("Only the model's own width.")
+    dimensions: int | None = optional("Only the model's own width.", ge=1, le=2**31 - 1)
     pooling: Literal["mean", "last"] | None = optional(
         "Of the hidden states of all tokens, or the last's. Default: mean."
     )

@@ -17,8 +17,8 @@ Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 class TextBlock(Body):
     harmless = HARMLESS_TEXT_BLOCK
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="Text is the only type.")
+    text: str = Field(description="Blocks are joined without a space.")
 
 
 Blocks = Annotated[
@@ -28,8 +28,8 @@ Blocks = Annotated[
 
 
 class Turn(Body):
-    role: Literal["user", "assistant"]
-    content: Blocks
+    role: Literal["user", "assistant"] = Field(description="Turns of one role in a row are one.")
+    content: Blocks = Field(description="A string, or a list of text blocks.")
 
 
 class Metadata(Body):

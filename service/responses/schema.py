@@ -22,19 +22,22 @@ class InputPart(Body):
     """What a user wrote, or what an answer gave."""
 
     harmless = HARMLESS_INPUT_PART
-    type: Literal["input_text", "output_text"]
-    text: str
+    type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
+    text: str = Field(description="Parts are joined without a space.")
+
+
+Parts = Annotated[
+    str | Items[InputPart],
+    expect("a string or a list of parts of type input_text or output_text (images and files are not supported)"),
+]
 
 
 class InputMessage(Body):
     harmless = HARMLESS_INPUT_ITEM
     type: Literal["message"] | None = optional("Messages are the only items.")
     id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[
-        str | Items[InputPart],
-        expect("a string or a list of parts of type input_text or output_text (images and files are not supported)"),
-    ]
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
+    content: Parts = Field(description="A string, or a list of text parts.")
 
     def plain(self) -> dict[str, str]:
         parts = self.content
@@ -46,7 +49,7 @@ def _as_items(value: Any) -> Any:
 
 
 class TextFormat(Body):
-    type: Literal["text"]
+    type: Literal["text"] = Field(description="Text is the only type.")
 
 
 class TextConfig(Body):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -25,15 +25,17 @@ NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "N
 
 
 @contextmanager
-def embedded_server(model: str | None, on_loading: Callable[[str, float], None]) -> Iterator[httpx.Client]:
-    """`noria serve MODEL` as a child process; a client of it once it is ready.
+def embedded_server(
+    model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = ()
+) -> Iterator[httpx.Client]:
+    """`noria serve MODEL FLAGS` as a child process; a client of it once it is ready.
 
     `on_loading(stage, fraction)` follows its start. Only this chat has its key. Raises OptionError with the server's
     own last line when it ends before it is ready.
     """
     port, key = _free_port(), secrets.token_urlsafe(32)
     with tempfile.TemporaryFile() as log:
-        process = _start(model, port, key, log)
+        process = _start([*([model] if model else []), *flags], port, key, log)
         try:
             url = f"http://127.0.0.1:{port}"
             with httpx.Client(base_url=url, headers=headers(key), timeout=None, trust_env=False) as client:
@@ -52,9 +54,9 @@ def _free_port() -> int:
         return sock.getsockname()[1]
 
 
-def _start(model: str | None, port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C stops an answer and not the server. To be called before any thread."""
-    command = [sys.executable, "-P", "-m", "service", "serve", *([model] if model else [])]
+    command = [sys.executable, "-P", "-m", "service", "serve", *arguments]
     environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
     # With -P, a folder named "model" or "service" where the user stands does not shadow ours.
     path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))

@@ -8,7 +8,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from service.schemas import ChatBody, CompletionBody, Content, DetokenizeBody, Prompts, Stops, TokenizeBody
+from service.sampling_schema import Stops
+from service.schemas import ChatBody, CompletionBody, Content, DetokenizeBody, Prompts, TokenizeBody
 from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, eventually, ready, running
 from tests.service.test_limits import begun

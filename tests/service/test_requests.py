@@ -136,6 +136,8 @@ def test_prompt_logprobs(live: Live) -> None:
         ]
         assert reply["choices"][0]["logprobs"] is None
         assert reply["choices"][0]["text"] == ("scored" if echo else "") + answer("scored", 2)
+    held = live.complete(prompt="ab", max_tokens=9, prompt_logprobs=0, stop=answer("ab", 3))["choices"][0]
+    assert (held["text"], held["prompt_logprobs"]) == ("", expected_prompt_logprobs("ab"))
     assert live.chat("hi", max_tokens=2, prompt_logprobs=0)["prompt_logprobs"] == expected_prompt_logprobs(said("hi"))
     assert "prompt_logprobs" not in live.complete(prompt="a", max_tokens=1)["choices"][0]
 

@@ -1,0 +1,48 @@
+"""Chat templates as transformers compiles them: the same environment and functions, in a sandbox."""
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from model.errors import ModelError
+
+
+def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
+    """What renders a template, and the names that it looks up. Raises ModelError for what is no Jinja."""
+    from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; it writes nothing."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}
+    try:
+        names = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source).render, frozenset(names)
+    except TemplateSyntaxError as error:
+        raise ModelError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+    """Jinja's own escapes HTML, which models were not trained with."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)

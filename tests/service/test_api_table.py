@@ -1,0 +1,81 @@
+"""The tables of docs/api.md: what is written is what the schemas say, and what they say is what they do."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.fields import Body
+from service.tools.api_table import ENDPOINTS, PARTS, document, rendered
+
+API = Path(__file__).parents[2] / "docs" / "api.md"
+LEAST = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": []},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": []},
+    "/v1/embeddings": {"input": "a"},
+    "/tokenize": {},
+    "/detokenize": {"tokens": []},
+    "/apply-template": {"messages": []},
+    "`messages`": {"role": "user", "content": "a"},
+    "a part of a message": {"type": "text", "text": "a"},
+    "`stream_options`": {},
+    "an item of `input`": {"role": "user", "content": "a"},
+    "a part of an item": {"type": "input_text", "text": "a"},
+    "`text`": {},
+    "`text.format`": {"type": "text"},
+    "`messages` of /v1/messages": {"role": "user", "content": "a"},
+    "a block of theirs, and of `system`": {"type": "text", "text": "a"},
+    "`metadata` of /v1/messages": {},
+}
+
+
+def cells() -> Iterator[tuple[str, str, str]]:
+    """(column, field, cell) of both tables."""
+    columns: list[str] = []
+    for line in rendered().splitlines():
+        if not line.startswith("| "):
+            continue
+        first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
+        if first == "field":
+            columns = others[:-1]
+            continue
+        for column, cell in zip(columns, others, strict=False):
+            yield column, first.strip("`"), cell
+
+
+def refusals(column: str, name: str, value: object) -> str:
+    """What a body with this value in this field is told, if anything."""
+    kind: type[Body] = (ENDPOINTS | PARTS)[column]  # type: ignore[operator]
+    try:
+        kind.model_validate_json(json.dumps(LEAST[column] | {name: value}))
+    except ValidationError as error:
+        return " ".join(item["msg"] for item in error.errors())
+    return ""
+
+
+def test_the_document_holds_what_the_schemas_say() -> None:
+    text = API.read_text()
+    assert text == document(text), "run python -m service.tools.api_table"
+
+
+@pytest.mark.parametrize("column", LEAST)
+def test_cells_are_true(column: str) -> None:
+    found = [(name, cell) for where, name, cell in cells() if where == column]
+    assert len(found) > 10
+    for name, cell in found:
+        if cell.startswith("default only: "):
+            values = [json.loads(text) for text in cell.removeprefix("default only: ").strip("`").split("`, `")]
+            assert not any(refusals(column, name, value) for value in (None, *values))
+            assert all("is not supported: only" in refusals(column, name, value) for value in ("else", 7, ["x"]))
+        else:
+            assert ("unknown or unsupported field" in refusals(column, name, "x")) == (cell == "400")
+
+
+def test_every_field_has_a_meaning() -> None:
+    for body in (*ENDPOINTS.values(), *PARTS.values()):
+        assert all(field.description for field in body.model_fields.values())
