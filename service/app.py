@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from service.admission import Admission, State
-from service.api import chat, completions, embeddings, health, messages, metrics, models, responses, tokens
+from service.api import chat, completions, embeddings, health, messages, metrics, models, openapi, responses, tokens
 from service.engine.client import EngineClient
 from service.errors import error_response
 from service.metrics import Metrics
@@ -32,6 +32,7 @@ ROUTERS = (
     tokens.router,
     health.router,
     metrics.router,
+    openapi.router,
 )
 
 

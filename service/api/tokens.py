@@ -16,8 +16,8 @@ from service.admission import State
 from service.api.body import read_body
 from service.errors import InvalidRequest
 from service.ordering import chat_format, encode_chat, encode_text
-from service.schemas import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.served import ServedModel
+from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 
 router = APIRouter()
 

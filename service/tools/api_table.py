@@ -7,44 +7,9 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from service.embeddings.schema import EmbeddingsBody
 from service.fields import Body
-from service.messages.schema import ConversationBody, MessagesBody, Metadata, TextBlock, Turn
-from service.responses.schema import InputMessage, InputPart, ResponsesBody, TextConfig, TextFormat
-from service.schemas import (
-    ApplyTemplateBody,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Message,
-    StreamOptions,
-    TextPart,
-    TokenizeBody,
-)
+from service.openapi import BODIES, PARTS
 
-ENDPOINTS: Mapping[str, type[Body]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/responses": ResponsesBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": ConversationBody,
-    "/v1/embeddings": EmbeddingsBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    "/apply-template": ApplyTemplateBody,
-}
-PARTS: Mapping[str, type[Body]] = {
-    "`messages`": Message,
-    "a part of a message": TextPart,
-    "`stream_options`": StreamOptions,
-    "an item of `input`": InputMessage,
-    "a part of an item": InputPart,
-    "`text`": TextConfig,
-    "`text.format`": TextFormat,
-    "`messages` of /v1/messages": Turn,
-    "a block of theirs, and of `system`": TextBlock,
-    "`metadata` of /v1/messages": Metadata,
-}
 START, END = "<!-- fields: python -m service.tools.api_table -->", "<!-- end of fields -->"
 POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
 LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
@@ -52,7 +17,7 @@ LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length 
 
 def rendered() -> str:
     """Both tables as Markdown: every field x endpoint, then the fields of objects inside."""
-    return "\n\n".join((_table(ENDPOINTS), "Inside them:", _table(PARTS)))
+    return "\n\n".join((_table(BODIES), "Inside them:", _table(PARTS)))
 
 
 def document(text: str) -> str:
