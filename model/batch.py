@@ -92,11 +92,13 @@ class SliceOutput:
     `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
     `pooled` [dim], where an embedding is wanted, is the sum over the slice of hidden states after the last norm
     ("mean"), or the state at the prompt's last position ("last"; empty before it).
+    `failure` says, for a person, why no token could be drawn after those in `tokens`: the sequence ends with it.
     """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    failure: str | None = None
     pooled: tuple[float, ...] = ()
 
 
@@ -142,9 +144,13 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model: computes steps. Owned by one thread."""
+    """A loaded model: computes steps. Owned by one thread, save `prepare`."""
 
     info: RunnerInfo
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Make at leisure, on any other thread, what sequences with these parameters need beside the weights."""
+        ...
 
     def step(self, batch: StepBatch) -> StepOutput:
         """Compute every slice, write its keys and values to its pages, draw where a slice draws."""

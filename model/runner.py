@@ -19,11 +19,15 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
+from model.families import read_generation
 from model.fused import fuse
+from model.grammar import Compiler
 from model.kernels import native
+from model.masks import Masks
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.threads import choose_threads
+from model.tokenizers.load import load_tokenizer
 from model.transformer import Transformer
 
 Progress = Callable[[str, float], None]
@@ -39,29 +43,38 @@ class ModelRunner:
     """A loaded model. Satisfies `model.batch.Runner`; owned by one thread."""
 
     def __init__(
-        self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo
+        self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
         self.info = info
+        self._masks = masks
         self._model = model
         self._pools = pools
         self._attention = attention
         self._table = table  # [max_model_len, 2, head_dim/2]
         self._fused = fuse(model, attention, pools)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar, if there is one; on any thread but the stepping one."""
+        if params.grammar is not None:
+            self._masks.prepare(params.grammar)
+
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
         """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
         windows = [pool.window for pool in self.info.pools]
+        views = [item.draws for item in batch.slices]
+        self._masks.start(views)
         inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
         hidden = self._model(inputs, self._table, self._attention, self._pools, self._fused)  # [T, dim]
-        views = [item.draws for item in batch.slices]
         drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
         outputs = []
         for item, wanted, (row, n_rows) in zip(batch.slices, views, inputs.score_rows, strict=True):
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
+            failure = self._masks.failure(wanted[: len(tokens)])
             pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
-            outputs.append(SliceOutput(tokens, logprobs, prompt, pooled))
+            given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
+            outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
     def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
@@ -69,7 +82,7 @@ class ModelRunner:
         size = self._block_rows()
         for first in range(0, len(slices), size):
             logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
-            yield from sampler.sample(logits, slices[first : first + size])
+            yield from sampler.sample(logits, slices[first : first + size], (self._masks.step,))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
@@ -152,7 +165,8 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
-    runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info)
+    masks = Masks(lambda: _compiler(Path(options.model), config.vocab_size), config.vocab_size)
+    runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
     if scheme != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
@@ -212,6 +226,12 @@ def _describe(
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
+
+
+def _compiler(directory: Path, vocab_size: int) -> Compiler:
+    """For the tokenizer and the end tokens of a model directory."""
+    tokenizer = load_tokenizer(directory)
+    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, vocab_size)
 
 
 def _warm_up(runner: ModelRunner) -> None:

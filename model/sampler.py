@@ -1,8 +1,8 @@
 """Logits to tokens: ordered steps, each paid for only by the rows that need it, then one draw a row.
 
-Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties; greedy rows take the greatest
-logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice, output
-index, token) alone. So a row's result depends on no other row, batch or retry.
+Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties, grammars; greedy rows take the
+greatest logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice,
+output index, token) alone. So a row's result depends on no other row, batch or retry.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +34,14 @@ class Step:
     change: Callable[[Tensor, Sequence[Slice]], None]
 
 
-def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
-    """Draw one token after each slice. logits [N, vocab_size] float32 are overwritten."""
+def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[Step] = ()) -> list[tuple[int, TokenLogprob | None]]:
+    """Draw one token after each slice; `last` are steps to take before the greedy choice, after all others there.
+
+    logits [N, vocab_size] float32 are overwritten.
+    """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
     own = log_softmax(logits[wanted]) if wanted else None
-    for step in BEFORE:
+    for step in (*BEFORE, *last):
         _apply(step, logits, slices)
     kernels = native.kernels() if logits.device.type == "cpu" else None
     tokens = _draw(logits, slices) if kernels is None else kernels.draw(logits, _draw_rows(slices))

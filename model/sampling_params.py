@@ -30,6 +30,7 @@ MAX_BIASED_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
+MAX_GRAMMAR_CHARS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class SamplingParams:
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
     `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
     is not drawn where the output ends with those before it.
+    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar.py`); it says itself where the
+    output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
     `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
     `return_progress` asks for a report of each step that computes a part of the prompt.
 
@@ -69,6 +72,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_lookup_num_tokens: int = 0
+    grammar: str | None = None
     embed: str | None = None
     return_progress: bool = False
 
@@ -94,6 +98,8 @@ class SamplingParams:
                 "allowed_token_ids",
                 f"allowed_token_ids takes at most {MAX_ALLOWED_TOKENS} ids, got {len(self.allowed_token_ids)}",
             )
+        if self.grammar is not None:
+            self._check_grammar(self.grammar)
         if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
             message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
             raise ParameterError("embed", message)
@@ -111,6 +117,17 @@ class SamplingParams:
                 "bad_words and min_tokens leave no token to draw of the "
                 + (f"{len(allowed)} in allowed_token_ids" if allowed else f"{vocab_size} in the vocabulary"),
             )
+
+    def _check_grammar(self, grammar: str) -> None:
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise ParameterError(
+                "grammar", f"a grammar or schema takes at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}"
+            )
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise ParameterError(
+                    name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the pipe: only what differs from the defaults."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from service.engine.client import EngineClient
 from service.errors import ModelNotFound, Overloaded, Unavailable
+from service.grammars import Grammars
 from service.metrics import Metrics
 from service.served import ServedModel
 from service.settings import Settings
@@ -95,3 +96,4 @@ class State:
     client: EngineClient
     metrics: Metrics
     admission: Admission
+    grammars: Grammars

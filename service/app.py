@@ -14,6 +14,7 @@ from service.admission import Admission, State
 from service.api import chat, completions, embeddings, health, messages, metrics, models, openapi, responses, tokens
 from service.engine.client import EngineClient
 from service.errors import error_response
+from service.grammars import Grammars
 from service.metrics import Metrics
 from service.middleware import RequestMiddleware
 from service.served import ServedModel, load_served
@@ -61,13 +62,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        app.state.noria = State(settings, client, measured, admission)
+        app.state.noria = State(settings, client, measured, admission, Grammars())
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
+        await app.state.noria.grammars.close()
         admission.close()
 
     return _assemble(settings, measured, lifespan)

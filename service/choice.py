@@ -10,7 +10,7 @@ from model.sampling_params import SamplingParams
 from model.tokenizers.base import Tokenizer
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
-from service.errors import ApiError
+from service.errors import ApiError, InvalidRequest
 from service.text import TextStream
 
 
@@ -29,6 +29,7 @@ class Order:
     `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
     alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
     `timeout` seconds from the request's arrival.
+    `grammar_field` is what the request calls its grammar.
     """
 
     prompts: tuple[Prompt, ...]
@@ -42,6 +43,7 @@ class Order:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    grammar_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class Choice:
     def absorb(self, update: Update, tokenizer: Tokenizer) -> Delta:
         """Take an update in. With a stop string the sequence ends here: the engine is told to forget it."""
         if update.finish == "error":
+            if update.failure is not None:
+                raise InvalidRequest(update.failure, code="grammar_failed")
             raise ApiError("the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs
         self._cached = self._cached if update.cached is None else update.cached

@@ -19,11 +19,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "truncation_side": ("left",),
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     # llama.cpp
     "cache_prompt": (True,),
     "n_probs": (0,),
@@ -39,13 +34,11 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS,
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "add_special_tokens": (True,),
 }
 HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS,
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True,),
@@ -63,6 +56,12 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "best_of": (1,),
 }
+HARMLESS_STRUCTURED: Mapping[str, tuple[Any, ...]] = {
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+    "whitespace_pattern": (),
+    "structural_tag": (),
+}
 HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "refusal": (),
     "annotations": ([],),
@@ -75,11 +74,11 @@ HARMLESS_STREAM_OPTION: Mapping[str, tuple[Any, ...]] = {"include_obfuscation": 
 CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
 """Prompts are cached without being told to."""
 HARMLESS_TEXT_BLOCK: Mapping[str, tuple[Any, ...]] = {"cache_control": CACHE_HINTS, "citations": ([],)}
+HARMLESS_OUTPUT_CONFIG: Mapping[str, tuple[Any, ...]] = {"effort": ()}
 HARMLESS_CONVERSATION: Mapping[str, tuple[Any, ...]] = {
     "cache_control": CACHE_HINTS,
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": (),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
     "tool_choice": ({"type": "auto"}, {"type": "none"}),

@@ -1,6 +1,6 @@
 """The OpenAPI document: routes from the application, bodies from the schemas, answers from examples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,8 +13,16 @@ from service.api_examples import EXAMPLES, Example
 from service.embeddings.schema import EmbeddingsBody
 from service.errors import ANTHROPIC_PATH, ApiError, anthropic_body
 from service.fields import Body
-from service.messages.schema import ConversationBody, MessagesBody, Metadata, TextBlock, Turn
-from service.responses.schema import InputMessage, InputPart, ResponsesBody, TextConfig, TextFormat
+from service.messages.schema import (
+    ConversationBody,
+    MessagesBody,
+    Metadata,
+    OutputConfig,
+    OutputFormat,
+    TextBlock,
+    Turn,
+)
+from service.responses.schema import Format, InputMessage, InputPart, ResponsesBody, TextConfig
 from service.schemas import ChatBody, CompletionBody, Message, StreamOptions, TextPart
 from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 
@@ -38,10 +46,12 @@ PARTS: Mapping[str, type[Body]] = {
     "an item of `input`": InputMessage,
     "a part of an item": InputPart,
     "`text`": TextConfig,
-    "`text.format`": TextFormat,
+    "`text.format`": Format,
     "`messages` of /v1/messages": Turn,
     "a block of theirs, and of `system`": TextBlock,
     "`metadata` of /v1/messages": Metadata,
+    "`output_config`": OutputConfig,
+    "`output_config.format`": OutputFormat,
 }
 ERRORS = {
     400: "A field, its value or its limit is wrong; the message names all three.",
@@ -129,12 +139,16 @@ def schema_of(example: Any) -> Json:
 
 def _schemas() -> Json:
     """Of all bodies and what is in them: closed, with the fields that pass while they ask for nothing."""
-    bodies = (*BODIES.values(), *PARTS.values())
-    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=REF)
+    _, definitions = models_json_schema([(body, "validation") for body in BODIES.values()], ref_template=REF)
     schemas: Json = definitions["$defs"]
-    for body in bodies:
-        harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
-        schema = schemas[body.__name__]
-        schema["properties"] = harmless | schema.get("properties", {})
-        schema["additionalProperties"] = False
+    for body in _kinds(Body):
+        if (schema := schemas.get(body.__name__)) is not None:
+            harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
+            schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
     return schemas
+
+
+def _kinds(kind: type[Body]) -> Iterator[type[Body]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from model.chat import ChatFormat
@@ -12,6 +13,7 @@ from service.choice import Order, Prompt
 from service.errors import InvalidRequest
 from service.schemas import ChatBody, CompletionBody, GenerationBody
 from service.served import ServedModel
+from service.structured import Constraint, constraint
 
 COMPLETION_TOKENS = 16
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -20,6 +22,7 @@ SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pres
 def order_completion(body: CompletionBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = _constraint(body, served)
     ranked = body.n_drawn > body.n_choices
     params = sampling(
         body,
@@ -27,22 +30,31 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
         max_tokens=max_tokens,
         logprobs=0 if ranked and body.logprobs is None else body.logprobs,
         prompt_logprobs=_most(body.prompt_logprobs, body.logprobs if body.echo else None),
+        grammar=asked.grammar,
     )
     prompts = tuple(_prompt(prompt, body, max_tokens, served) for prompt in body.prompts)
-    return Order(prompts, params, body.n_drawn, kept=body.n_choices, scores_end=True, **_wishes(body))
+    wishes = {**_wishes(body), "grammar_field": asked.field}
+    return Order(prompts, params, body.n_drawn, kept=body.n_choices, scores_end=True, **wishes)
 
 
 def order_chat(body: ChatBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
+    asked = _constraint(body, served)
     if body.token_limit is not None:
-        params = _chat_sampling(body, served, body.token_limit)  # refused, if so, before the work of tokenizing
+        params = _chat_sampling(body, served, body.token_limit, asked)  # refused, if so, before the work of tokenizing
     messages = [message.plain() for message in body.messages]
     tokens = _truncated(encode_chat(served, messages, **body.template_options), body, body.token_limit or 1, served)
     if body.token_limit is None:
-        params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)))
+        params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)), asked)
     check_prompt(tokens, params.max_tokens, served)
+    wishes = {**_wishes(body), "grammar_field": asked.field}
     starts = not body.continue_final_message
-    return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **_wishes(body))
+    return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **wishes)
+
+
+def renamed(order: Order, field: str) -> Order:
+    """The order, for a request that calls its grammar `field`."""
+    return order if order.grammar_field is None else replace(order, grammar_field=field)
 
 
 def _wishes(body: GenerationBody) -> dict[str, Any]:
@@ -83,9 +95,23 @@ def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> Chat
     return served.chat
 
 
-def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int) -> SamplingParams:
+def _constraint(body: GenerationBody, served: ServedModel) -> Constraint:
+    asked = constraint(body)
+    if asked.grammar is not None and not served.defaults.eos_token_ids:
+        raise InvalidRequest(f"{asked.field} needs a model with an end token, and this one has none", param=asked.field)
+    return asked
+
+
+def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int, asked: Constraint) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling(body, served, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs)
+    return sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        grammar=asked.grammar,
+    )
 
 
 def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, served: ServedModel) -> Prompt:

@@ -17,6 +17,7 @@ from service.harmless_fields import (
     HARMLESS_STREAM_OPTION,
 )
 from service.sampling_schema import SamplingBody
+from service.structured import FormBody
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -56,7 +57,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(SamplingBody, FormBody):
     """What completions and chat share. None: the model's default, or ours."""
 
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")

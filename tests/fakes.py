@@ -16,6 +16,7 @@ from service.engine.wire import Wire
 
 VOCAB = 256
 END = 0
+BROKEN = '{"grammars": [{"lark_grammar": "start: \\"broken\\""}]}'
 
 Say = Callable[[Sequence[int], int], int]
 
@@ -49,6 +50,9 @@ class FakeRunner:
         self._step_seconds = step_seconds
         self._content: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
 
+    def prepare(self, params: SamplingParams) -> None:
+        pass
+
     def step(self, batch: StepBatch) -> StepOutput:
         self.steps.append(batch)
         if self._step_seconds:
@@ -72,6 +76,8 @@ class FakeRunner:
 
     def _compute(self, item: Slice) -> SliceOutput:
         self._check_visible(item)
+        if item.params.grammar == BROKEN:
+            return SliceOutput(failure="the grammar is broken")
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)
@@ -90,7 +96,7 @@ class FakeRunner:
             for token in tokens:
                 top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
-        return SliceOutput(tuple(tokens), tuple(logprobs), scored, pooled(item))
+        return SliceOutput(tuple(tokens), tuple(logprobs), scored, pooled=pooled(item))
 
     def _check_visible(self, item: Slice) -> None:
         """Every position inside the window must be on its page with the right token."""
@@ -179,6 +185,22 @@ class HangingRunner(FakeRunner):
         if len(self.steps) == 2:
             threading.Event().wait(30)
         return super().step(batch)
+
+
+class WaitingRunner(FakeRunner):
+    """Prepares nothing until it may."""
+
+    may = threading.Event()
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.may.wait(30)
+
+
+WAITING = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+
+
+def create_waiting(progress: Callable[[str, float], None], **options: object) -> WaitingRunner:
+    return WAITING
 
 
 def create_hanging(progress: Callable[[str, float], None], **options: object) -> HangingRunner:

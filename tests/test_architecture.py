@@ -90,7 +90,16 @@ def test_the_model_imports_without_optional_readers() -> None:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("model") if path.stem != "__init__"
     ]
-    blocked = ["gguf", "jinja2", "mistral_common", "huggingface_hub", "fastapi", "pydantic", "transformers"]
+    blocked = [
+        "gguf",
+        "jinja2",
+        "llguidance",
+        "mistral_common",
+        "huggingface_hub",
+        "fastapi",
+        "pydantic",
+        "transformers",
+    ]
     run(
         "import importlib, sys\n"
         f"sys.modules.update(dict.fromkeys({blocked!r}))\n"

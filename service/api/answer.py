@@ -62,6 +62,7 @@ async def started(
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
     order = await state.admission.off_loop(lambda: make_order(served))
+    await state.grammars.check(served, order)
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
 

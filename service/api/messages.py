@@ -8,7 +8,7 @@ from service.api.body import read_body
 from service.api.tokens import at_work
 from service.messages.schema import ConversationBody, MessagesBody
 from service.messages.shape import MessageShape
-from service.ordering import encode_chat, order_chat
+from service.ordering import encode_chat, order_chat, renamed
 from service.served import ServedModel
 
 router = APIRouter()
@@ -18,7 +18,10 @@ router = APIRouter()
 async def messages(request: Request) -> Response:
     body = await read_body(request, MessagesBody)
     return await answer(
-        request, body, lambda served: order_chat(body.as_chat(), served), lambda served, name: MessageShape(name)
+        request,
+        body,
+        lambda served: renamed(order_chat(body.as_chat(), served), "output_config.format"),
+        lambda served, name: MessageShape(name),
     )
 
 

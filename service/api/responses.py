@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from service.api.answer import answer
 from service.api.body import read_body
-from service.ordering import order_chat
+from service.ordering import order_chat, renamed
 from service.responses.schema import ResponsesBody
 from service.responses.shape import ResponseShape, repeated
 
@@ -18,6 +18,6 @@ async def responses(request: Request) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_chat(body.as_chat(), served),
+        lambda served: renamed(order_chat(body.as_chat(), served), "text.format"),
         lambda served, name: ResponseShape(name, repeated(body, served)),
     )

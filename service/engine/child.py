@@ -5,11 +5,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from model.batch import Runner
 from model.errors import NoriaError
 from service.engine.loop import EngineLoop
-from service.engine.messages import Beat, Failed, Load, Loading, Ready, Stop, ToEngine
+from service.engine.messages import Abort, Beat, Failed, Load, Loading, Ready, Stop, Submit, ToEngine
 from service.engine.scheduler import Scheduler
 from service.engine.wire import Wire
 
@@ -34,6 +35,9 @@ class Child:
         self._on_orphaned = on_orphaned
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
+        self._runner: Runner | None = None
+        self._preparing: set[int] = set()
+        self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
 
     def run(self, runner: str) -> None:
         """Load and serve; returns when told to stop, or after a failed load was reported."""
@@ -49,6 +53,7 @@ class Child:
             self._ended.set()
             self._wire.close()
             reader.join()
+            self._preparer.shutdown(cancel_futures=True)
             beat.join()
             self._wire.release()
 
@@ -63,6 +68,7 @@ class Child:
         else:
             if loaded is not None:
                 runner, scheduler = loaded
+                self._runner = runner
                 self._wire.send(Ready(runner.info))
                 EngineLoop(runner, scheduler, self._receive, self._wire.send).run()
 
@@ -90,11 +96,26 @@ class Child:
     def _read(self) -> None:
         try:
             while (message := self._wire.receive()) is not None:
-                self._inbox.put(message)
+                self._sort(message)
         finally:
             self._inbox.put(Stop())
             if not self._ended.is_set():
                 self._on_orphaned()
+
+    def _sort(self, message: ToEngine) -> None:
+        """Into the inbox; a sequence with a grammar by way of a thread that compiles it, and its abort behind it."""
+        if isinstance(message, Submit) and message.params.grammar is not None:
+            self._preparing.add(message.id)
+        elif not isinstance(message, Abort) or message.id not in self._preparing:
+            self._inbox.put(message)
+            return
+        self._preparer.submit(self._prepare, message)
+
+    def _prepare(self, message: Submit | Abort) -> None:
+        if isinstance(message, Submit) and self._runner is not None:
+            self._runner.prepare(message.params)
+        self._inbox.put(message)
+        self._preparing.discard(message.id)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

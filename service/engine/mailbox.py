@@ -24,6 +24,7 @@ def merge(first: Update, second: Update) -> Update:
         finish=second.finish,
         cached=first.cached if second.cached is None else second.cached,
         queued=first.queued if second.queued is None else second.queued,
+        failure=second.failure,
         processed=first.processed if second.processed is None else second.processed,
         embedding=first.embedding + second.embedding,
     )

@@ -80,6 +80,7 @@ class Update(NamedTuple):
     `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error"; "timeout"
     comes from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
+    `failure` says what is to be said of an "error" that is the request's own.
     `processed` is how many prompt tokens are computed, if that is wanted; `embedding` [dim] comes with the last.
     """
 
@@ -90,6 +91,7 @@ class Update(NamedTuple):
     finish: str | None = None
     cached: int | None = None
     queued: float | None = None
+    failure: str | None = None
     processed: int | None = None
     embedding: tuple[float, ...] = ()
 

@@ -225,6 +225,9 @@ class Scheduler:
         return min(table.missing(len(sequence.tokens)), most - len(table.pages))
 
     def _advance(self, sequence: Sequence, stop: int, result: SliceOutput) -> Update | None:
+        if result.failure is not None:
+            self._forget(sequence)
+            return Update(sequence.id, finish="error", failure=result.failure)
         start = sequence.computed
         processed = min(stop, sequence.n_prompt) if sequence.reports else None
         tokens = self._take_in(sequence, result.tokens)

@@ -1,14 +1,19 @@
 """What a client of Anthropic's API may send, and the chat request that it stands for."""
 
 from itertools import groupby
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.errors import InvalidRequest
 from service.fields import Body, Items, expect, optional, ranged
-from service.harmless_fields import HARMLESS_CONVERSATION, HARMLESS_MESSAGES, HARMLESS_TEXT_BLOCK
+from service.harmless_fields import (
+    HARMLESS_CONVERSATION,
+    HARMLESS_MESSAGES,
+    HARMLESS_OUTPUT_CONFIG,
+    HARMLESS_TEXT_BLOCK,
+)
 from service.schemas import MAX_USER, ChatBody
 
 MAX_TOKENS = RANGES["max_tokens"][1]
@@ -36,12 +41,29 @@ class Metadata(Body):
     user_id: str | None = optional("Logged as a hash.", max_length=MAX_USER)
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"] = Field(description="JSON of a schema is the only type.")
+    schema_: dict[str, Any] = Field(alias="schema", description="What the answer must be.")
+
+
+class OutputConfig(Body):
+    harmless = HARMLESS_OUTPUT_CONFIG
+    format: OutputFormat | None = optional("JSON of a schema. Default: text.")
+
+    def as_chat(self) -> dict[str, Any] | None:
+        """As chat's `response_format`."""
+        if self.format is None:
+            return None
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format.schema_}}
+
+
 class ConversationBody(Body):
     """`POST /v1/messages/count_tokens`, and what it shares with `POST /v1/messages`."""
 
     harmless = HARMLESS_CONVERSATION
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     messages: Items[Turn] = Field(description="At least one; the answer continues a last one of the assistant's.")
+    output_config: OutputConfig | None = optional("Only `format`.")
     system: Blocks | None = optional("A string, or a list of text blocks.")
 
     def check(self) -> None:
@@ -87,6 +109,7 @@ class MessagesBody(ConversationBody):
                 "temperature": self.temperature,
                 "top_p": self.top_p,
                 "top_k": self.top_k,
+                "response_format": self.output_config and self.output_config.as_chat(),
             }
         )
 

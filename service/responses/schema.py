@@ -1,12 +1,12 @@
 """What a client of the Responses API may send, and the chat request that it stands for."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from model.sampling_params import RANGES
 from service.errors import InvalidRequest
-from service.fields import Body, Items, expect, optional, ranged
+from service.fields import Body, Items, expect, optional, ranged, unsupported
 from service.harmless_fields import (
     HARMLESS_INPUT_ITEM,
     HARMLESS_INPUT_PART,
@@ -48,13 +48,28 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class TextFormat(Body):
-    type: Literal["text"] = Field(description="Text is the only type.")
+class Format(Body):
+    type: Literal["text", "json_object", "json_schema"] = Field(description="What the answer is.")
+    name: str | None = optional("Of a schema; a comment.", max_length=MAX_NAME)
+    description: str | None = optional("Of a schema; a comment.")
+    schema_: dict[str, Any] | None = optional("Required with type `json_schema`.", alias="schema")
+    strict: bool | None = optional("A schema is enforced with it or without.")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.schema_ is None) == (self.type == "json_schema"):
+            raise unsupported("schema", f"schema goes with type json_schema and only with it, got type {self.type}")
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat's `response_format`."""
+        schema = {"json_schema": {"name": "answer", "schema": self.schema_}} if self.schema_ is not None else {}
+        return {"type": self.type, **schema}
 
 
 class TextConfig(Body):
     harmless = HARMLESS_TEXT_CONFIG
-    format: TextFormat | None = optional("Text is the only format.")
+    format: Format | None = optional("Text, JSON, or JSON of a schema. Default: text.")
 
 
 class ResponsesBody(Body):
@@ -83,6 +98,10 @@ class ResponsesBody(Body):
         if not self.input:
             raise InvalidRequest("input must not be empty", param="input")
 
+    @property
+    def format(self) -> Format:
+        return (self.text and self.text.format) or Format(type="text")
+
     def as_chat(self) -> ChatBody:
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatBody.model_validate(
@@ -91,5 +110,6 @@ class ResponsesBody(Body):
                 "max_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
                 "top_p": self.top_p,
+                "response_format": self.format.as_chat(),
             }
         )

@@ -31,7 +31,7 @@ def repeated(body: ResponsesBody, served: ServedModel) -> Json:
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": False,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,

@@ -1,6 +1,7 @@
 """The anthropic package against a live server: what it parses is what its users see."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 
@@ -60,6 +61,19 @@ def test_an_answer_may_be_begun(client: anthropic.Anthropic) -> None:
     begun = {"role": "assistant", "content": whole[: len(whole) // 2].rstrip()}
     rest = client.messages.create(**{**ASK, "messages": [*USER, begun]})
     assert whole.startswith(begun["content"] + rest.content[0].text[:3])
+
+
+def test_an_answer_of_a_schema(client: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"word": {"enum": ["one", "two"]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    message = client.messages.create(**{**ASK, "max_tokens": 60}, output_config=form)
+    assert message.stop_reason == "end_turn"
+    assert json.loads(message.content[0].text)["word"] in ("one", "two")
 
 
 def test_async_streams_in_parallel() -> None:

@@ -20,7 +20,7 @@ from service.engine.hosts import Host, ProcessHost
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
 from tests.engine.driving import expected
-from tests.fakes import ThreadHost
+from tests.fakes import WAITING, ThreadHost
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
 PARAMS = SamplingParams(max_tokens=20)
@@ -73,6 +73,21 @@ def test_sequences_together_answer_as_alone(host: Callable[[], Host]) -> None:
         assert client.state == "ready"
 
     with_client(host, body)
+
+
+def test_others_are_served_while_a_grammar_is_compiled_and_an_abort_comes_after_it() -> None:
+    async def body(client: EngineClient) -> None:
+        constrained = SamplingParams(max_tokens=4, grammar="g")
+        gone, kept = client.submit([1, 2, 3], constrained), client.submit([4, 5], constrained)
+        plain = SamplingParams(max_tokens=4)
+        assert await collect(client.submit([1, 2, 3], plain)) == expected([1, 2, 3], plain)
+        gone.close()
+        WAITING.may.set()
+        assert await collect(kept) == expected([4, 5], constrained)
+        await until(lambda: client.stats.running == 0)
+        assert [item.sequence_id for step in WAITING.steps for item in step.slices if item.sequence_id == gone.id] == []
+
+    with_client(lambda: ThreadHost("tests.fakes:create_waiting"), body)
 
 
 def test_closing_a_mailbox_aborts_the_sequence() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.sampling_params import SamplingParams
 from service.engine import lookup
 from tests.engine.driving import Drive, expected
-from tests.fakes import END, make_info, next_token, parrot
+from tests.fakes import BROKEN, END, make_info, next_token, parrot
 
 PARAMS = SamplingParams(max_tokens=5)
 
@@ -356,3 +356,13 @@ def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
         else:
             assert drive.answers[index] == answer[: len(drive.answers[index])]
             assert scored == wanted[: len(scored)]
+
+
+def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence_alone() -> None:
+    drive = Drive(make_info())
+    drive.submit(1, [1, 2, 3], SamplingParams(max_tokens=5))
+    drive.submit(2, [1, 2, 3], SamplingParams(max_tokens=5, grammar=BROKEN))
+    drive.run()
+    assert drive.finished == {1: "length", 2: "error"}
+    assert drive.updates[2][-1].failure == "the grammar is broken"
+    assert drive.answers[1] == expected([1, 2, 3], SamplingParams(max_tokens=5))

@@ -32,6 +32,8 @@ LEAST = {
     "`messages` of /v1/messages": {"role": "user", "content": "a"},
     "a block of theirs, and of `system`": {"type": "text", "text": "a"},
     "`metadata` of /v1/messages": {},
+    "`output_config`": {},
+    "`output_config.format`": {"type": "json_schema", "schema": {}},
 }
 
 

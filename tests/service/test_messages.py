@@ -109,6 +109,12 @@ def test_counting_tokens(live: Live) -> None:
         ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
         ({"stop_sequences": [""]}, ["stop_sequences.0", "1"]),
         ({"metadata": {"name": "x"}}, ["metadata", "'name'"]),
+        ({"output_config": {"effort": "high"}}, ["output_config", "effort", "null"]),
+        ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
+            ["output_config", "strin"],
+        ),
         ({"temperature": 3}, ["temperature", "3", "2"]),
         ({"n": 2}, ["'n'"]),
     ],

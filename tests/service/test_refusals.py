@@ -62,7 +62,6 @@ def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, An
         ({"frobnicate": None}, "frobnicate", ["'frobnicate'"]),
         ({"store": True}, "store", ["False", "True"]),
         ({"use_beam_search": True}, "use_beam_search", ["False"]),
-        ({"guided_json": {}}, "guided_json", ["null"]),
         ({"allowed_token_ids": []}, "allowed_token_ids", ["at least 1"]),
         ({"allowed_token_ids": [1, 256]}, "allowed_token_ids", ["256", "255"]),
         ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids", ["1024", "1025"]),
@@ -86,7 +85,6 @@ def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, An
         ({"timeout": 86401}, "timeout", ["86400"]),
         ({"user": "x" * 513}, "user", ["512"]),
         ({"safety_identifier": 5}, "safety_identifier", ["string"]),
-        ({"response_format": {"type": "json_object"}}, "response_format", ["json_object"]),
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

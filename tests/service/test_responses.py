@@ -77,6 +77,14 @@ def spoken(word: str) -> str:
     return answer(f"u:{word};a:", 200)
 
 
+def test_the_answers_form_is_asked_for_and_told_again(live: Live) -> None:
+    """What it is good for is tested with the real engine; the fake model writes what it likes."""
+    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
+        said = live.post(PATH, {"input": "hi", "max_output_tokens": 3, "text": {"format": form}})
+        assert said.status_code == 200, said.text
+        assert said.json()["text"]["format"] == form
+
+
 def test_only_defaults_pass(live: Live) -> None:
     body = {
         "input": "hi",
@@ -109,7 +117,10 @@ def test_only_defaults_pass(live: Live) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
         ({"include": ["reasoning.encrypted_content"]}, "include", ["[]"]),
         ({"tools": [{"type": "web_search"}]}, "tools", ["not supported"]),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.type", ["'text'", "'json_schema'"]),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ["'json_schema'", "'grammar'"]),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format", ["strin"]),
         ({"max_output_tokens": 0}, "max_output_tokens", ["0", "1"]),
         ({"max_output_tokens": 10**6}, "max_tokens", ["512"]),
         ({"temperature": 3}, "temperature", ["3", "2"]),

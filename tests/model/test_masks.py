@@ -1,0 +1,168 @@
+"""What grammars allow next, against enumerations of all that they describe; a token a byte, and some that are more."""
+
+import json
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+import torch
+
+from model.batch import Slice
+from model.errors import ParameterError
+from model.grammar import Compiler, Vocabulary
+from model.masks import Masks
+from model.sampler import HIDDEN
+from model.sampling_params import SamplingParams
+
+END = 0
+PIECES = (b"", *(bytes([n]) for n in range(1, 128)), b"ab", b"ba", b'":', b"bab")
+WIDTH = len(PIECES) + 5
+"""The logits are wider than the vocabulary, and no multiple of 32."""
+LANGUAGE = {"".join(letters) for n in range(1, 5) for letters in product("ab", repeat=n) if letters[0] != letters[-1]}
+CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sorted(LANGUAGE))}"
+
+
+def make_masks() -> Masks:
+    pieces = (*PIECES, *[b""] * (WIDTH - len(PIECES)))
+    return Masks(lambda: Compiler(Vocabulary((b"<end>", *pieces[1:]), (END,), (END,))), WIDTH)
+
+
+@pytest.fixture
+def masks() -> Masks:
+    return make_masks()
+
+
+def piece(tokens: Sequence[int]) -> str:
+    return b"".join(PIECES[token] for token in tokens).decode()
+
+
+def view(output: Sequence[int], grammar: str = CHOICES, draft: Sequence[int] = (), number: int = 1) -> Slice:
+    tokens = [5, 6, 7, *output, *draft]
+    params = SamplingParams(max_tokens=50, grammar=grammar)
+    return Slice(number, tokens, 3, len(tokens) - 1 - len(draft), len(tokens), (), params, n_draft=len(draft))
+
+
+def allowed(masks: Masks, *slices: Slice) -> list[set[int]]:
+    """Tokens left at every draw of a step."""
+    draws = [item.draws for item in slices]
+    masks.start(draws)
+    rows = [row for views in draws for row in views]
+    logits = torch.zeros(len(rows), WIDTH)
+    masks.step.change(logits, rows)
+    return [set(torch.nonzero(row > HIDDEN)[:, 0].tolist()) for row in logits]
+
+
+def oracle(output: Sequence[int]) -> set[int]:
+    text = piece(output)
+    tokens = {n for n, part in enumerate(PIECES) if part and any(t.startswith(text + part.decode()) for t in LANGUAGE)}
+    return tokens | ({END} if text in LANGUAGE else set())
+
+
+def token(text: str) -> int:
+    return PIECES.index(text.encode())
+
+
+def spellings(length: int) -> list[list[int]]:
+    """Every way to begin a word of the language with that many tokens."""
+    found: list[list[int]] = [[]]
+    for _ in range(length):
+        found = [[*begun, n] for begun in found for n in sorted(oracle(begun) - {END})]
+    return found
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_what_may_come_next_is_what_some_word_goes_on_with(masks: Masks, length: int) -> None:
+    for number, output in enumerate(spellings(length)):
+        assert allowed(masks, view(output, number=number)) == [oracle(output)], piece(output)
+
+
+def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Masks) -> None:
+    a, b = token("a"), token("b")
+    assert allowed(masks, view([])) == [oracle([])]
+    assert allowed(masks, view([a, b])) == [oracle([a, b])]
+    masks.start([])  # a step without it
+    assert allowed(masks, view([a, b, b])) == [oracle([a, b, b])]
+    assert allowed(masks, view([b])) == [oracle([b])]  # another one of the same number
+
+
+def test_rows_of_several_sequences_do_not_mix(masks: Masks) -> None:
+    outputs = spellings(2)
+    assert allowed(masks, *(view(output, number=n) for n, output in enumerate(outputs))) == [*map(oracle, outputs)]
+
+
+@pytest.mark.parametrize("draft", ["b", "bb", "bab", "bz", "zb", "b\x01a"])
+def test_a_draft_is_followed_as_far_as_it_is_allowed(masks: Masks, draft: str) -> None:
+    output, proposed = [token("a")], [token(char) for char in draft]
+    everything = set(range(WIDTH))
+    expected, fine = [oracle(output)], True
+    for n, guess in enumerate(proposed):
+        fine = fine and guess in oracle([*output, *proposed[:n]])
+        expected.append(oracle([*output, *proposed[: n + 1]]) if fine else everything)
+    assert allowed(masks, view(output, draft=proposed)) == expected
+    after = [*output, min(oracle(output) - {END})]
+    assert allowed(masks, view(after)) == [oracle(after)]  # nothing of the draft is left
+
+
+def test_the_draft_may_hold_the_end(masks: Masks) -> None:
+    output = [token("ab")]
+    assert allowed(masks, view(output, draft=[END, token("b")]))[0] == oracle(output)
+    assert allowed(masks, view([*output, token("b")])) == [oracle([*output, token("b")])]
+
+
+def test_a_grammar_that_only_stops_allows_the_end_alone(masks: Masks) -> None:
+    assert allowed(masks, view([token("a")], grammar='start: "a"')) == [{END}]
+
+
+def test_a_token_that_the_grammar_does_not_allow_fails_its_own_sequence(masks: Masks) -> None:
+    good, bad = view([token("a")], number=1), view([token("z")], number=2)
+    assert allowed(masks, good, bad)[0] == oracle([token("a")])
+    assert masks.failure(good.draws) is None
+    assert "doesn't satisfy the grammar" in str(masks.failure(bad.draws))
+
+
+def test_a_row_with_nothing_left_is_a_failure_and_can_be_drawn(masks: Masks) -> None:
+    item = view([token("a")])
+    masks.start([item.draws])
+    logits = torch.full((1, WIDTH), HIDDEN)
+    masks.step.change(logits, item.draws)
+    assert logits.max() > HIDDEN
+    assert "leave no token" in str(masks.failure(item.draws))
+
+
+def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
+    masks.prepare("start: nonsense")
+    assert allowed(masks, view([], grammar="start: nonsense")) == [set(range(WIDTH))]
+    assert "nonsense" in str(masks.failure(view([], grammar="start: nonsense").draws))
+
+
+def test_a_missing_compiler_is_a_failure() -> None:
+    def load() -> Compiler:
+        raise ImportError("No module named 'llguidance'")
+
+    masks = Masks(load, WIDTH)
+    allowed(masks, view([]))
+    assert "llguidance" in str(masks.failure(view([]).draws))
+
+
+def test_forced_text_is_spelled_as_the_model_does_and_otherwise_with_the_longest_tokens() -> None:
+    vocabulary = Vocabulary((b"<end>", *PIECES[1:]), (END,), (END,))
+    spelled = {"bab": [token("b"), token("ab")], "ba": [token("a")]}
+    matcher = Compiler(vocabulary, lambda text: spelled.get(text, [])).compile('start: "bab"')
+    assert matcher.compute_ff_tokens()[:1] in ([token("b")], [token("bab")])
+    wrong = Compiler(vocabulary, lambda text: [token("a")]).compile('start: "bab"')
+    assert wrong.compute_ff_tokens() == [token("bab")]
+
+
+@pytest.mark.parametrize(
+    "grammar", ["", "garbage", '{"grammars": []}', 'start: "a" b', '{"grammars": [{"json_schema": 3}]}']
+)
+def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        Compiler(Vocabulary((b"<end>", *PIECES[1:]), (END,), (END,))).compile(grammar)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_crosses_a_pipe() -> None:
+    vocabulary = Vocabulary((b"\x00\xff", b"", b"a"), (0,), (0, 2))
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
