@@ -90,6 +90,8 @@ class SliceOutput:
     Of the draft `tokens` holds the first as many as were drawn in their place, then the one that was drawn after
     those: what drawing one token a step would have given. `logprobs` has one for each, or is empty.
     `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
+    `pooled` [dim], where an embedding is wanted, is the sum over the slice of hidden states after the last norm
+    ("mean"), or the state at the prompt's last position ("last"; empty before it).
     `failure` says, for a person, why no token could be drawn after those in `tokens`: the sequence ends with it.
     """
 
@@ -97,6 +99,7 @@ class SliceOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     failure: str | None = None
+    pooled: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ def most_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) ->
 class RunnerInfo:
     """What the scheduler and the service must know of a loaded model.
 
-    `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits.
+    `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits, `dim`
+    that of hidden states.
     `description` is for people: backend, dtype, device, scheme (shown in the log and in `/version`).
     """
 
@@ -135,6 +139,7 @@ class RunnerInfo:
     pools: tuple[PoolSpec, ...]
     max_model_len: int
     vocab_size: int
+    dim: int
     description: dict[str, str]
 
 

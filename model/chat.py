@@ -7,7 +7,8 @@ into the template's own words and the messages' (`JinjaChat`); mistral-common en
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -48,6 +49,10 @@ class ChatFormat(Protocol):
         """
         ...
 
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """The conversation as text, control tokens by name, for people and for raw completions. All as in `encode`."""
+        ...
+
 
 def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The chat format of a model directory; `template` is Jinja source that goes before the directory's own.
@@ -64,7 +69,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
             special[role] = (value.get("content") if isinstance(value, dict) else value) or special.get(role)
         return JinjaChat(source, tokenizer, {role: name for role, name in special.items() if name is not None})
     if layout(directory) == "native" and (file := sentencepiece_file(directory)):
-        return MistralChat(file)
+        return MistralChat(file, tokenizer)
     return None
 
 
@@ -86,11 +91,13 @@ class JinjaChat:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
     ) -> list[int]:
-        self._check_variables(variables)
+        render = self._renderer(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
         checked = _checked(messages)
-        values = {**variables, "add_generation_prompt": add_generation_prompt}
-        render = self._render_open if continue_final_message else self._render
-        plain = render(checked, values)
+        plain = render(checked)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
             opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
@@ -98,13 +105,27 @@ class JinjaChat:
                 {key: text if key == "role" else mark(text, opening, closing) for key, text in message.items()}
                 for message in checked
             ]
-            texts = _split(render(marked, values), opening, closing)
+            texts = _split(render(marked), opening, closing)
             if texts is not None and "".join(texts) == plain:
                 return self._encode(plain, texts)
         # The template looks into contents or rewrites them, and one of them spells a control token.
         raise ParameterError(
             "messages", "a message contains the name of a control token, which this chat template mixes up"
         )
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._renderer(**options)(_checked(messages))
+
+    def _renderer(
+        self,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+    ) -> Callable[[Sequence[Message]], str]:
+        self._check_variables(variables)
+        render = self._render_open if continue_final_message else self._render
+        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
         """Ids of a rendering whose odd `texts` are contents, the even ones the template's own words.
@@ -171,12 +192,13 @@ class JinjaChat:
 class MistralChat:
     """mistral-common's encoding for the version that the tokenizer file's name carries."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+        self._tokenizer = tokenizer
         try:
-            self._tokenizer = MistralTokenizer.from_file(file)
+            self._format = MistralTokenizer.from_file(file)
         except (MistralCommonException, ImportError, ValueError) as error:
             raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
 
@@ -200,11 +222,14 @@ class MistralChat:
             checked[-1]["prefix"] = True
         try:
             request = ChatCompletionRequest.model_validate({"messages": checked})
-            return self._tokenizer.encode_chat_completion(request).tokens
+            return self._format.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
             raise ParameterError(
                 "messages", f"the model's chat format refuses these messages: {_one_line(error)}"
             ) from error
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:

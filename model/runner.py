@@ -72,7 +72,9 @@ class ModelRunner:
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
-            outputs.append(SliceOutput(tokens, logprobs, prompt) if failure is None else SliceOutput(failure=failure))
+            pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
+            given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
+            outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
     def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
@@ -92,6 +94,12 @@ class ModelRunner:
             tokens = item.tokens[after : after + len(logprobs)]
             found += sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
         return tuple(found)
+
+    def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
+        """`SliceOutput.pooled` of hidden [n, dim]; in float64, so that how a prompt is cut shows in no float32."""
+        if item.params.embed == "last":
+            hidden = hidden[item.n_prompt - 1 - item.start :][:1]
+        return tuple(self._model.norm(hidden).double().sum(dim=0).tolist()) if len(hidden) else ()
 
     def _block_rows(self) -> int:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
@@ -153,6 +161,7 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         pools=plan.pools(length, budget),
         max_model_len=length,
         vocab_size=config.vocab_size,
+        dim=config.dim,
         description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))

@@ -22,6 +22,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "prompt_logprobs": (0, 20),
     "prompt_lookup_num_tokens": (0, 16),
 }
+POOLINGS = ("mean", "last")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_STOP_TOKENS = 1024
@@ -45,6 +46,8 @@ class SamplingParams:
     is not drawn where the output ends with those before it.
     `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar.py`); it says itself where the
     output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
+    `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
+    `return_progress` asks for a report of each step that computes a part of the prompt.
 
     Raises ParameterError, naming field, value and limit.
     """
@@ -70,6 +73,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_lookup_num_tokens: int = 0
     grammar: str | None = None
+    embed: str | None = None
+    return_progress: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():
@@ -95,6 +100,9 @@ class SamplingParams:
             )
         if self.grammar is not None:
             self._check_grammar(self.grammar)
+        if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
+            message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
+            raise ParameterError("embed", message)
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""

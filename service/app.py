@@ -11,9 +11,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from service.admission import Admission, State
-from service.api import chat, completions, health, metrics, models, tokens
+from service.api import chat, completions, embeddings, health, messages, metrics, models, openapi, responses, tokens
 from service.engine.client import EngineClient
-from service.errors import as_api_error
+from service.errors import error_response
 from service.grammars import Grammars
 from service.metrics import Metrics
 from service.middleware import RequestMiddleware
@@ -23,7 +23,18 @@ from service.settings import Settings
 log = logging.getLogger("noria")
 
 Load = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
-ROUTERS = (completions.router, chat.router, models.router, tokens.router, health.router, metrics.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    responses.router,
+    messages.router,
+    embeddings.router,
+    models.router,
+    tokens.router,
+    health.router,
+    metrics.router,
+    openapi.router,
+)
 
 
 def create_app(
@@ -78,10 +89,10 @@ def _assemble(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
         )
     return app
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return error_response(error, request.url.path)

@@ -60,7 +60,8 @@ class Delta(NamedTuple):
     """What one update added to a choice. `finish` is "stop", "length" or "timeout" with the last one.
 
     `tokens` are the ids that were generated; `prompt_tokens` and `prompt_logprobs` (of all tokens but the first) come
-    with the first one: each if it was asked for.
+    with the first one: each if it was asked for. `stop` is the stop string that ended the text, `embedding` what was
+    asked for in place of text: with the last one. `progress` is that of the prompt, before the first token.
     """
 
     text: str = ""
@@ -69,9 +70,13 @@ class Delta(NamedTuple):
     tokens: tuple[int, ...] = ()
     prompt_tokens: list[int] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    stop: str | None = None
+    embedding: tuple[float, ...] = ()
+    progress: dict[str, int] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.scored or self.finish or self.tokens) or self.prompt_logprobs is not None
+        shown = self.text or self.scored or self.finish or self.tokens or self.progress
+        return bool(shown) or self.prompt_logprobs is not None
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -83,6 +88,9 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         tuple(token for delta in deltas for token in delta.tokens),
         deltas[0].prompt_tokens,
         deltas[0].prompt_logprobs,
+        deltas[-1].stop,
+        deltas[-1].embedding,
+        deltas[-1].progress,
     )
 
 
@@ -103,6 +111,7 @@ class Choice:
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text is held back
         self._total_logprob = 0.0
+        self._cached = 0
 
     @property
     def mean_logprob(self) -> float:
@@ -116,8 +125,10 @@ class Choice:
                 raise InvalidRequest(update.failure, code="grammar_failed")
             raise ApiError("the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs
+        self._cached = self._cached if update.cached is None else update.cached
+        progress = None if update.processed is None else self._progress(update.processed)
         if not update.tokens and update.finish is None:
-            return Delta()
+            return Delta(progress=progress)
         opening = None if self._opened else self._open(tokenizer)
         before = self.n_generated
         cut = self._push(update)
@@ -125,8 +136,12 @@ class Choice:
         text, starts = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
         tokens = update.tokens[: self.n_generated - before] if self._order.return_token_ids else ()
-        delta = Delta(text, scored, finish, tokens)
+        delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
         return delta if opening is None else joined((opening, delta))
+
+    def _progress(self, processed: int) -> dict[str, int]:
+        """llama.cpp's: tokens of the prompt, those that the cache gave, those that are computed or were."""
+        return {"total": len(self._prompt.tokens), "cache": self._cached, "processed": processed}
 
     def _push(self, update: Update) -> bool:
         """Push the update's tokens; whether a stop string ended the text. A stop token has no text, as a rule."""

@@ -1,4 +1,6 @@
-"""Errors that reach a client: OpenAI's shape, status codes and names. Messages leak no path and no traceback.
+"""Errors that reach a client: OpenAI's shape (Anthropic's on its endpoint), status codes and names.
+
+Messages leak no path and no traceback.
 
 ApiError
 ├── InvalidRequest     400  a field outside its range, an unknown field, malformed JSON
@@ -25,6 +27,14 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 log = logging.getLogger("noria.api")
 
 SHOWN_CHARS = 80
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -49,9 +59,6 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def response(self) -> Response:
-        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
 
 
 class InvalidRequest(ApiError):
@@ -130,6 +137,18 @@ def as_api_error(error: Exception) -> ApiError:
             return HttpError(error.status_code, str(error.detail), error.headers)
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """The plain answer to a request that failed, in the shape of the path's endpoint."""
+    failure = as_api_error(error)
+    body = anthropic_body(failure) if path.startswith(ANTHROPIC_PATH) else failure.body()
+    return Response(orjson.dumps(body), failure.status, failure.headers, "application/json")
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:

@@ -44,6 +44,8 @@ class Generation:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
+        self._submitted = time.perf_counter()
+        self._first: float | None = None
         self._finishes: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
@@ -92,6 +94,25 @@ class Generation:
         """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
+    def timings(self) -> dict[str, float | int]:
+        """llama.cpp's: tokens and milliseconds of the prompt and of what was drawn. Of several choices, the earliest
+        first token ends the one and the latest token the other."""
+        first = self._first or time.perf_counter()
+        last = max((choice.last_token or first for choice in self.choices), default=first)
+        queue = self._record.queue_seconds or 0.0
+        prompt, predicted = max(0.0, first - self._submitted - queue), last - first
+        n_prompt = self.usage.prompt - self.usage.cached
+        return {
+            "queue_ms": _ms(queue),
+            "cache_n": self.usage.cached,
+            "prompt_n": n_prompt,
+            "prompt_ms": _ms(prompt),
+            "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
+            "predicted_n": self.usage.completion,
+            "predicted_ms": _ms(predicted),
+            "predicted_per_second": round(self.usage.completion / predicted, 2) if predicted else 0.0,
+        }
+
     async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
         self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
@@ -118,6 +139,8 @@ class Generation:
             before = choice.n_generated
             delta = choice.absorb(update, self._tokenizer)
             self._measure(choice, update, choice.n_generated - before)
+            if delta.progress is not None:
+                delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
             if delta:
                 yield choice, delta
             if delta.finish is not None:
@@ -134,6 +157,7 @@ class Generation:
             return
         now = time.perf_counter()
         if choice.last_token is None:
+            self._first = self._first or now
             self._metrics.observe_first_token(now - self._record.started)
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
@@ -163,3 +187,7 @@ class Generation:
         else:
             gone = isinstance(error, ClientGone | asyncio.CancelledError)
             self._record.outcome = "abort" if gone else "error"
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -70,14 +70,67 @@ HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "reasoning_content": ("",),
 }
-HARMLESS_STREAM_OPTION: Mapping[str, tuple[Any, ...]] = {
-    "include_obfuscation": (False,),
-    "continuous_usage_stats": (False,),
+HARMLESS_STREAM_OPTION: Mapping[str, tuple[Any, ...]] = {"include_obfuscation": (False,)}
+CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+"""Prompts are cached without being told to."""
+HARMLESS_TEXT_BLOCK: Mapping[str, tuple[Any, ...]] = {"cache_control": CACHE_HINTS, "citations": ([],)}
+HARMLESS_OUTPUT_CONFIG: Mapping[str, tuple[Any, ...]] = {"effort": ()}
+HARMLESS_CONVERSATION: Mapping[str, tuple[Any, ...]] = {
+    "cache_control": CACHE_HINTS,
+    "context_management": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ({"type": "auto"}, {"type": "none"}),
+    "tools": ([],),
 }
-HARMLESS_TOKENIZE: Mapping[str, tuple[Any, ...]] = {
+HARMLESS_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS_CONVERSATION,
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+}
+HARMLESS_INPUT_PART: Mapping[str, tuple[Any, ...]] = {"annotations": ([],), "logprobs": ([],)}
+HARMLESS_INPUT_ITEM: Mapping[str, tuple[Any, ...]] = {
+    "phase": ("final_answer",),
+    "status": ("completed", "incomplete"),
+}
+HARMLESS_TEXT_CONFIG: Mapping[str, tuple[Any, ...]] = {"verbosity": ("medium",)}
+HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "metadata": ({},),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "tool_choice": ("auto", "none"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+HARMLESS_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "embed_dtype": ("float32",),
+    "endianness": ("little",),
+    "normalize": (True,),
+    "priority": (0,),
+    "truncate_prompt_tokens": (),
+}
+HARMLESS_TEMPLATE: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (),
     "tools": ([],),
 }
+HARMLESS_TOKENIZE: Mapping[str, tuple[Any, ...]] = {**HARMLESS_TEMPLATE, "parse_special": (True,)}
 
 
 def accepts(allowed: tuple[Any, ...], value: Any) -> bool:

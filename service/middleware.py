@@ -12,13 +12,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.health import OPEN_PATHS
-from service.errors import Unauthorized, as_api_error
+from service.errors import ANTHROPIC_PATH, Unauthorized, error_response
 from service.metrics import Metrics
 from service.sse import ClientGone
 
 log = logging.getLogger("noria.access")
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+GENERATION_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
+)
 QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CLIENT_GONE = 499
@@ -45,6 +47,13 @@ class RequestRecord:
     outcome: str | None = None
     user: str | None = None
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer says of its request; how long it waited, once that is known."""
+        headers = [(b"x-request-id", self.id.encode())]
+        if self.queue_seconds is not None:
+            headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
+        return headers
+
 
 class RequestMiddleware:
     """ASGI middleware; the request's record is `scope["noria.record"]`, `scope["noria.send"]` leads past all below."""
@@ -64,7 +73,7 @@ class RequestMiddleware:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", record.id.encode())]
+                message["headers"] = [*message["headers"], *record.headers()]
             await send(message)
 
         try:
@@ -79,18 +88,21 @@ class RequestMiddleware:
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
-            failure = as_api_error(error)
+            response = error_response(error, record.path)
             if record.status is None:
-                await failure.response()(scope, receive, send)
+                await response(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
         """Raise Unauthorized unless the path is open or a key fits; every key is compared, in constant time."""
         if not self._keys or scope["path"] in OPEN_PATHS:
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        fits = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(fits):
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = [key.strip()] if scheme.lower() == b"bearer" else []
+        if scope["path"].startswith(ANTHROPIC_PATH) and b"x-api-key" in headers:
+            given.append(headers[b"x-api-key"].strip())
+        fits = [hmac.compare_digest(key, known) for key in given for known in self._keys]
+        if not any(fits):
             raise Unauthorized
 
     def _finish(self, record: RequestRecord) -> None:

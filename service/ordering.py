@@ -2,8 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from model.chat import ChatFormat
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
@@ -50,6 +52,11 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **wishes)
 
 
+def renamed(order: Order, field: str) -> Order:
+    """The order, for a request that calls its grammar `field`."""
+    return order if order.grammar_field is None else replace(order, grammar_field=field)
+
+
 def _wishes(body: GenerationBody) -> dict[str, Any]:
     """What an order takes from a body as it is."""
     return {
@@ -65,14 +72,19 @@ def _most(*counts: int | None) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-def encode_text(served: ServedModel, text: str, *, add_bos: bool = True) -> list[int]:
+def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
     """Raises InvalidRequest, before the work of tokenizing, for a text that cannot fit."""
-    check_size([text], "prompt", served)
+    check_size([text], param, served)
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
 def encode_chat(served: ServedModel, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
     """`options` as `ChatFormat.encode` takes them."""
+    return chat_format(served, messages).encode(messages, **options)
+
+
+def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> ChatFormat:
+    """The model's, for messages that may fit its context. Raises InvalidRequest where there is none, or for others."""
     if served.chat is None:
         raise InvalidRequest(
             "this model has no chat template: start the server with --chat-template, or use /v1/completions",
@@ -80,7 +92,7 @@ def encode_chat(served: ServedModel, messages: Sequence[dict[str, str]], **optio
             code="no_chat_template",
         )
     check_size([message["content"].strip() for message in messages], "messages", served)  # templates may trim
-    return served.chat.encode(messages, **options)
+    return served.chat
 
 
 def _constraint(body: GenerationBody, served: ServedModel) -> Constraint:
@@ -153,6 +165,7 @@ def sampling(body: GenerationBody, served: ServedModel, **limits: Any) -> Sampli
         stop_token_ids=tuple(stops),
         ignore_eos=bool(body.ignore_eos),
         prompt_lookup_num_tokens=body.prompt_lookup_num_tokens or 0,
+        return_progress=bool(body.return_progress),
         **limits,
     )
     params.check_ids(served.info.vocab_size)
@@ -171,16 +184,16 @@ def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
         )
 
 
-def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel) -> None:
+def check_prompt(tokens: list[int], max_tokens: int, served: ServedModel, param: str = "prompt") -> None:
     """Raise for a prompt that is empty, leaves no room for `max_tokens` or has foreign ids."""
     limit = served.info.max_model_len
     if not tokens:
-        raise InvalidRequest("the prompt is empty: it must have at least 1 token", param="prompt")
+        raise InvalidRequest("the prompt is empty: it must have at least 1 token", param=param)
     if len(tokens) + max_tokens > limit:
         raise InvalidRequest(
             f"this model's context is {limit} tokens, but the request needs {len(tokens) + max_tokens}: "
             f"{len(tokens)} in the prompt and {max_tokens} for the answer (max_tokens)",
-            param="prompt" if len(tokens) >= limit else "max_tokens",
+            param=param if len(tokens) >= limit else "max_tokens",
             code="context_length_exceeded",
         )
-    check_ids("prompt", tokens, served.info.vocab_size)
+    check_ids(param, tokens, served.info.vocab_size)

@@ -1,37 +1,40 @@
 """Answers as OpenAI's clients expect them: plain dicts, one class an endpoint.
 
-A shape makes the frames of a stream (`opening`, `chunk`, `usage_chunk`) and the whole answer (`whole`).
+A shape makes the events of a stream (`opening`, `chunks`, `closing`) and the whole answer (`whole`).
 """
 
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
 from service.choice import Delta, Scored
 from service.generation import Usage
+from service.schemas import StreamOptions
+from service.sse import Framing, Json, PlainEvents
 
-Json = dict[str, Any]
 LEAST_LOGPROB = -9999.0
 """What -inf is sent as: JSON has no infinities."""
 
 
-class Shape(Protocol):
-    def opening(self, index: int) -> Json | None:
-        """The frame that opens a choice, if there is one."""
+class Shape(Framing, Protocol):
+    """`usage` is that of the request so far."""
+
+    def opening(self, index: int, usage: Usage) -> list[Json]:
+        """The events before a choice's first."""
         ...
 
-    def chunks(self, index: int, delta: Delta) -> list[Json]: ...
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]: ...
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The events after the last choice's last."""
+        ...
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
         """The answer of a plain request; `parts` has one complete delta a choice."""
-        ...
-
-    def usage_chunk(self, usage: Usage) -> Json:
-        """The last frame of a stream with `include_usage`."""
         ...
 
 
@@ -42,6 +45,13 @@ def usage_json(usage: Usage) -> Json:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
+
+
+def chunk_usage(asked: StreamOptions, usage: Usage) -> Json:
+    """What the chunks of a stream say of usage: null where a last chunk will, numbers where each is to."""
+    if asked.continuous_usage_stats:
+        return {"usage": usage_json(usage)}
+    return {"usage": None} if asked.include_usage else {}
 
 
 def prompt_scores(delta: Delta, tokenizer: Tokenizer) -> Json:
@@ -67,29 +77,31 @@ def _finite(logprob: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionShape:
+class CompletionShape(PlainEvents):
     """`text_completion` objects. `logprobs`, `token_ids`: whether they were asked for."""
 
     model: str
     tokenizer: Tokenizer
+    fingerprint: str
     logprobs: bool
-    include_usage: bool
+    stream: StreamOptions
     token_ids: bool = False
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def opening(self, index: int) -> None:
-        return None
+    def opening(self, index: int, usage: Usage) -> list[Json]:
+        return []
 
-    def chunks(self, index: int, delta: Delta) -> list[Json]:
-        return [self._object([self._choice(index, delta)]) | ({"usage": None} if self.include_usage else {})]
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
+        chunk = self._object([self._choice(index, delta)]) | chunk_usage(self.stream, usage)
+        return [chunk if delta.progress is None else chunk | {"prompt_progress": delta.progress}]
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
         return self._object(choices) | {"usage": usage_json(usage)}
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self._object([]) | {"usage": usage_json(usage)}
+    def closing(self, usage: Usage) -> list[Json]:
+        return [self._object([]) | {"usage": usage_json(usage)}] if self.stream.include_usage else []
 
     def _object(self, choices: list[Json]) -> Json:
         return {
@@ -97,6 +109,7 @@ class CompletionShape:
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 
@@ -130,27 +143,30 @@ class CompletionShape:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatShape:
+class ChatShape(PlainEvents):
     """`chat.completion` and `chat.completion.chunk` objects."""
 
     model: str
     tokenizer: Tokenizer
+    fingerprint: str
     logprobs: bool
-    include_usage: bool
+    stream: StreamOptions
     token_ids: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def opening(self, index: int) -> Json:
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+    def opening(self, index: int, usage: Usage) -> list[Json]:
+        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
 
-    def chunks(self, index: int, delta: Delta) -> list[Json]:
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
         frames = []
+        if delta.progress is not None:
+            frames.append(self._chunk(index, {}, None, None, usage) | {"prompt_progress": delta.progress})
         if delta.text or delta.scored or delta.tokens:
-            frames.append(self._chunk(index, {"content": delta.text}, self._scores(delta.scored), None))
+            frames.append(self._chunk(index, {"content": delta.text}, self._scores(delta.scored), None, usage))
         if delta.finish:
-            frames.append(self._chunk(index, {}, None, delta.finish))
+            frames.append(self._chunk(index, {}, None, delta.finish, usage))
         if self.token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
@@ -174,16 +190,24 @@ class ChatShape:
             prompt["prompt_token_ids"] = parts[0].prompt_tokens
         return self._object("chat.completion", choices) | {"usage": usage_json(usage)} | prompt
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self._object("chat.completion.chunk", []) | {"usage": usage_json(usage)}
+    def closing(self, usage: Usage) -> list[Json]:
+        if not self.stream.include_usage:
+            return []
+        return [self._object("chat.completion.chunk", []) | {"usage": usage_json(usage)}]
 
     def _object(self, kind: str, choices: list[Json]) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None, usage: Usage) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        chunk = self._object("chat.completion.chunk", [choice])
-        return chunk | {"usage": None} if self.include_usage else chunk
+        return self._object("chat.completion.chunk", [choice]) | chunk_usage(self.stream, usage)
 
     def _scores(self, scored: Sequence[Scored]) -> Json | None:
         if not self.logprobs:

@@ -15,7 +15,6 @@ from service.harmless_fields import (
     HARMLESS_COMPLETION,
     HARMLESS_MESSAGE,
     HARMLESS_STREAM_OPTION,
-    HARMLESS_TOKENIZE,
 )
 from service.sampling_schema import SamplingBody
 from service.structured import FormBody
@@ -34,9 +33,28 @@ Prompts = Annotated[
 ]
 
 
+def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
+    """One or more prompts, each a string or token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return prompts  # type: ignore[return-value]
+
+
+def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
+    """How many they are. Raises InvalidRequest for none and for too many."""
+    if not prompts:
+        raise InvalidRequest(f"{name} must not be an empty list", param=name)
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"{name} takes at most {MAX_PROMPTS} prompts, got {len(prompts)}", param=name)
+    return len(prompts)
+
+
 class StreamOptions(Body):
     harmless = HARMLESS_STREAM_OPTION
     include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
+    continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
 
 
 class GenerationBody(SamplingBody, FormBody):
@@ -46,6 +64,9 @@ class GenerationBody(SamplingBody, FormBody):
     n: int | None = optional("Choices of each prompt; prompts x n at most 1024. Default: 1.", ge=1, le=MAX_CHOICES)
     stream: bool | None = optional("Server-sent events in place of one answer.")
     stream_options: StreamOptions | None = optional("Only when `stream` is true.")
+    return_progress: bool | None = optional(
+        "Chunks with `prompt_progress` while the prompt is computed. Only when `stream` is true."
+    )
     max_tokens: int | None = ranged(
         "max_tokens", "Within the context, together with the prompt. Default: 16; in chat, what the context leaves."
     )
@@ -76,10 +97,6 @@ class GenerationBody(SamplingBody, FormBody):
         return self.n or 1
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
     def end_user(self) -> str | None:
         """Who asked, as the client calls them."""
         return self.safety_identifier or self.user
@@ -87,6 +104,8 @@ class GenerationBody(SamplingBody, FormBody):
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        if self.return_progress and not self.stream:
+            raise InvalidRequest("return_progress is only allowed when stream is true", param="return_progress")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs is not available when stream is true", param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
@@ -115,20 +134,11 @@ class CompletionBody(GenerationBody):
 
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
-        """One or more prompts, each a string or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt  # type: ignore[return-value]
+        return listed(self.prompt)
 
     def check(self) -> None:
         super().check()
-        n_prompts = len(self.prompts)
-        if not n_prompts:
-            raise InvalidRequest("prompt must not be an empty list", param="prompt")
-        if n_prompts > MAX_PROMPTS:
-            raise InvalidRequest(f"prompt takes at most {MAX_PROMPTS} prompts, got {n_prompts}", param="prompt")
+        n_prompts = check_prompts("prompt", self.prompts)
         if self.n_drawn < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
             raise InvalidRequest(message, param="best_of")
@@ -240,34 +250,3 @@ class ChatBody(GenerationBody, TemplateBody):
             raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
         if 0 in limits:
             raise InvalidRequest("max_tokens must be at least 1, got 0", param="max_tokens")
-
-
-class TokenizeBody(TemplateBody):
-    """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
-
-    harmless = HARMLESS_TOKENIZE
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    prompt: str | None = optional("A string; either this or `messages`.")
-    messages: Items[Message] | None = optional("At least one.")
-    add_special_tokens: bool | None = optional("The model's begin token before a prompt. Default: true.")
-    return_token_strs: bool | None = optional("Adds `token_strs`.")
-
-    def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("send either prompt or messages", param="prompt")
-        if self.messages is not None and not self.messages:
-            raise InvalidRequest("messages must not be empty", param="messages")
-        if self.messages is not None and self.add_special_tokens:
-            message = "add_special_tokens is not supported with messages: the chat format brings its own"
-            raise InvalidRequest(message, param="add_special_tokens")
-        for name in TemplateBody.model_fields:
-            if self.prompt is not None and getattr(self, name) is not None:
-                raise InvalidRequest(f"{name} needs messages", param=name)
-        self.check_continuation(self.messages or [])
-
-
-class DetokenizeBody(Body):
-    """`POST /detokenize`."""
-
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    tokens: TokenIds = Field(description="Token ids, at most as many as the context.")

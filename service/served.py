@@ -1,6 +1,8 @@
 """The model being served, as the API sees it: names, tokenizer, chat format, defaults. And how it comes to be."""
 
 import asyncio
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from model.families import read_generation
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
+from service import version
 from service.engine.client import EngineClient
 from service.settings import Settings
 
@@ -27,7 +30,7 @@ T = TypeVar("T")
 class ServedModel:
     """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format.
 
-    Raises ModelError for defaults that no request could use.
+    `fingerprint` stands in answers. Raises ModelError for defaults that no request could use.
     """
 
     names: tuple[str, ...]
@@ -37,6 +40,7 @@ class ServedModel:
     longest_piece: int
     info: RunnerInfo
     created: int = field(default_factory=lambda: int(time.time()))
+    fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         if self.tokenizer.vocab_size > self.info.vocab_size:
@@ -50,11 +54,19 @@ class ServedModel:
             SamplingParams(**sampling)
         except ParameterError as error:
             raise ModelError(f"the model's generation defaults cannot be used: {error}") from error
+        object.__setattr__(self, "fingerprint", fingerprint(self.names[0], self.info))
 
     @property
     def max_prompt_bytes(self) -> int:
         """More text than this has more tokens than the context."""
         return self.info.max_model_len * self.longest_piece
+
+
+def fingerprint(name: str, info: RunnerInfo) -> str:
+    """What answers depend on besides the request: version and scheme in words, weights and backend in a hash."""
+    about = {"model": name, "version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Released(NamedTuple):
 
 
 class TextStream:
-    """The text of one choice. `push` tokens, `take` what may be shown.
+    """The text of one choice. `push` tokens, `take` what may be shown. `stopped_by` is the stop string that ended it.
 
     Text that could be the start of a stop string waits until it is known not to be, unless stop strings are part of the
     text (`include_stop`). Matching goes by character, so how the text is cut into tokens does not change where it ends.
@@ -62,6 +62,7 @@ class TextStream:
         strip_leading_space: bool = False,
         keep_control: bool = False,
     ) -> None:
+        self.stopped_by: str | None = None
         self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)
         self._stops = stops
         self._matched = [0] * len(stops)
@@ -117,9 +118,11 @@ class TextStream:
             self._matched = [
                 stop.advance(matched, char) for stop, matched in zip(self._stops, self._matched, strict=True)
             ]
-            found = [n for stop, n in zip(self._stops, self._matched, strict=True) if n == len(stop.text)]
-            if found:
-                self._cut(len(text) - index - 1 + (0 if self._include_stop else max(found)))
+            pairs = zip(self._stops, self._matched, strict=True)
+            if found := [stop.text for stop, matched in pairs if matched == len(stop.text)]:
+                self.stopped_by = max(found, key=len)
+                n_stop = 0 if self._include_stop else len(self.stopped_by)
+                self._cut(len(text) - index - 1 + n_stop)
                 return
 
     def _cut(self, n_chars: int) -> None:

@@ -96,7 +96,7 @@ class FakeRunner:
             for token in tokens:
                 top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
-        return SliceOutput(tuple(tokens), tuple(logprobs), scored)
+        return SliceOutput(tuple(tokens), tuple(logprobs), scored, pooled=pooled(item))
 
     def _check_visible(self, item: Slice) -> None:
         """Every position inside the window must be on its page with the right token."""
@@ -107,6 +107,16 @@ class FakeRunner:
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
                 assert found == (position, item.tokens[position]), f"position {position}: page holds {found}"
+
+
+def pooled(item: Slice) -> tuple[float, ...]:
+    """The fake hidden state of a position is (its token, the position, 1)."""
+    where = {"mean": range(item.start, item.stop), "last": range(item.n_prompt - 1, item.stop)}
+    if item.params.embed is None or not where[item.params.embed]:
+        return ()
+    return tuple(
+        float(sum(part)) for part in zip(*((item.tokens[p], p, 1) for p in where[item.params.embed]), strict=True)
+    )
 
 
 def make_info(
@@ -120,6 +130,7 @@ def make_info(
         pools=tuple(PoolSpec(window, n_pages) for window, n_pages in pools),
         max_model_len=max_model_len,
         vocab_size=VOCAB,
+        dim=3,
         description={"device": "fake", "attention": "fake"},
     )
 

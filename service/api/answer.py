@@ -1,7 +1,8 @@
 """The common walk of a completion and a chat request: admit, tokenize, submit, then stream or wait."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
+from typing import Protocol
 
 import orjson
 from fastapi import Request
@@ -9,60 +10,97 @@ from starlette.responses import Response
 
 from service.admission import State
 from service.choice import Delta, Order, joined
-from service.generation import Generation
+from service.generation import Generation, Usage
 from service.logs import hashed
 from service.middleware import RequestRecord
 from service.response_shapes import Shape
-from service.schemas import GenerationBody
 from service.served import ServedModel
-from service.sse import EventStream, frame, while_connected
+from service.sse import EventStream, Json, while_connected
 
-MANY_SCORES = 512
-"""Logprobs of as many tokens are written off the event loop."""
+LARGE = 512
+"""Answers of so many logprobs, or numbers of embeddings, are written off the event loop."""
+
+
+class Asked(Protocol):
+    """What the walk itself reads of a body."""
+
+    model: str | None
+
+    @property
+    def end_user(self) -> str | None:
+        """Who asked, as the client calls them."""
+        ...
+
+
+class Streamable(Asked, Protocol):
+    stream: bool | None
 
 
 async def answer(
     request: Request,
-    body: GenerationBody,
+    body: Streamable,
     make_order: Callable[[ServedModel], Order],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
     """The response to a generation request. All that can be refused is refused here, before any status is sent."""
+    with ExitStack() as stack:
+        served, generation = await started(stack, request, body, make_order)
+        shape = make_shape(served, body.model or served.names[0])
+        if body.stream:
+            expired = request.app.state.noria.admission.expired
+            return EventStream(_frames(generation, shape), stack.pop_all(), expired, shape)
+        return await gathered(request, generation, shape.whole)
+
+
+async def started(
+    stack: ExitStack, request: Request, body: Asked, make_order: Callable[[ServedModel], Order]
+) -> tuple[ServedModel, Generation]:
+    """The order in the engine's hands, and a place among the requests in flight; both end with the stack."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     record.user = hashed(body.end_user)
-    with ExitStack() as stack:
-        stack.enter_context(state.admission.admitted())
-        served = state.admission.require(body.model)
-        order = await state.admission.off_loop(lambda: make_order(served))
-        await state.grammars.check(served, order)
-        generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
-        stack.enter_context(generation)
-        shape = make_shape(served, body.model or served.names[0])
-        expired = state.admission.expired
-        if body.stream:
-            return EventStream(_frames(generation, shape, body.include_usage), stack.pop_all(), expired)
-        parts = await while_connected(request.receive, expired, _collect(generation))
-
-        def whole() -> bytes:
-            return orjson.dumps(shape.whole(parts, generation.usage))
-
-        n_scores = sum(len(part.scored) + len(part.prompt_logprobs or ()) for part in parts)
-        content = whole() if n_scores < MANY_SCORES else await state.admission.off_loop(whole)
-        return Response(content, media_type="application/json")
+    stack.enter_context(state.admission.admitted())
+    served = state.admission.require(body.model)
+    order = await state.admission.off_loop(lambda: make_order(served))
+    await state.grammars.check(served, order)
+    generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
+    return served, stack.enter_context(generation)
 
 
-async def _frames(generation: Generation, shape: Shape, include_usage: bool) -> AsyncIterator[bytes]:
+async def gathered(
+    request: Request, generation: Generation, whole: Callable[[Sequence[Delta], Usage], Json]
+) -> Response:
+    """The plain answer, once every choice is complete."""
+    state: State = request.app.state.noria
+    expired = state.admission.expired
+    parts = await while_connected(request.receive, expired, _collect(generation))
+    timings = generation.timings()
+
+    def content() -> bytes:
+        return orjson.dumps(whole(parts, generation.usage) | {"timings": timings})
+
+    size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
+    return Response(
+        content() if size < LARGE else await state.admission.off_loop(content), media_type="application/json"
+    )
+
+
+async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+    usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
+    unfinished = len(generation.choices)
     async for choice, delta in generation.events():
-        frames = shape.chunks(choice.index, delta)
+        frames: list[Json] = []
         if choice.index in unopened:
             unopened.remove(choice.index)
-            if opening := shape.opening(choice.index):
-                frames.insert(0, opening)
-        yield b"".join(map(frame, frames))
-    if include_usage:
-        yield frame(shape.usage_chunk(generation.usage))
+            frames += shape.opening(choice.index, usage)
+        frames += shape.chunks(choice.index, delta, usage)
+        if delta.finish is not None:
+            unfinished -= 1
+            if not unfinished:
+                frames += shape.closing(usage)
+                frames[-1]["timings"] = generation.timings()
+        yield b"".join(map(shape.frame, frames))
 
 
 async def _collect(generation: Generation) -> list[Delta]:

@@ -7,7 +7,7 @@ from service.api.answer import answer
 from service.api.body import read_body
 from service.ordering import order_chat
 from service.response_shapes import ChatShape
-from service.schemas import ChatBody
+from service.schemas import ChatBody, StreamOptions
 
 router = APIRouter()
 
@@ -20,6 +20,11 @@ async def chat_completions(request: Request) -> Response:
         body,
         lambda served: order_chat(body, served),
         lambda served, name: ChatShape(
-            name, served.tokenizer, bool(body.logprobs), body.include_usage, bool(body.return_token_ids)
+            name,
+            served.tokenizer,
+            served.fingerprint,
+            bool(body.logprobs),
+            body.stream_options or StreamOptions(),
+            bool(body.return_token_ids),
         ),
     )

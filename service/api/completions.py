@@ -7,7 +7,7 @@ from service.api.answer import answer
 from service.api.body import read_body
 from service.ordering import order_completion
 from service.response_shapes import CompletionShape
-from service.schemas import CompletionBody
+from service.schemas import CompletionBody, StreamOptions
 
 router = APIRouter()
 
@@ -20,6 +20,11 @@ async def completions(request: Request) -> Response:
         body,
         lambda served: order_completion(body, served),
         lambda served, name: CompletionShape(
-            name, served.tokenizer, body.logprobs is not None, body.include_usage, bool(body.return_token_ids)
+            name,
+            served.tokenizer,
+            served.fingerprint,
+            body.logprobs is not None,
+            body.stream_options or StreamOptions(),
+            bool(body.return_token_ids),
         ),
     )

@@ -9,18 +9,19 @@ from service import version
 from service.admission import State
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
-PROBES = ["GET", "HEAD"]
 
 router = APIRouter()
 
 
-@router.api_route("/live", methods=PROBES)
+@router.head("/live", include_in_schema=False)
+@router.get("/live")
 async def live() -> dict[str, str]:
     """The process answers."""
     return {"status": "live"}
 
 
-@router.api_route("/ready", methods=PROBES)
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
     """New requests are welcome; 503 while loading (with stage and progress), restarting or draining."""
     state: State = request.app.state.noria
@@ -32,7 +33,8 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse(report, 503)
 
 
-@router.api_route("/health", methods=PROBES)
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
 async def health(request: Request) -> JSONResponse:
     """The engine serves, draining or not."""
     state: State = request.app.state.noria
@@ -44,4 +46,8 @@ async def health(request: Request) -> JSONResponse:
 async def show_version(request: Request) -> dict[str, Any]:
     state: State = request.app.state.noria
     model = state.admission.model
-    return {"version": version(), "engine": model.info.description if model else None}
+    return {
+        "version": version(),
+        "engine": model.info.description if model else None,
+        "fingerprint": model.fingerprint if model else None,
+    }

@@ -24,10 +24,16 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 def card(served: ServedModel, name: str) -> dict[str, Any]:
+    """vLLM's, and how the model is run. `window`: of attention, in tokens; null is full, a list where layers differ."""
+    windows = [pool.window for pool in served.info.pools]
     return {
         "id": name,
         "object": "model",
         "created": served.created,
         "owned_by": "noria",
+        "parent": None,
         "max_model_len": served.info.max_model_len,
+        "window": windows[0] if len(windows) == 1 else windows,
+        "quantization": served.info.description.get("quantize"),
+        "adapters": [],
     }

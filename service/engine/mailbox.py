@@ -25,6 +25,8 @@ def merge(first: Update, second: Update) -> Update:
         cached=first.cached if second.cached is None else second.cached,
         queued=first.queued if second.queued is None else second.queued,
         failure=second.failure,
+        processed=first.processed if second.processed is None else second.processed,
+        embedding=first.embedding + second.embedding,
     )
 
 

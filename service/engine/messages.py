@@ -81,6 +81,7 @@ class Update(NamedTuple):
     comes from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
     `failure` says what is to be said of an "error" that is the request's own.
+    `processed` is how many prompt tokens are computed, if that is wanted; `embedding` [dim] comes with the last.
     """
 
     id: int
@@ -91,6 +92,8 @@ class Update(NamedTuple):
     cached: int | None = None
     queued: float | None = None
     failure: str | None = None
+    processed: int | None = None
+    embedding: tuple[float, ...] = ()
 
 
 class PoolStats(NamedTuple):
@@ -169,6 +172,7 @@ def _decode_update(row: list[Any]) -> Update:
     number, tokens, *rest = row
     if rest:
         rest[:2] = map(_decode_logprobs, rest[:2])
+        rest[-1] = tuple(rest[-1])
     return Update(number, tuple(tokens), *rest)
 
 

@@ -200,7 +200,7 @@ class Scheduler:
 
     def _reuse(self, sequence: Sequence) -> int:
         """Share pages that already hold the sequence's first tokens; at least one token is left to compute."""
-        if sequence.scored < sequence.n_prompt:  # prompt logprobs are wanted: every position must be computed
+        if not sequence.skips:
             return 0
         size = self.pools[0].page_size
         names = sequence.names((len(sequence.tokens) - 1) // size)
@@ -229,14 +229,18 @@ class Scheduler:
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure)
         start = sequence.computed
+        processed = min(stop, sequence.n_prompt) if sequence.reports else None
         tokens = self._take_in(sequence, result.tokens)
         sequence.advance(stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
+        if result.pooled:
+            sequence.pool(result.pooled)
         finish = self._finish_reason(sequence)
+        embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
             self._forget(sequence)
-        if not tokens and finish is None and not prompt_logprobs:
+        if not tokens and finish is None and not prompt_logprobs and processed is None:
             return None
         first, sequence.first_update = sequence.first_update, False
         return Update(
@@ -247,6 +251,8 @@ class Scheduler:
             finish=finish,
             cached=sequence.cached if first else None,
             queued=sequence.queued if first else None,
+            processed=processed,
+            embedding=embedding,
         )
 
     def _take_in(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[int, ...]:

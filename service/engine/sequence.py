@@ -1,6 +1,7 @@
 """One sequence on the wheel: its tokens, how far they are computed, the pages that hold their keys and values."""
 
 from collections.abc import Sequence as Items
+from operator import add
 
 from model.batch import PageTable, Slice
 from model.sampling_params import SamplingParams
@@ -79,6 +80,7 @@ class Sequence:
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
         self.lookup = Lookup()
+        self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self._seed = chain_seed(submit.cache_salt)
         self._names: list[bytes] = []
@@ -99,6 +101,22 @@ class Sequence:
             parent = self._names[-1] if self._names else self._seed
             self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
         return self._names[:n_blocks]
+
+    @property
+    def skips(self) -> bool:
+        """Whether it may start from pages that others computed: not where something of every position is wanted."""
+        return self.scored == self.n_prompt and self.params.embed != "mean"
+
+    @property
+    def reports(self) -> bool:
+        """Whether how far the prompt is computed is to be known: until its first token is there."""
+        return self.params.return_progress and not self.n_output
+
+    @property
+    def embedding(self) -> tuple[float, ...]:
+        """The pooled hidden states of the whole prompt [dim], where they were wanted."""
+        n = self.n_prompt if self.params.embed == "mean" else 1
+        return tuple(value / n for value in self.pooled)
 
     def slice(self, stop: int, draft: Items[int]) -> Slice:
         """The part of this sequence that the next step computes: up to position `stop - 1`, then the draft."""
@@ -126,8 +144,13 @@ class Sequence:
         for table in self.tables:
             table.turn(stop)
 
+    def pool(self, values: tuple[float, ...]) -> None:
+        """Add the next part of what `embedding` is made of."""
+        self.pooled = tuple(map(add, self.pooled, values)) if self.pooled else values
+
     def reset(self) -> None:
         """Give up all pages; the tokens stay and will be computed again."""
         for table in self.tables:
             table.clear()
         self.computed = 0
+        self.pooled = ()

@@ -8,19 +8,8 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from service.fields import Body
-from service.schemas import ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TextPart, TokenizeBody
+from service.openapi import BODIES, PARTS
 
-ENDPOINTS: Mapping[str, type[Body]] = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
-PARTS: Mapping[str, type[Body]] = {
-    "`messages`": Message,
-    "a part of a message": TextPart,
-    "`stream_options`": StreamOptions,
-}
 START, END = "<!-- fields: python -m service.tools.api_table -->", "<!-- end of fields -->"
 POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
 LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
@@ -28,7 +17,7 @@ LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length 
 
 def rendered() -> str:
     """Both tables as Markdown: every field x endpoint, then the fields of objects inside."""
-    return "\n\n".join((_table(ENDPOINTS), "Inside them:", _table(PARTS)))
+    return "\n\n".join((_table(BODIES), "Inside them:", _table(PARTS)))
 
 
 def document(text: str) -> str:
@@ -38,7 +27,7 @@ def document(text: str) -> str:
 
 
 def _table(bodies: Mapping[str, type[Body]]) -> str:
-    names = dict.fromkeys(chain.from_iterable((*body.model_fields, *body.harmless) for body in bodies.values()))
+    names = dict.fromkeys(chain.from_iterable((*_fields(body), *body.harmless) for body in bodies.values()))
     lines = ["| field | " + " | ".join(bodies) + " | meaning |", "|---" * (len(bodies) + 2) + "|"]
     for name in names:
         cells = " | ".join(_cell(body, name) for body in bodies.values())
@@ -47,8 +36,8 @@ def _table(bodies: Mapping[str, type[Body]]) -> str:
 
 
 def _cell(body: type[Body], name: str) -> str:
-    if name in body.model_fields:
-        return "required" if body.model_fields[name].is_required() else "yes"
+    if (field := _fields(body).get(name)) is not None:
+        return "required" if field.is_required() else "yes"
     if name in body.harmless:
         values = dict.fromkeys(f"`{json.dumps(value).removesuffix('.0')}`" for value in body.harmless[name])
         return "default only: " + (", ".join(values) or "`null`")
@@ -57,8 +46,13 @@ def _cell(body: type[Body], name: str) -> str:
 
 def _meaning(name: str, bodies: Iterable[type[Body]]) -> str:
     """What the field's descriptions say and its limits, each once."""
-    fields = [body.model_fields[name] for body in bodies if name in body.model_fields]
+    fields = [field for body in bodies if (field := _fields(body).get(name)) is not None]
     return " / ".join(dict.fromkeys(filter(None, map(_words, fields))))
+
+
+def _fields(body: type[Body]) -> dict[str, FieldInfo]:
+    """By the names that clients use."""
+    return {field.alias or name: field for name, field in body.model_fields.items()}
 
 
 def _words(field: FieldInfo) -> str:

@@ -25,7 +25,7 @@ from service.engine.wire import frame, received
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
-UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why")
+UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9, (0.25, -1.5))
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,36 @@ def test_the_youngest_is_preempted_and_answers_the_same() -> None:
         assert drive.answers[sequence_id] == expected([sequence_id] * 6, params)
 
 
+def test_progress_is_reported_where_it_is_asked_for() -> None:
+    drive = Drive(make_info(), max_step_tokens=8)
+    drive.submit(1, list(range(1, 21)), SamplingParams(max_tokens=3, return_progress=True))
+    drive.submit(2, list(range(1, 21)), SamplingParams(max_tokens=3))
+    drive.run()
+    assert [update.processed for update in drive.updates[1]] == [8, 16, 20, None, None]
+    assert [len(update.tokens) for update in drive.updates[1]] == [0, 0, 1, 1, 1]
+    assert [update.processed for update in drive.updates[2]] == [None] * 3
+
+
+def test_an_embedding_survives_preemption_and_takes_nothing_from_the_cache() -> None:
+    """The fake hidden state of a position is (its token, the position, 1)."""
+    drive = Drive(make_info(pools=((None, 8),), max_model_len=32), max_sequences=3, max_step_tokens=3)
+    prompt = [10 + n for n in range(12)]
+    for sequence_id in (1, 2):
+        drive.submit(sequence_id, [sequence_id] * 3, SamplingParams(max_tokens=13))
+    drive.submit(3, prompt, SamplingParams(max_tokens=0, embed="mean"))
+    drive.run()
+    assert drive.scheduler.stats().preemptions > 0
+    drive.submit(4, prompt, SamplingParams(max_tokens=0, embed="mean"))
+    drive.submit(5, prompt, SamplingParams(max_tokens=0, embed="last"))
+    drive.run()
+    assert [drive.updates[n][-1].embedding for n in (3, 4, 5)] == [
+        (15.5, 5.5, 1.0),
+        (15.5, 5.5, 1.0),
+        (21.0, 11.0, 1.0),
+    ]
+    assert [drive.updates[n][0].cached for n in (4, 5)] == [0, 8]
+
+
 def test_a_window_keeps_its_pages_bounded_however_long_the_prompt() -> None:
     drive = Drive(make_info(pools=((8, 6),), max_model_len=4096), max_step_tokens=4)
     prompt = [1 + n % 200 for n in range(400)]

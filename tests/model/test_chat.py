@@ -71,7 +71,10 @@ def test_harmless_contents_are_encoded_as_transformers_does(
     theirs = oracle.apply_chat_template(
         messages, add_generation_prompt=prompt, chat_template=template, return_dict=True
     )["input_ids"]
-    assert _chat(embedded, tokenizer, template).encode(messages, add_generation_prompt=prompt) == theirs
+    chat = _chat(embedded, tokenizer, template)
+    assert chat.encode(messages, add_generation_prompt=prompt) == theirs
+    text = oracle.apply_chat_template(messages, add_generation_prompt=prompt, chat_template=template, tokenize=False)
+    assert chat.render(messages, add_generation_prompt=prompt) == text
 
 
 @settings(deadline=None, max_examples=60)
@@ -288,6 +291,10 @@ def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> N
     ]
     request = ChatCompletionRequest(messages=[roles[m["role"]](content=m["content"]) for m in messages])
     assert chat.encode(messages) == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
+    shown = "".join(chat.render(messages).split())
+    assert shown.startswith("<s>")
+    assert "hi</s>[INST][/INST]Hello</s>[INST]" in shown
+    assert shown.endswith("and?[/INST]")
     control = [token for token in chat.encode(messages) if token in load_tokenizer(directory).control.values()]
     harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
     assert control == [t for t in chat.encode(harmless) if t in load_tokenizer(directory).control.values()]

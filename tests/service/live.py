@@ -1,5 +1,6 @@
 """The real server on a real port, with the fake model on a thread of this process."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +26,17 @@ PATIENCE = 20.0
 class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
-    def encode(
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        return list(self.render(messages, **options).encode())
+
+    def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
-    ) -> list[int]:
+    ) -> str:
         if variables.keys() - {"tone"}:
             raise ParameterError("chat_template_kwargs", f"unknown: {variables}")
         text = variables.get("tone", "") + "".join(
@@ -40,7 +44,7 @@ class FakeChat:
         )
         if continue_final_message:
             text = text.removesuffix(";")
-        return list((text + ("a:" if add_generation_prompt else "")).encode())
+        return text + ("a:" if add_generation_prompt else "")
 
 
 def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
@@ -74,6 +78,21 @@ class Live:
         response = self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **body})
         assert response.status_code == 200, response.text
         return response.json()
+
+    def events(self, path: str, body: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+        """The data of a stream's events. Names, where there are any, are the data's types."""
+        response = self.post(path, {**body, "stream": True}, **options)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *frames, rest = response.text.split("\n\n")
+        assert rest == ""
+        if frames[0].startswith("data: "):
+            assert frames.pop() == "data: [DONE]"
+            return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+        named = [frame.removeprefix("event: ").split("\ndata: ") for frame in frames]
+        data = [json.loads(text) for _, text in named]
+        assert [name for name, _ in named] == [item["type"] for item in data]
+        return data
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample of /metrics."""

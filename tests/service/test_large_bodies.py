@@ -9,7 +9,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from service.sampling_schema import Stops
-from service.schemas import ChatBody, CompletionBody, Content, DetokenizeBody, Prompts, TokenizeBody
+from service.schemas import ChatBody, CompletionBody, Content, Prompts
+from service.tokens_schema import DetokenizeBody, TokenizeBody
 from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, eventually, ready, running
 from tests.service.test_limits import begun

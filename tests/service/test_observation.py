@@ -60,7 +60,7 @@ def test_tokenize_and_back(live: Live) -> None:
     assert reply == {"count": 3, "max_model_len": 512, "tokens": [104, 105, 0], "token_strs": None}
     shown = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
     assert shown["token_strs"] == ["h", "i", "<end>"]
-    assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>"}
+    assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>", "content": "hi<end>"}
 
 
 def test_tokenize_messages(live: Live) -> None:
@@ -71,9 +71,33 @@ def test_tokenize_messages(live: Live) -> None:
     assert bytes(closed) == b"u:hi;"
 
 
+def test_tokenize_as_llama_cpp_does(live: Live) -> None:
+    """A piece is text, or bytes where it is a part of a character."""
+    body = {"content": "hé<end>", "with_pieces": True, "add_special": False, "parse_special": True}
+    assert live.post("/tokenize", body).json()["tokens"] == [
+        {"id": 104, "piece": "h"},
+        {"id": 195, "piece": [195]},
+        {"id": 169, "piece": [169]},
+        {"id": 0, "piece": "<end>"},
+    ]
+    assert live.post("/tokenize", {"content": "hi"}).json()["tokens"] == [104, 105]
+
+
+def test_apply_template(live: Live) -> None:
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert live.post("/apply-template", {"messages": messages}).json() == {"prompt": "s:be;u:hi;a:"}
+    closed = live.post("/apply-template", {"messages": messages, "add_generation_prompt": False})
+    assert closed.json() == {"prompt": "s:be;u:hi;"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
+        ("/apply-template", {}, "messages"),
+        ("/apply-template", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "add_special": True}, "add_special"),
+        ("/tokenize", {"content": "a", "add_special_tokens": True}, "content"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),

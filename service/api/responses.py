@@ -1,0 +1,23 @@
+"""`POST /v1/responses`."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.answer import answer
+from service.api.body import read_body
+from service.ordering import order_chat, renamed
+from service.responses.schema import ResponsesBody
+from service.responses.shape import ResponseShape, repeated
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def responses(request: Request) -> Response:
+    body = await read_body(request, ResponsesBody)
+    return await answer(
+        request,
+        body,
+        lambda served: renamed(order_chat(body.as_chat(), served), "text.format"),
+        lambda served, name: ResponseShape(name, repeated(body, served)),
+    )

@@ -1,0 +1,1 @@
+"""Embeddings: prompts whose hidden states are pooled instead of continued."""

@@ -1,0 +1,154 @@
+"""The OpenAPI document: routes from the application, bodies from the schemas, answers from examples."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from service import version
+from service.api.health import OPEN_PATHS
+from service.api_examples import EXAMPLES, Example
+from service.embeddings.schema import EmbeddingsBody
+from service.errors import ANTHROPIC_PATH, ApiError, anthropic_body
+from service.fields import Body
+from service.messages.schema import (
+    ConversationBody,
+    MessagesBody,
+    Metadata,
+    OutputConfig,
+    OutputFormat,
+    TextBlock,
+    Turn,
+)
+from service.responses.schema import Format, InputMessage, InputPart, ResponsesBody, TextConfig
+from service.schemas import ChatBody, CompletionBody, Message, StreamOptions, TextPart
+from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
+
+Json = dict[str, Any]
+
+BODIES: Mapping[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": ConversationBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+    "/apply-template": ApplyTemplateBody,
+}
+PARTS: Mapping[str, type[Body]] = {
+    "`messages`": Message,
+    "a part of a message": TextPart,
+    "`stream_options`": StreamOptions,
+    "an item of `input`": InputMessage,
+    "a part of an item": InputPart,
+    "`text`": TextConfig,
+    "`text.format`": Format,
+    "`messages` of /v1/messages": Turn,
+    "a block of theirs, and of `system`": TextBlock,
+    "`metadata` of /v1/messages": Metadata,
+    "`output_config`": OutputConfig,
+    "`output_config.format`": OutputFormat,
+}
+ERRORS = {
+    400: "A field, its value or its limit is wrong; the message names all three.",
+    401: "No key, or not one of the server's.",
+    404: "The model is not served here.",
+    413: "The body is too large.",
+    415: "The content type is not application/json.",
+    429: "The queue is full; try again after `retry-after` seconds.",
+    500: "A failure of the server.",
+    503: "Loading, restarting or draining; try again after `retry-after` seconds.",
+}
+OF_BODIES = frozenset({400, 413, 415, 429})
+REF = "#/components/schemas/{model}"
+
+
+def document(app: FastAPI) -> Json:
+    """The OpenAPI 3.1 document of the application's routes."""
+    made = get_openapi(title="Noria", version=version(), routes=app.routes, summary="Mistral-family models over HTTP.")
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            operation |= _operation(path, operation, EXAMPLES[path])
+    keys = {"bearer": {"type": "http", "scheme": "bearer"}}
+    keys["x-api-key"] = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    made["components"] = {"schemas": _schemas(), "securitySchemes": keys}
+    return made
+
+
+def _operation(path: str, operation: Json, example: Example) -> Json:
+    parameters = [item for item in operation.get("parameters", ()) if item["in"] == "path"]
+    said: Json = {"responses": _responses(path, example), "parameters": parameters, "security": _security(path)}
+    if path in BODIES:
+        schema = {"$ref": REF.format(model=BODIES[path].__name__)}
+        content = {"application/json": {"schema": schema, "example": example.request}}
+        said["description"] = BODIES[path].__doc__
+        said["requestBody"] = {"required": True, "content": content}
+    return said
+
+
+def _security(path: str) -> list[Json]:
+    """A key is needed only where the server was started with one."""
+    if path in OPEN_PATHS:
+        return []
+    return [{}, {"bearer": []}, *([{"x-api-key": []}] if path.startswith(ANTHROPIC_PATH) else [])]
+
+
+def _responses(path: str, example: Example) -> Json:
+    content: Json = {example.media_type: _described(example.answers)}
+    if example.streams:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": "Events, if `stream` is true."}}
+    return {"200": {"description": "The answer.", "content": content}, **_errors(path)}
+
+
+def _errors(path: str) -> Json:
+    if path in OPEN_PATHS:
+        probe = {"application/json": _described(({"status": "loading"},))}
+        return {"503": {"description": "Not now, and why.", "content": probe}} if path != "/live" else {}
+    error = ApiError("what was wrong, the value and the limit")
+    body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error.body()
+    content = {"application/json": _described((body,))}
+    statuses = [status for status in ERRORS if path in BODIES or status not in OF_BODIES]
+    return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}
+
+
+def _described(examples: tuple[Json, ...]) -> Json:
+    if not examples:
+        return {"schema": {"type": "string"}}
+    schemas = [schema_of(example) for example in examples]
+    named = {f"example {number}": {"value": example} for number, example in enumerate(examples, 1)}
+    return {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, "examples": named}
+
+
+def schema_of(example: Any) -> Json:
+    """JSON Schema of what looks like the example: all its keys, items like the first, null for anything."""
+    match example:
+        case dict():
+            properties = {name: schema_of(value) for name, value in example.items()}
+            return {"type": "object", "properties": properties, "required": list(properties)}
+        case list():
+            return {"type": "array", **({"items": schema_of(example[0])} if example else {})}
+        case None:
+            return {}
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": kinds[type(example)]}
+
+
+def _schemas() -> Json:
+    """Of all bodies and what is in them: closed, with the fields that pass while they ask for nothing."""
+    _, definitions = models_json_schema([(body, "validation") for body in BODIES.values()], ref_template=REF)
+    schemas: Json = definitions["$defs"]
+    for body in _kinds(Body):
+        if (schema := schemas.get(body.__name__)) is not None:
+            harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
+            schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
+    return schemas
+
+
+def _kinds(kind: type[Body]) -> Iterator[type[Body]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)

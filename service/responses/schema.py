@@ -1,0 +1,115 @@
+"""What a client of the Responses API may send, and the chat request that it stands for."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from model.sampling_params import RANGES
+from service.errors import InvalidRequest
+from service.fields import Body, Items, expect, optional, ranged, unsupported
+from service.harmless_fields import (
+    HARMLESS_INPUT_ITEM,
+    HARMLESS_INPUT_PART,
+    HARMLESS_RESPONSES,
+    HARMLESS_TEXT_CONFIG,
+)
+from service.schemas import MAX_NAME, MAX_SALT, MAX_USER, ChatBody
+
+MAX_TOKENS = RANGES["max_tokens"][1]
+
+
+class InputPart(Body):
+    """What a user wrote, or what an answer gave."""
+
+    harmless = HARMLESS_INPUT_PART
+    type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
+    text: str = Field(description="Parts are joined without a space.")
+
+
+Parts = Annotated[
+    str | Items[InputPart],
+    expect("a string or a list of parts of type input_text or output_text (images and files are not supported)"),
+]
+
+
+class InputMessage(Body):
+    harmless = HARMLESS_INPUT_ITEM
+    type: Literal["message"] | None = optional("Messages are the only items.")
+    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
+    content: Parts = Field(description="A string, or a list of text parts.")
+
+    def plain(self) -> dict[str, str]:
+        parts = self.content
+        return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
+
+
+def _as_items(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class Format(Body):
+    type: Literal["text", "json_object", "json_schema"] = Field(description="What the answer is.")
+    name: str | None = optional("Of a schema; a comment.", max_length=MAX_NAME)
+    description: str | None = optional("Of a schema; a comment.")
+    schema_: dict[str, Any] | None = optional("Required with type `json_schema`.", alias="schema")
+    strict: bool | None = optional("A schema is enforced with it or without.")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.schema_ is None) == (self.type == "json_schema"):
+            raise unsupported("schema", f"schema goes with type json_schema and only with it, got type {self.type}")
+        return self
+
+    def as_chat(self) -> dict[str, Any]:
+        """As chat's `response_format`."""
+        schema = {"json_schema": {"name": "answer", "schema": self.schema_}} if self.schema_ is not None else {}
+        return {"type": self.type, **schema}
+
+
+class TextConfig(Body):
+    harmless = HARMLESS_TEXT_CONFIG
+    format: Format | None = optional("Text, JSON, or JSON of a schema. Default: text.")
+
+
+class ResponsesBody(Body):
+    """`POST /v1/responses`. Nothing is stored: the whole conversation comes with each request."""
+
+    harmless = HARMLESS_RESPONSES
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    input: Annotated[
+        Items[InputMessage], BeforeValidator(_as_items, json_schema_input_type=str | list[InputMessage])
+    ] = Field(description="A string, or a list of messages: what a user says, and what was answered.")
+    instructions: str | None = optional("A system message before all others.")
+    max_output_tokens: int | None = optional("Within the context, together with the prompt.", ge=1, le=MAX_TOKENS)
+    prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
+    safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
+    stream: bool | None = optional("Server-sent events in place of one answer.")
+    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    text: TextConfig | None = optional("The answer's form.")
+    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.safety_identifier or self.user
+
+    def check(self) -> None:
+        if not self.input:
+            raise InvalidRequest("input must not be empty", param="input")
+
+    @property
+    def format(self) -> Format:
+        return (self.text and self.text.format) or Format(type="text")
+
+    def as_chat(self) -> ChatBody:
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return ChatBody.model_validate(
+            {
+                "messages": system + [message.plain() for message in self.input],
+                "max_tokens": self.max_output_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "response_format": self.format.as_chat(),
+            }
+        )

@@ -1,0 +1,95 @@
+"""The anthropic package against a live server: what it parses is what its users see."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+
+import anthropic
+import pytest
+
+URL = os.environ["NORIA_URL"]
+USER = [{"role": "user", "content": "Count from one to ten in words."}]
+ASK = {"model": "smollm2-135m-instruct", "max_tokens": 12, "messages": USER, "extra_body": {"temperature": 0}}
+
+
+@pytest.fixture
+def client() -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_message(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(**ASK, system="You are terse.", metadata={"user_id": "u-1"})
+    assert (message.type, message.role, message.stop_reason) == ("message", "assistant", "max_tokens")
+    assert message.content[0].type == "text"
+    assert message.content[0].text
+    usage = message.usage
+    assert usage.output_tokens == 12
+    counted = client.messages.count_tokens(model=ASK["model"], system="You are terse.", messages=USER)
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens
+
+
+def test_the_streaming_helper_builds_the_same_message(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**ASK)
+    with client.messages.stream(**ASK) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert final.stop_reason == whole.stop_reason
+    assert final.usage.output_tokens == 12
+
+
+def test_raw_events_and_a_stop_sequence(client: anthropic.Anthropic) -> None:
+    word = client.messages.create(**ASK).content[0].text.split()[2]
+    with client.messages.create(**ASK, stop_sequences=[word], stream=True) as stream:
+        events = list(stream)
+    delta = next(event for event in events if event.type == "message_delta")
+    assert (delta.delta.stop_reason, delta.delta.stop_sequence) == ("stop_sequence", word)
+    assert events[-1].type == "message_stop"
+
+
+def test_what_was_received_can_be_sent_back(client: anthropic.Anthropic) -> None:
+    first = client.messages.create(**ASK)
+    turns = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Go on."}]
+    assert client.messages.create(**{**ASK, "messages": turns}).content[0].text
+
+
+def test_an_answer_may_be_begun(client: anthropic.Anthropic) -> None:
+    """The last message is the assistant's: what comes back goes on from there."""
+    whole = client.messages.create(**ASK).content[0].text
+    begun = {"role": "assistant", "content": whole[: len(whole) // 2].rstrip()}
+    rest = client.messages.create(**{**ASK, "messages": [*USER, begun]})
+    assert whole.startswith(begun["content"] + rest.content[0].text[:3])
+
+
+def test_an_answer_of_a_schema(client: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"word": {"enum": ["one", "two"]}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    message = client.messages.create(**{**ASK, "max_tokens": 60}, output_config=form)
+    assert message.stop_reason == "end_turn"
+    assert json.loads(message.content[0].text)["word"] in ("one", "two")
+
+
+def test_async_streams_in_parallel() -> None:
+    async def one(client: anthropic.AsyncAnthropic) -> str:
+        async with client.messages.stream(**ASK) as stream:
+            return await stream.get_final_text()
+
+    async def all_of() -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=URL, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(one(client) for _ in range(4)))
+
+    assert len(set(asyncio.run(all_of()))) == 1
+
+
+def test_errors_have_their_classes(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(**{**ASK, "max_tokens": 20_000})
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**{**ASK, "model": "claude"})

@@ -1,0 +1,150 @@
+"""The Responses API, through the openai package and beside it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.service.live import Live, answer, running
+
+PATH = "/v1/responses"
+PROMPT = "u:hi;a:"
+KINDS_BEFORE = ["created", "in_progress", "output_item.added", "content_part.added"]
+KINDS_AFTER = ["output_text.done", "content_part.done", "output_item.done"]
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_response(client: openai.OpenAI) -> None:
+    said = client.responses.create(model="fake", input="hi", max_output_tokens=5, temperature=0.5, store=False)
+    assert said.output_text == answer(PROMPT, 5)
+    assert (said.status, said.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (said.temperature, said.top_p, said.model, said.store) == (0.5, 1.0, "fake", False)
+    assert (said.usage.input_tokens, said.usage.output_tokens, said.usage.total_tokens) == (7, 5, 12)
+    assert said.output[0].status == "incomplete"
+
+
+def test_what_was_said_can_be_sent_back(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="fake", input="hi", max_output_tokens=5)
+    turns: list[Any] = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        *first.output,
+        {"type": "message", "role": "user", "content": "go on"},
+    ]
+    said = client.responses.create(model="fake", instructions="be kind", input=turns, max_output_tokens=5)
+    assert said.output_text == answer(f"s:be kind;d:x;u:hi;a:{first.output_text};u:go on;a:", 5)
+    assert said.instructions == "be kind"
+
+
+def test_events(client: openai.OpenAI) -> None:
+    with client.responses.create(model="fake", input="hi", max_output_tokens=20, stream=True) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == KINDS_BEFORE
+    assert kinds[-4:] == [*KINDS_AFTER, "incomplete"]
+    deltas = events[4:-4]
+    assert {event.type for event in deltas} == {"response.output_text.delta"}
+    text = "".join(event.delta for event in deltas)
+    assert text == answer(PROMPT, 20) == events[-4].text == events[-1].response.output_text
+    assert events[-1].response.usage.output_tokens == 20
+    item = events[2].item.id
+    assert {event.item_id for event in (events[3], *deltas, *events[-4:-2])} == {item}
+    assert events[-1].response.output[0].id == item
+    assert events[0].response.id == events[-1].response.id
+
+
+def test_the_streaming_helper_and_an_answer_that_ends(live: Live, client: openai.OpenAI) -> None:
+    word = next(word for word in map(str, range(200)) if any(ord(char) % 29 == 0 for char in spoken(word)))
+    with client.responses.stream(model="fake", input=word, temperature=0) as stream:
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text
+    assert spoken(word).startswith(final.output_text)
+    events = live.events(PATH, {"input": word, "temperature": 0})
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["completed_at"] >= events[-1]["response"]["created_at"]
+    assert events[-1]["timings"]["predicted_n"] == events[-1]["response"]["usage"]["output_tokens"]
+
+
+def spoken(word: str) -> str:
+    return answer(f"u:{word};a:", 200)
+
+
+def test_the_answers_form_is_asked_for_and_told_again(live: Live) -> None:
+    """What it is good for is tested with the real engine; the fake model writes what it likes."""
+    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
+        said = live.post(PATH, {"input": "hi", "max_output_tokens": 3, "text": {"format": form}})
+        assert said.status_code == 200, said.text
+        assert said.json()["text"]["format"] == form
+
+
+def test_only_defaults_pass(live: Live) -> None:
+    body = {
+        "input": "hi",
+        "max_output_tokens": 3,
+        "store": None,
+        "previous_response_id": None,
+        "include": [],
+        "tools": [],
+        "tool_choice": "auto",
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "metadata": {},
+        "prompt_cache_key": "k",
+        "stream_options": {"include_obfuscation": False},
+    }
+    response = live.post(PATH, body)
+    assert response.status_code == 200, response.text
+    assert response.json()["store"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input": []}, "input", ["empty"]),
+        ({"input": 5}, "input", ["5"]),
+        ({"input": None}, "input", ["None"]),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.type", ["'message'", "'function_call'"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content", ["images"]),
+        ({"store": True}, "store", ["True", "False"]),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
+        ({"include": ["reasoning.encrypted_content"]}, "include", ["[]"]),
+        ({"tools": [{"type": "web_search"}]}, "tools", ["not supported"]),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ["'json_schema'", "'grammar'"]),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format", ["strin"]),
+        ({"max_output_tokens": 0}, "max_output_tokens", ["0", "1"]),
+        ({"max_output_tokens": 10**6}, "max_tokens", ["512"]),
+        ({"temperature": 3}, "temperature", ["3", "2"]),
+        ({"background": True}, "background", ["False"]),
+        ({"stop": "x"}, "stop", ["'stop'"]),
+    ],
+)
+def test_refusals(live: Live, body: dict[str, Any], param: str, words: list[str]) -> None:
+    response = live.post(PATH, {"input": "hi", **body})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert all(word in error["message"] for word in words), error
+
+
+def test_a_stream_that_fails_ends_with_an_error_event() -> None:
+    with (
+        running(model="slow") as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,
+        client.responses.create(model="fake", input="a", max_output_tokens=300, stream=True) as stream,
+    ):
+        events = [next(stream)]
+        live.hosts[0].kill()
+        events += stream
+    assert events[-1].type == "error"
+    assert events[-1].code == "engine_died"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
