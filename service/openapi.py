@@ -24,6 +24,7 @@ from service.messages.schema import (
 )
 from service.responses.schema import Format, InputMessage, InputPart, ResponsesBody, TextConfig
 from service.schemas import ChatBody, CompletionBody, Message, StreamOptions, TextPart
+from service.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
@@ -43,6 +44,9 @@ PARTS: Mapping[str, type[Body]] = {
     "`messages`": Message,
     "a part of a message": TextPart,
     "`stream_options`": StreamOptions,
+    "`response_format`": ResponseFormat,
+    "its `json_schema`": JsonSchema,
+    "`structured_outputs`": StructuredOutputs,
     "an item of `input`": InputMessage,
     "a part of an item": InputPart,
     "`text`": TextConfig,

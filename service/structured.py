@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -18,28 +18,28 @@ ANY_OBJECT: Json = {"type": "object"}
 
 
 class JsonSchema(Body):
-    """OpenAI's wrapper. The schema is enforced with or without `strict`; name and description are comments."""
+    """OpenAI's wrapper."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    schema_: Annotated[Json | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="A comment.")
+    description: str | None = optional("A comment.")
+    schema_: Json | None = optional("Required with type json_schema.", alias="schema")
+    strict: bool | None = optional("The schema is enforced either way.")
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
+    json_schema: JsonSchema | None = optional("With type json_schema.")
 
 
 class StructuredOutputs(Body):
     """vLLM's: exactly one of them."""
 
     harmless = HARMLESS_STRUCTURED
-    json_: Annotated[Json | str | None, Field(alias="json")] = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Items[str] | None = None
-    grammar: str | None = None
+    json_: Json | str | None = optional("A JSON schema, or one as a string.", alias="json")
+    json_object: bool | None = optional("Any JSON object.")
+    regex: str | None = optional("What the whole answer must match.")
+    choice: Items[str] | None = optional("Texts, one of which is the answer.")
+    grammar: str | None = optional("Lark, as llguidance takes it.")
 
 
 class FormBody(Body):

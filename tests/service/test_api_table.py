@@ -34,6 +34,9 @@ LEAST = {
     "`metadata` of /v1/messages": {},
     "`output_config`": {},
     "`output_config.format`": {"type": "json_schema", "schema": {}},
+    "`response_format`": {"type": "text"},
+    "its `json_schema`": {"name": "a"},
+    "`structured_outputs`": {},
 }
 
 
