@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from model.sampling_params import MAX_GRAMMAR_CHARS
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, optional
 from service.harmless_fields import HARMLESS_STRUCTURED
 
@@ -69,12 +69,16 @@ def constraint(body: FormBody) -> Constraint:
         message = f"{found[0][0]} and {found[1][0]} exclude each other: send one of them"
         raise InvalidRequest(message, param=found[1][0])
     for field, make, value in found:
-        grammar = make(value, field)
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            message = f"{field} takes at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(grammar)}"
-            raise InvalidRequest(message, param=field)
-        return Constraint(field, grammar)
+        return Constraint(field, checked_size(make(value, field), field))
     return Constraint()
+
+
+def checked_size(grammar: str, field: str) -> str:
+    """The grammar. Raises InvalidRequest for one that is too long."""
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        message = f"{field} takes at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(grammar)}"
+        raise InvalidRequest(message, param=field)
+    return grammar
 
 
 Found = tuple[str, "Make", Any]
@@ -118,14 +122,18 @@ def json_grammar(schema: Json | str, field: str) -> str:
     """JSON that a schema describes. `x-guidance` in the schema goes before our options for llguidance."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        if isinstance(value, dict):
-            options = value.get("x-guidance", {})
-            if not isinstance(options, dict):
-                raise ValueError("x-guidance must be an object")
-            value = value | {"x-guidance": {"whitespace_pattern": SPACE} | options}
+        value = with_spaces(value, field) if isinstance(value, dict) else value
         return json.dumps({"grammars": [{"json_schema": value}]}, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is no JSON schema: {error}", param=field) from None
+
+
+def with_spaces(schema: Json, field: str) -> Json:
+    """A schema with our options for llguidance under its own. Raises InvalidRequest for options that are no object."""
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        raise InvalidRequest(f"{field}: x-guidance must be an object, got {shown(options)}", param=field)
+    return schema | {"x-guidance": {"whitespace_pattern": SPACE} | options}
 
 
 def regex_grammar(regex: str, field: str) -> str:
@@ -140,10 +148,10 @@ def choice_grammar(choices: list[str], field: str) -> str:
     if not choices:
         raise InvalidRequest(f"{field} must not be an empty list", param=field)
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return f"start: CHOICE\nCHOICE: {quoted}"
+    return lark_grammar(f"start: CHOICE\nCHOICE: {quoted}")
 
 
-def lark_grammar(grammar: str, field: str) -> str:
+def lark_grammar(grammar: str, field: str = "") -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 
