@@ -72,6 +72,12 @@ ERRORS = {
     500: "A failure of the server.",
     503: "Loading, restarting or draining; try again after `retry-after` seconds.",
 }
+EVENT: Json = {
+    "type": "object",
+    "description": "One event of many, if `stream` is true.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]."}},
+    "required": ["data"],
+}
 OF_BODIES = frozenset({400, 413, 415, 429})
 REF = "#/components/schemas/{model}"
 
@@ -109,7 +115,7 @@ def _security(path: str) -> list[Json]:
 def _responses(path: str, example: Example) -> Json:
     content: Json = {example.media_type: _described(example.answers)}
     if example.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "Events, if `stream` is true."}}
+        content["text/event-stream"] = {"schema": EVENT}
     return {"200": {"description": "The answer.", "content": content}, **_errors(path)}
 
 
