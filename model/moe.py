@@ -20,13 +20,21 @@ class MoE(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
         super().__init__()
         self.n_used = n_used
+        self._exact = scheme != "none"
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """The gate's logits [T, n_experts]; where the experts' bits do not depend on other rows, nor do these."""
+        if not self._exact:
+            return self.gate(x)
+        weight: Tensor = self.gate.weight  # type: ignore[assignment]
+        return torch.stack([(x * row).sum(dim=-1) for row in weight], dim=1)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
         x = x if norm is None else norm(x)
-        experts, weights = route(self.gate(x), self.n_used)  # [T, k] each
+        experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
         counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
         groups = x.index_select(0, order // self.n_used).split(counts)  # n_experts x [n, dim]

@@ -1,6 +1,5 @@
 """ModelRunner: load a model, size its cache, compute steps."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -72,6 +71,10 @@ class ModelRunner:
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
+            if sampler.NO_TOKEN in tokens:
+                failure = (
+                    "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
+                )
             pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
@@ -129,7 +132,8 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     device = choose_device(options.device)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
-    scheme = quant.choose(options.quantize, options.dtype, device, quantized=checkpoint.quantized)
+    own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
+    scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
     config = _with_window(checkpoint.config, options.sliding_window)
     threads = choose_threads(options.threads)
     native.use_threads(threads)
@@ -243,7 +247,7 @@ def _warm_up(runner: ModelRunner) -> None:
     blocks = [range(pool.n_pages) for pool in info.pools]
     n = min(info.page_size, info.max_model_len)
     tables = tuple(PageTable(0, pages) for pages in blocks)
-    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1, logprobs=0)),))
+    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1)),))
     (drawn,) = runner.step(batch).slices
-    if not math.isfinite(drawn.logprobs[0].logprob):
-        raise ModelError("the model's logits are not finite: the checkpoint is damaged, or needs --dtype float32")
+    if drawn.failure is not None:
+        raise ModelError("the model's logits are not finite: its checkpoint is damaged, or its --dtype too narrow")

@@ -20,6 +20,8 @@ from model.packing import upload
 from model.sampling_params import SamplingParams
 
 HIDDEN = float("-inf")
+NO_TOKEN = -1
+"""Drawn from logits that are all hidden, or not all numbers."""
 LEAST_TEMPERATURE = 1e-30
 """Below it differences of float32 logits overflow; the draw is greedy long before."""
 LEAST_TOP_P = 1e-30
@@ -35,7 +37,7 @@ class Step:
 
 
 def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[Step] = ()) -> list[tuple[int, TokenLogprob | None]]:
-    """Draw one token after each slice; `last` are steps to take before the greedy choice, after all others there.
+    """Draw one token, or NO_TOKEN, after each slice; `last` are steps to take just before the greedy choice.
 
     logits [N, vocab_size] float32 are overwritten.
     """
@@ -49,7 +51,7 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[Step] = ()) -
     logprobs: dict[int, TokenLogprob] = {}
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
-        logprobs = dict(zip(wanted, token_logprobs(own, [ids[row] for row in wanted], counts), strict=True))
+        logprobs = dict(zip(wanted, token_logprobs(own, [max(ids[row], 0) for row in wanted], counts), strict=True))
     return [(token, logprobs.get(row)) for row, token in enumerate(ids)]
 
 
@@ -268,13 +270,13 @@ def _draw_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
 
 
 def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [N]: the greatest logit, the first of equals, or a draw."""
-    tokens = logits.argmax(dim=-1)
+    """Tokens [N]: the greatest logit, the first of equals, or a draw; NO_TOKEN where there is none."""
+    tokens, broken = logits.argmax(dim=-1), ~logits.amax(dim=-1).isfinite()
     drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if drawing:
         rows = slice(None) if len(drawing) == len(slices) else drawing
         tokens[rows] = _race(logits[rows], [slices[row] for row in drawing])
-    return tokens
+    return tokens.masked_fill(broken, NO_TOKEN)
 
 
 def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:

@@ -2,6 +2,7 @@
 
 import sys
 import sysconfig
+from typing import Any
 
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
@@ -10,12 +11,18 @@ from model.kernels import build
 
 
 def build_wheel(
-    directory: str, config_settings: dict[str, object] | None = None, metadata_directory: str | None = None
+    directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
     """For this platform. Without a compiler the wheel has no kernels, and says so: PyTorch serves there."""
     try:
         build.build(build.library())
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         print(f"noria: the CPU kernels are not compiled: {error}", file=sys.stderr)
-    settings = {"--build-option": ["--plat-name", sysconfig.get_platform()]} | (config_settings or {})
+    settings = dict(config_settings or {})
+    options = settings.get("--build-option", [])
+    settings["--build-option"] = [
+        "--plat-name",
+        sysconfig.get_platform(),
+        *([options] if isinstance(options, str) else options),
+    ]
     return build_meta.build_wheel(directory, settings, metadata_directory)

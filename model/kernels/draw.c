@@ -30,18 +30,27 @@ INLINE void store_at(float *x, int64_t i, int64_t n, vf v) {
 
 enum { STRETCH = 1024 };
 
-/* Lowest index of the greatest of n values. */
+/* Lowest index of the greatest of n values; -1 if that is not finite, or any is NaN. */
 static int64_t greatest(const float *x, int64_t n) {
     float best = -INFINITY;
     int64_t found = 0, i = 0;
+    vi none = {0};
     for (int64_t first = 0; first < n; first += STRETCH) {
         int64_t end = first + STRETCH < n ? first + STRETCH : n;
         vf most = splat(-INFINITY);
-        for (i = first; i + LANES <= end; i += LANES) most = larger(load(x + i), most);
+        for (i = first; i + LANES <= end; i += LANES) {
+            vf v = load(x + i);
+            most = larger(v, most);
+            none |= v != v;
+        }
         float top = largest(most);
-        for (; i < end; i++) top = x[i] > top ? x[i] : top;
+        for (; i < end; i++) {
+            top = x[i] > top ? x[i] : top;
+            none[0] |= -(x[i] != x[i]);
+        }
         if (top > best) best = top, found = first;
     }
+    if (sum_int(none) || !(best < INFINITY && best > -INFINITY)) return -1;
     for (i = found; i < n; i++)
         if (x[i] == best) return i;
     return 0;
@@ -168,7 +177,7 @@ static void draw_row(void *context, int row, int thread) {
     float *x = c->logits + row * n;
     (void)thread;
     int64_t best = greatest(x, n);
-    if (p->temperature > 0) {
+    if (best >= 0 && p->temperature > 0) {
         weigh(x, n, x[best], p->temperature, p->min_p);
         if (p->top_k > 0 && p->top_k < n) keep(x, n, p->top_k, 0);
         if (p->top_p < 1) keep(x, n, 0, p->top_p);
@@ -178,7 +187,7 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten. */
+/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten; -1 where they are no numbers. */
 void EXPORT(draw)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens};
     noria_parallel(draw_row, &c, (int)n_rows);

@@ -54,8 +54,9 @@ INLINE vf load_half(const void *p) {
     half h;
     memcpy(&h, p, sizeof h);
     vi bits = __builtin_convertvector(h, vi);
+    vi endless = (bits & splat_int(0x7C00)) == splat_int(0x7C00); /* infinity or NaN */
     vf magnitude = (vf)((bits & splat_int(0x7FFF)) << 13) * splat(0x1p112f);
-    return (vf)((vi)magnitude | (bits & splat_int(0x8000)) << 16);
+    return (vf)((vi)magnitude | (endless & splat_int(0x7F800000)) | (bits & splat_int(0x8000)) << 16);
 #endif
 }
 INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }

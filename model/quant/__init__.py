@@ -7,6 +7,7 @@ import torch
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import native
+from model.kernels.packed import BLOCK_GROUP
 from model.quant.base import Projection
 from model.quant.blocks import BlockLinear
 from model.quant.int8 import Int8Linear
@@ -15,10 +16,16 @@ from model.quant.none import Linear
 SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear, "int4": BlockLinear}
 
 
+def runs_in_blocks(config: ModelConfig) -> bool:
+    """Whether all projections have whole groups of channels."""
+    widths = (config.dim, config.hidden_dim, config.n_heads * config.head_dim)
+    return not any(width % BLOCK_GROUP for width in widths)
+
+
 def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = False) -> str:
     """The scheme for `name`. "auto" is none, or on a CPU with compiled kernels, unless a `dtype` is asked for, int8.
 
-    A checkpoint that is `quantized` keeps its own blocks there (int4): to quantize it once more would only lose.
+    A checkpoint that is `quantized` in blocks keeps them there (int4): to quantize it once more would only lose.
 
     Raises OptionError for a scheme that is not there or does not run on `device`.
     """

@@ -89,6 +89,6 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """x [T, k] float32, k a multiple of `group` -> int8 [T, k] and scales [T, k/group], as the kernels do it."""
     groups = x.unflatten(1, (-1, group))
     most = groups.abs().amax(dim=2)  # [T, k/group]
-    inverse = torch.where(most > TINY, MOST / most, 0.0)
-    scales = torch.where(most > TINY, most / 127, 0.0)
+    inverse = torch.where(most <= TINY, 0.0, MOST / most)
+    scales = torch.where(most <= TINY, 0.0, most / 127)  # not finite where a value is not: so are the group's products
     return (groups * inverse[:, :, None]).round_().flatten(1).to(torch.int8), scales

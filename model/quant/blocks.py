@@ -27,14 +27,14 @@ class BlockLinear(Quantized):
         super().__init__(n_in, n_out)
         if n_in % GROUP:
             raise OptionError(f"--quantize int4 needs projections of multiples of {GROUP} channels, one has {n_in}")
-        self._parts: dict[int, Blocks] = {}  # by first row, until all have come
+        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all have come
         self._blocks: Blocks | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
         self._parts[first] = _blocks(rows)
-        if sum(map(len, self._parts.values())) < self.n_out:
+        if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
             return
-        pieces = [self._parts.pop(at) for at in sorted(self._parts)]
+        pieces = [piece for at in sorted(self._parts) for piece in self._parts.pop(at)]
         if self._kernels is None:
             self._blocks = join(pieces)
         else:
@@ -57,11 +57,11 @@ def _packed(kernels: Kernels, pieces: Sequence[Blocks]) -> PackedWeights:
     return weights
 
 
-def _blocks(rows: Matrix) -> Blocks:
+def _blocks(rows: Matrix) -> list[Blocks]:
     if isinstance(rows, Blocks):
-        return rows
+        return [rows]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
-    return join([quantize(part.float()) for part in parts(rows)])
+    return [quantize(part.float()) for part in parts(rows)]
 
 
 def quantize4(weight: Tensor) -> Blocks:

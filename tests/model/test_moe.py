@@ -46,3 +46,17 @@ def test_grouping_equals_one_token_at_a_time(n_tokens: int) -> None:
             w1, w3 = block.experts[expert].w13.weight.chunk(2)
             expected += share * (block.experts[expert].w2.weight @ (silu(w1 @ token) * (w3 @ token)))
         torch.testing.assert_close(row, expected)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_token_gets_the_same_bits_beside_any_others(scheme: str) -> None:
+    torch.manual_seed(0)
+    block = MoE(512, 64, 8, 2, scheme).requires_grad_(False)
+    block.gate.weight.normal_()
+    for expert in block.experts:
+        expert.w13.take(0, torch.randn(128, 512) / 20)
+        expert.w2.take(0, torch.randn(512, 64) / 8)
+    x = torch.randn(70, 512)
+    whole = block(x)
+    for size in (1, 2, 7, 33):
+        assert torch.equal(torch.cat([block(part) for part in x.split(size)]), whole)

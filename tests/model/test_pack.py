@@ -28,7 +28,7 @@ def test_rows_become_the_bytes_of_pytorch(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_values_that_are_not_finite_are_refused(kernels: Kernels, bad: float, dtype: torch.dtype) -> None:
     for column in (0, 99):
         weight = torch.randn(20, 100).to(dtype)

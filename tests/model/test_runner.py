@@ -125,7 +125,7 @@ ASKED = [
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, logprobs=0),
     SamplingParams(temperature=0.7, seed=6, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
     SamplingParams(temperature=0.0, min_tokens=7, stop_token_ids=tuple(range(48)), prompt_logprobs=1),
-    SamplingParams(seed=7, allowed_token_ids=(3, 7, 11), bad_words=((3,), (7, 7), (11, 7, 11))),
+    SamplingParams(seed=7, allowed_token_ids=(3, 7, 11, 20), bad_words=((3,), (7, 7), (11, 7, 11))),
 ]
 
 

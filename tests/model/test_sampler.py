@@ -13,7 +13,7 @@ from torch import Tensor
 from model import sampler
 from model.batch import Slice
 from model.kernels import native
-from model.sampler import log_softmax, noise, noise_keys, sample, token_logprobs
+from model.sampler import NO_TOKEN, log_softmax, noise, noise_keys, sample, token_logprobs
 from model.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -218,6 +218,24 @@ def histogram(values: Tensor) -> float:
 
 
 FREEDOM_19 = 19 + 6 * math.sqrt(38)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("place", [0, 1500, 1999])
+def test_logits_that_are_no_numbers_give_no_token(bad: float, temperature: float, place: int) -> None:
+    logits = torch.randn(3, 2000)
+    logits[1, place] = bad
+    slices = [after(temperature=temperature, logprobs=0) for _ in range(3)]
+    tokens = [token for token, _ in sample(logits, slices)]
+    assert tokens[1] == NO_TOKEN
+    assert min(tokens[0], tokens[2]) >= 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_all_tokens_are_hidden_none_is_drawn(temperature: float) -> None:
+    words = ((2,), (5, 2))
+    assert draw([0.0] * 9, after((5,), 0, temperature=temperature, allowed_token_ids=(2,), bad_words=words)) == NO_TOKEN
 
 
 def test_noise_is_uniform_over_tokens_and_over_seeds() -> None:
