@@ -72,7 +72,7 @@ class Unauthorized(ApiError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a valid API key is required: send it as 'Authorization: Bearer KEY'",
+            "a valid API key is required: send it as 'Authorization: Bearer KEY' (/v1/messages: or 'x-api-key: KEY')",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
