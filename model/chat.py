@@ -10,20 +10,17 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from model.checkpoint.files import layout, read_json
-from model.errors import ModelError, ParameterError
+from model.errors import ParameterError
+from model.messages import NOTHING, TEXTS, Message, checked
+from model.mistral_chat import MistralChat
 from model.template import compile_template
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import sentencepiece_file
 from model.tokenizers.pieces import control_pattern, encode_inner
 
-Message = Mapping[str, Any]
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 MAX_VARIABLE = 2**31
 MAX_VARIABLE_CHARS = 1024
 _OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents")
@@ -31,7 +28,12 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatFormat(Protocol):
-    """How a model wants a conversation written."""
+    """How a model wants a conversation written.
+
+    `call_style` says how it writes calls of functions: "mistral", "mistral-args", "hermes", "llama"; None: not at all.
+    """
+
+    call_style: str | None
 
     def encode(
         self,
@@ -40,10 +42,12 @@ class ChatFormat(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Any] | None = None,
     ) -> list[int]:
         """Ids of the conversation, and of the words that open the model's answer.
 
-        `messages` have `role` (system, developer, user, assistant), `content` (text) and perhaps `name`. With
+        `messages` have `role` (system, developer, user, assistant, tool), `content` (text) and perhaps `name`,
+        `tool_calls` (OpenAI's, with `arguments` as an object) and `tool_call_id`. `tools` are OpenAI's. With
         `continue_final_message` the ids end with the last content. `variables` are for the template.
         Raises ParameterError("messages") for what the format cannot express, ParameterError("chat_template_kwargs").
         """
@@ -61,50 +65,50 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
     """
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
-    source = template or _template(directory, config)
-    if source is not None:
+    sources = {"default": template} if template else _templates(directory, config)
+    if "default" in sources:
         special = {"bos_token": _name(tokenizer, tokenizer.bos_id), "eos_token": _name(tokenizer, tokenizer.eos_id)}
         for role in _SPECIAL_TOKENS:
             value = config.get(role)
             special[role] = (value.get("content") if isinstance(value, dict) else value) or special.get(role)
-        return JinjaChat(source, tokenizer, {role: name for role, name in special.items() if name is not None})
+        named = {role: name for role, name in special.items() if name is not None}
+        return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
     if layout(directory) == "native" and (file := sentencepiece_file(directory)):
         return MistralChat(file, tokenizer)
     return None
 
 
 class JinjaChat:
-    """A chat template as transformers runs it: same environment, same functions, same ids for harmless contents."""
+    """A chat template as transformers runs it: same environment, same functions, same ids for harmless contents.
 
-    def __init__(self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> None:
+    `tool_source` is the template of conversations with tools, where it is another.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
         self._template, declared = compile_template(source)
-        self._variables = declared.difference(_OWN_VARIABLES, _SPECIAL_TOKENS)
+        self._tool_template, known = compile_template(tool_source) if tool_source else (self._template, declared)
+        self._variables = (declared | known).difference(_OWN_VARIABLES, _SPECIAL_TOKENS)
+        self.call_style = _call_style(tool_source or source, tokenizer) if "tools" in known else None
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         self._control = control_pattern(tokenizer.control)
 
-    def encode(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = NOTHING,
-    ) -> list[int]:
-        render = self._renderer(
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
-        checked = _checked(messages)
-        plain = render(checked)
+    def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+        turns = checked(messages)
+        plain = self._renderer(tools=tools, **options)(turns)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
             opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
             marked = [
-                {key: text if key == "role" else mark(text, opening, closing) for key, text in message.items()}
-                for message in checked
+                {
+                    key: mark(value, opening, closing) if key in TEXTS else self._marked(value, opening, closing)
+                    for key, value in message.items()
+                }
+                for message in turns
             ]
+            render = self._renderer(tools=self._marked(tools, opening, closing), **options)
             texts = _split(render(marked), opening, closing)
             if texts is not None and "".join(texts) == plain:
                 return self._encode(plain, texts)
@@ -114,7 +118,7 @@ class JinjaChat:
         )
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        return self._renderer(**options)(_checked(messages))
+        return self._renderer(**options)(checked(messages))
 
     def _renderer(
         self,
@@ -122,10 +126,11 @@ class JinjaChat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Any] | None = None,
     ) -> Callable[[Sequence[Message]], str]:
         self._check_variables(variables)
         render = self._render_open if continue_final_message else self._render
-        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt})
+        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt, "tools": tools})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
         """Ids of a rendering whose odd `texts` are contents, the even ones the template's own words.
@@ -147,6 +152,15 @@ class JinjaChat:
 
     def _mark_control(self, content: str, opening: str, closing: str) -> str:
         return self._control.sub(lambda match: opening + match[0] + closing, content)
+
+    def _marked(self, value: Any, opening: str, closing: str) -> Any:
+        """Control tokens' names marked in all the strings of JSON-like data."""
+        if isinstance(value, str):
+            return self._mark_control(value, opening, closing)
+        if isinstance(value, Mapping):
+            parts = ((self._marked(key, opening, closing), item) for key, item in value.items())
+            return {key: self._marked(item, opening, closing) for key, item in parts}
+        return [self._marked(item, opening, closing) for item in value] if isinstance(value, list) else value
 
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         """A value is no way to say a control token: the template's own words may."""
@@ -175,10 +189,10 @@ class JinjaChat:
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
+        template = self._tool_template if values["tools"] else self._template
         try:
-            return self._template(
+            return template(
                 messages=messages,
-                tools=None,
                 documents=None,
                 **values,
                 **self._special_tokens,
@@ -189,79 +203,29 @@ class JinjaChat:
             raise ParameterError("messages", f"the chat template cannot render these messages: {error}") from error
 
 
-class MistralChat:
-    """mistral-common's encoding for the version that the tokenizer file's name carries."""
-
-    def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
-        from mistral_common.exceptions import MistralCommonException
-        from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
-        self._tokenizer = tokenizer
-        try:
-            self._format = MistralTokenizer.from_file(file)
-        except (MistralCommonException, ImportError, ValueError) as error:
-            raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
-
-    def encode(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] = NOTHING,
-    ) -> list[int]:
-        from mistral_common.exceptions import MistralCommonException
-        from mistral_common.protocol.instruct.request import ChatCompletionRequest
-
-        if variables:
-            raise ParameterError("chat_template_kwargs", "this model's chat format is no template: it has no variables")
-        checked: list[dict[str, Any]] = [
-            {key: message[key] for key in ("role", "content")} for message in _checked(messages)
-        ]
-        if (continue_final_message or not add_generation_prompt) and checked[-1]["role"] == "assistant":
-            checked[-1]["prefix"] = True
-        try:
-            request = ChatCompletionRequest.model_validate({"messages": checked})
-            return self._format.encode_chat_completion(request).tokens
-        except (MistralCommonException, ValueError) as error:
-            raise ParameterError(
-                "messages", f"the model's chat format refuses these messages: {_one_line(error)}"
-            ) from error
-
-    def render(self, messages: Sequence[Message], **options: Any) -> str:
-        return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
-
-
-def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name; a single one is the default."""
     if (path := directory / "chat_template.jinja").is_file():
-        return path.read_text(encoding="utf-8")
+        return {"default": path.read_text(encoding="utf-8")}
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
+        return {entry["name"]: entry["template"] for entry in template}
+    return {} if template is None else {"default": template}
+
+
+def _call_style(source: str, tokenizer: Tokenizer) -> str | None:
+    """By what a template that knows tools writes before a call."""
+    if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
+        return "mistral-args" if "[ARGS]" in source else "mistral"
+    if "<tool_call>" in source:
+        return None if "<function=" in source else "hermes"
+    return "llama" if '"parameters": ' in source and "ipython" in source else None
 
 
 def _simple(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MAX_VARIABLE_CHARS
     return value is None or (isinstance(value, int | float) and abs(value) <= MAX_VARIABLE)
-
-
-def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    if not messages:
-        raise ParameterError("messages", "messages must hold at least one message")
-    for index, message in enumerate(messages):
-        if message.get("role") not in _ROLES:
-            raise ParameterError(
-                "messages", f"messages[{index}].role must be one of {', '.join(_ROLES)}, got {message.get('role')!r}"
-            )
-        if not isinstance(message.get("content"), str):
-            raise ParameterError("messages", f"messages[{index}].content must be text")
-    return [
-        {"role": _ROLES[message["role"]]} | {key: message[key] for key in ("content", "name") if key in message}
-        for message in messages
-    ]
 
 
 def _mark_whole(content: str, opening: str, closing: str) -> str:
@@ -281,7 +245,3 @@ def _split(marked: str, opening: str, closing: str) -> list[str] | None:
 
 def _name(tokenizer: Tokenizer, token: int | None) -> str | None:
     return None if token is None else tokenizer.name(token)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

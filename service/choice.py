@@ -29,7 +29,7 @@ class Order:
     `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
     alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
     `timeout` seconds from the request's arrival.
-    `grammar_field` is what the request calls its grammar.
+    `grammar_field` is what the request calls its grammar, `shown_control` names control tokens that are text here.
     """
 
     prompts: tuple[Prompt, ...]
@@ -44,6 +44,7 @@ class Order:
     cache_salt: str = ""
     timeout: float | None = None
     grammar_field: str | None = None
+    shown_control: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Generation:
                         min_tokens=params.min_tokens,
                         include_stop=params.include_stop_str_in_output,
                         strip_leading_space=strip,
+                        keep_control=order.shown_control,
                     )
                     self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
         except BaseException:

@@ -39,9 +39,6 @@ HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
 HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS,
     "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
     "audio": (),
@@ -66,7 +63,6 @@ HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "refusal": (),
     "annotations": ([],),
     "audio": (),
-    "tool_calls": ([],),
     "function_call": (),
     "reasoning_content": ("",),
 }

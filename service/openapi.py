@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from service import version
 from service.api.health import OPEN_PATHS
 from service.api_examples import EXAMPLES, Example
+from service.call_schemas import Call, Called, Function, Tool
 from service.embeddings.schema import EmbeddingsBody
 from service.errors import ANTHROPIC_PATH, ApiError, anthropic_body
 from service.fields import Body
@@ -24,6 +25,7 @@ from service.messages.schema import (
 )
 from service.responses.schema import Format, InputMessage, InputPart, ResponsesBody, TextConfig
 from service.schemas import ChatBody, CompletionBody, Message, StreamOptions, TextPart
+from service.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
@@ -43,6 +45,13 @@ PARTS: Mapping[str, type[Body]] = {
     "`messages`": Message,
     "a part of a message": TextPart,
     "`stream_options`": StreamOptions,
+    "`tools`": Tool,
+    "their `function`": Function,
+    "`tool_calls`": Call,
+    "a call's `function`": Called,
+    "`response_format`": ResponseFormat,
+    "its `json_schema`": JsonSchema,
+    "`structured_outputs`": StructuredOutputs,
     "an item of `input`": InputMessage,
     "a part of an item": InputPart,
     "`text`": TextConfig,

@@ -1,5 +1,6 @@
 """From a request's body to an Order for the engine: token ids, sampling parameters, every check that can be made."""
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +10,14 @@ from model.chat import ChatFormat
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
+from service.call_schemas import Function
+from service.calling import call_grammar, explained
+from service.calls import style_of
 from service.choice import Order, Prompt
 from service.errors import InvalidRequest
 from service.schemas import ChatBody, CompletionBody, GenerationBody
 from service.served import ServedModel
-from service.structured import Constraint, constraint
+from service.structured import Constraint, checked_size, constraint
 
 COMPLETION_TOKENS = 16
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -39,15 +43,17 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
 
 def order_chat(body: ChatBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
-    asked = _constraint(body, served)
+    asked = _chat_constraint(body, served)
     if body.token_limit is not None:
         params = _chat_sampling(body, served, body.token_limit, asked)  # refused, if so, before the work of tokenizing
     messages = [message.plain() for message in body.messages]
-    tokens = _truncated(encode_chat(served, messages, **body.template_options), body, body.token_limit or 1, served)
+    whole = encode_chat(served, messages, body.functions, **body.template_options)
+    tokens = _truncated(whole, body, body.token_limit or 1, served)
     if body.token_limit is None:
         params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)), asked)
     check_prompt(tokens, params.max_tokens, served)
-    wishes = {**_wishes(body), "grammar_field": asked.field}
+    shown = frozenset(style_of(served).control) if body.functions else frozenset()
+    wishes = {**_wishes(body), "grammar_field": asked.field, "shown_control": shown}
     starts = not body.continue_final_message
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **wishes)
 
@@ -78,21 +84,42 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(served: ServedModel, messages: Sequence[dict[str, str]], **options: Any) -> list[int]:
+def encode_chat(
+    served: ServedModel, messages: Sequence[dict[str, Any]], functions: Sequence[Function] = (), **options: Any
+) -> list[int]:
     """`options` as `ChatFormat.encode` takes them."""
-    return chat_format(served, messages).encode(messages, **options)
+    chat, messages, tools = conversation(served, messages, functions)
+    return chat.encode(messages, tools=tools, **options)
 
 
-def chat_format(served: ServedModel, messages: Sequence[dict[str, str]]) -> ChatFormat:
-    """The model's, for messages that may fit its context. Raises InvalidRequest where there is none, or for others."""
+def conversation(
+    served: ServedModel, messages: Sequence[dict[str, Any]], functions: Sequence[Function] = ()
+) -> tuple[ChatFormat, Sequence[dict[str, Any]], list[dict[str, Any]] | None]:
+    """The model's chat format, with messages and tools as it takes them, for what may fit the context.
+
+    Raises InvalidRequest where there is no format, or for what does not fit.
+    """
     if served.chat is None:
         raise InvalidRequest(
             "this model has no chat template: start the server with --chat-template, or use /v1/completions",
             param="messages",
             code="no_chat_template",
         )
+    tools = [function.described() for function in functions]
     check_size([message["content"].strip() for message in messages], "messages", served)  # templates may trim
-    return served.chat
+    check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
+    if served.chat.call_style is None:
+        return served.chat, explained(messages, functions), None
+    return served.chat, messages, tools or None
+
+
+def _chat_constraint(body: ChatBody, served: ServedModel) -> Constraint:
+    """The form of the answer and the calls in its place; a form alone if nothing may be called."""
+    form = _constraint(body, served)
+    if not body.functions:
+        return form
+    grammar = call_grammar(body, style_of(served), served.tokenizer, form.grammar)
+    return Constraint("tools", checked_size(grammar, "tools"))
 
 
 def _constraint(body: GenerationBody, served: ServedModel) -> Constraint:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
+from service.calls import CallReader, Style, gathered, piece_json
 from service.choice import Delta, Scored
 from service.generation import Usage
 from service.schemas import StreamOptions
@@ -144,7 +145,7 @@ class CompletionShape(PlainEvents):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(PlainEvents):
-    """`chat.completion` and `chat.completion.chunk` objects."""
+    """`chat.completion` and `chat.completion.chunk` objects. With a `style` texts may hold calls."""
 
     model: str
     tokenizer: Tokenizer
@@ -152,6 +153,8 @@ class ChatShape(PlainEvents):
     logprobs: bool
     stream: StreamOptions
     token_ids: bool = False
+    style: Style | None = None
+    readers: dict[int, CallReader] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -160,13 +163,13 @@ class ChatShape(PlainEvents):
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
-        frames = []
+        pieces, finish = self._pieces(index, delta)
+        scores = [self._scores(delta.scored)] + [None] * len(pieces)
+        frames = [self._chunk(index, piece, own, None, usage) for piece, own in zip(pieces, scores, strict=False)]
         if delta.progress is not None:
-            frames.append(self._chunk(index, {}, None, None, usage) | {"prompt_progress": delta.progress})
-        if delta.text or delta.scored or delta.tokens:
-            frames.append(self._chunk(index, {"content": delta.text}, self._scores(delta.scored), None, usage))
-        if delta.finish:
-            frames.append(self._chunk(index, {}, None, delta.finish, usage))
+            frames.insert(0, self._chunk(index, {}, None, None, usage) | {"prompt_progress": delta.progress})
+        if finish:
+            frames.append(self._chunk(index, {}, None, finish, usage))
         if self.token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
@@ -178,9 +181,8 @@ class ChatShape(PlainEvents):
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                **self._message(delta),
                 "logprobs": self._scores(delta.scored),
-                "finish_reason": delta.finish,
                 **({"token_ids": delta.tokens} if self.token_ids else {}),
             }
             for index, delta in enumerate(parts)
@@ -194,6 +196,25 @@ class ChatShape(PlainEvents):
         if not self.stream.include_usage:
             return []
         return [self._object("chat.completion.chunk", []) | {"usage": usage_json(usage)}]
+
+    def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
+        """The deltas of a chunk's message, and its finish_reason. What has logprobs or ids has a delta, maybe empty."""
+        anything = delta.text or delta.scored or delta.tokens
+        if self.style is None:
+            return [{"content": delta.text}] if anything else [], delta.finish
+        reader = self.readers.setdefault(index, CallReader(self.style))
+        pieces = [piece_json(piece) for piece in reader.feed(delta.text, final=delta.finish is not None)]
+        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), reader.finish(delta.finish)
+
+    def _message(self, delta: Delta) -> Json:
+        """A whole message, and its finish_reason."""
+        message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
+        if self.style is None:
+            return {"message": message, "finish_reason": delta.finish}
+        reader = CallReader(self.style)
+        text, calls = gathered(reader.feed(delta.text, final=True))
+        called = {"content": text or None, "tool_calls": calls} if calls else {"content": text}
+        return {"message": message | called, "finish_reason": reader.finish(delta.finish)}
 
     def _object(self, kind: str, choices: list[Json]) -> Json:
         return {

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from service.call_schemas import MAX_CALLS, Call, ToolsBody
 from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, TokenIds, expect, optional, ranged, unsupported
 from service.harmless_fields import (
@@ -162,16 +163,18 @@ Content = Annotated[
     str | Items[TextPart],
     expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
 ]
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Message(Body):
     """One turn. Text parts are concatenated; only an assistant's content may be null."""
 
     harmless = HARMLESS_MESSAGE
-    role: str = Field(description="system, developer, user or assistant.")
+    role: str = Field(description="system, developer, user, assistant or tool.")
     content: Content | None = optional("A string, or a list of text parts; null only for an assistant.")
     name: str | None = optional("Given to chat templates, which may use it.", max_length=MAX_NAME)
+    tool_calls: Items[Call] | None = optional("An assistant's calls.", max_length=MAX_CALLS)
+    tool_call_id: str | None = optional("Of the call that a message of role tool answers.", max_length=MAX_NAME)
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:
@@ -179,15 +182,21 @@ class Message(Body):
             raise unsupported("role", f"role {shown(self.role)} is not supported: expected one of {', '.join(ROLES)}")
         if self.content is None and self.role != "assistant":
             raise unsupported("content", f"content is required in a message of role {self.role}")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise unsupported("tool_call_id", "tool_call_id belongs to messages of role tool, which need it")
+        if self.tool_calls and self.role != "assistant":
+            raise unsupported("tool_calls", f"tool_calls belong to messages of role assistant, not {self.role}")
         return self
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         content = self.content or ""
-        plain = {
+        plain: dict[str, Any] = {
             "role": self.role,
             "content": content if isinstance(content, str) else "".join(part.text for part in content),
         }
-        return plain if self.name is None else plain | {"name": self.name}
+        calls = [call.plain() for call in self.tool_calls or ()]
+        others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
+        return plain | {name: value for name, value in others.items() if value is not None}
 
 
 class TemplateBody(Body):
@@ -224,7 +233,7 @@ class TemplateBody(Body):
             raise InvalidRequest(message, param="continue_final_message")
 
 
-class ChatBody(GenerationBody, TemplateBody):
+class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
 
     harmless = HARMLESS_CHAT
@@ -242,6 +251,7 @@ class ChatBody(GenerationBody, TemplateBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
+        self.check_tools()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

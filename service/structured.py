@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from model.sampling_params import MAX_GRAMMAR_CHARS
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, optional
 from service.harmless_fields import HARMLESS_STRUCTURED
 
@@ -18,28 +18,28 @@ ANY_OBJECT: Json = {"type": "object"}
 
 
 class JsonSchema(Body):
-    """OpenAI's wrapper. The schema is enforced with or without `strict`; name and description are comments."""
+    """OpenAI's wrapper."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    schema_: Annotated[Json | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="A comment.")
+    description: str | None = optional("A comment.")
+    schema_: Json | None = optional("Required with type json_schema.", alias="schema")
+    strict: bool | None = optional("The schema is enforced either way.")
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
+    json_schema: JsonSchema | None = optional("With type json_schema.")
 
 
 class StructuredOutputs(Body):
     """vLLM's: exactly one of them."""
 
     harmless = HARMLESS_STRUCTURED
-    json_: Annotated[Json | str | None, Field(alias="json")] = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Items[str] | None = None
-    grammar: str | None = None
+    json_: Json | str | None = optional("A JSON schema, or one as a string.", alias="json")
+    json_object: bool | None = optional("Any JSON object.")
+    regex: str | None = optional("What the whole answer must match.")
+    choice: Items[str] | None = optional("Texts, one of which is the answer.")
+    grammar: str | None = optional("Lark, as llguidance takes it.")
 
 
 class FormBody(Body):
@@ -69,12 +69,16 @@ def constraint(body: FormBody) -> Constraint:
         message = f"{found[0][0]} and {found[1][0]} exclude each other: send one of them"
         raise InvalidRequest(message, param=found[1][0])
     for field, make, value in found:
-        grammar = make(value, field)
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            message = f"{field} takes at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(grammar)}"
-            raise InvalidRequest(message, param=field)
-        return Constraint(field, grammar)
+        return Constraint(field, checked_size(make(value, field), field))
     return Constraint()
+
+
+def checked_size(grammar: str, field: str) -> str:
+    """The grammar. Raises InvalidRequest for one that is too long."""
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        message = f"{field} takes at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(grammar)}"
+        raise InvalidRequest(message, param=field)
+    return grammar
 
 
 Found = tuple[str, "Make", Any]
@@ -118,14 +122,18 @@ def json_grammar(schema: Json | str, field: str) -> str:
     """JSON that a schema describes. `x-guidance` in the schema goes before our options for llguidance."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        if isinstance(value, dict):
-            options = value.get("x-guidance", {})
-            if not isinstance(options, dict):
-                raise ValueError("x-guidance must be an object")
-            value = value | {"x-guidance": {"whitespace_pattern": SPACE} | options}
+        value = with_spaces(value, field) if isinstance(value, dict) else value
         return json.dumps({"grammars": [{"json_schema": value}]}, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is no JSON schema: {error}", param=field) from None
+
+
+def with_spaces(schema: Json, field: str) -> Json:
+    """A schema with our options for llguidance under its own. Raises InvalidRequest for options that are no object."""
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        raise InvalidRequest(f"{field}: x-guidance must be an object, got {shown(options)}", param=field)
+    return schema | {"x-guidance": {"whitespace_pattern": SPACE} | options}
 
 
 def regex_grammar(regex: str, field: str) -> str:
@@ -140,10 +148,10 @@ def choice_grammar(choices: list[str], field: str) -> str:
     if not choices:
         raise InvalidRequest(f"{field} must not be an empty list", param=field)
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return f"start: CHOICE\nCHOICE: {quoted}"
+    return lark_grammar(f"start: CHOICE\nCHOICE: {quoted}")
 
 
-def lark_grammar(grammar: str, field: str) -> str:
+def lark_grammar(grammar: str, field: str = "") -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 

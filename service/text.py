@@ -60,7 +60,7 @@ class TextStream:
         min_tokens: int = 0,
         include_stop: bool = False,
         strip_leading_space: bool = False,
-        keep_control: bool = False,
+        keep_control: bool | frozenset[str] = False,
     ) -> None:
         self.stopped_by: str | None = None
         self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)

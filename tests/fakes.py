@@ -34,10 +34,20 @@ def parrot(tokens: Sequence[int], choice: int = 0) -> int:
     return 56 + next_token((*tokens[-2:], len(tokens) // 13), choice) % 3
 
 
+def recite(tokens: Sequence[int], choice: int = 0) -> int:
+    """A model that says what its last user message says, as `tests/service/live.py` writes conversations."""
+    text = bytes(tokens).decode("latin-1")
+    start, end = text.rindex("u:") + 2, text.rindex(";a:")
+    return tokens[start + len(text) - end - 3] if len(text) - end - 3 < end - start else END
+
+
 def draw(say: Say, tokens: Sequence[int], params: SamplingParams, choice: int) -> int:
     """The next token; greedy requests meet their end now and then."""
     token = say(tokens, choice)
     return END if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids else token
+
+
+SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
 
 
 class FakeRunner:
@@ -136,7 +146,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What a host loads in tests. `model` says how: "fake", "parrot", "slow" (20 ms a step), "broken" or "crash"."""
+    """What a host loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "broken":
@@ -145,7 +155,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         raise RuntimeError("the fake model cannot be built")
     length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length)
-    return FakeRunner(info, 0.02 if model == "slow" else 0.0, parrot if model == "parrot" else next_token)
+    return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
 
 
 class ThreadHost:

@@ -14,11 +14,12 @@ def shown(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def bytes_of(tokenizer: Tokenizer, *, keep_control: bool) -> Callable[[int], bytes]:
-    """Token -> bytes: its piece; with `keep_control` a control token gives its name instead of nothing."""
+def bytes_of(tokenizer: Tokenizer, *, keep_control: bool | frozenset[str]) -> Callable[[int], bytes]:
+    """Token -> bytes: its piece; with `keep_control` a control token, or one of those, gives its name, not nothing."""
     if not keep_control:
         return tokenizer.piece
-    names = {token: name.encode() for name, token in tokenizer.control.items()}
+    kept = tokenizer.control if keep_control is True else keep_control
+    names = {token: name.encode() for name, token in tokenizer.control.items() if name in kept}
     return lambda token: names.get(token) or tokenizer.piece(token)
 
 

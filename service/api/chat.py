@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from service.api.answer import answer
 from service.api.body import read_body
+from service.calls import style_of
 from service.ordering import order_chat
 from service.response_shapes import ChatShape
 from service.schemas import ChatBody, StreamOptions
@@ -26,5 +27,6 @@ async def chat_completions(request: Request) -> Response:
             bool(body.logprobs),
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
+            style_of(served) if body.functions else None,
         ),
     )

@@ -15,7 +15,7 @@ from model.tokenizers.base import Tokenizer
 from service.admission import State
 from service.api.body import read_body
 from service.errors import InvalidRequest
-from service.ordering import chat_format, encode_chat, encode_text
+from service.ordering import conversation, encode_chat, encode_text
 from service.served import ServedModel
 from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 
@@ -79,8 +79,8 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
 
 
 def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    messages = [message.plain() for message in body.messages]
-    return chat_format(served, messages).render(messages, **body.template_options)
+    chat, messages, _ = conversation(served, [message.plain() for message in body.messages])
+    return chat.render(messages, **body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> dict[str, Any]:

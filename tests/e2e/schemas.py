@@ -9,7 +9,7 @@ NAMES = ("name", "age", "tags", "id", "kind", "at")
 
 def random_schema(rng: random.Random) -> Schema:
     """An object, an array or a choice of both, two levels deep; now and then with a definition that is referred to."""
-    schema = rng.choice((_object, _array, _any_of))(rng, 2)
+    schema = rng.choice((object_schema, _array, _any_of))(rng, 2)
     if rng.random() < 0.3:
         return {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"], "$defs": {"x": schema}}
     return schema
@@ -17,10 +17,11 @@ def random_schema(rng: random.Random) -> Schema:
 
 def _any(rng: random.Random, depth: int) -> Schema:
     kinds = [_string, _integer, _number, _boolean, _constant, _enum, _pattern, _nullable]
-    return rng.choice(kinds + [_object, _array, _any_of] * 2 if depth else kinds)(rng, depth - 1)
+    return rng.choice(kinds + [object_schema, _array, _any_of] * 2 if depth else kinds)(rng, depth - 1)
 
 
-def _object(rng: random.Random, depth: int) -> Schema:
+def object_schema(rng: random.Random, depth: int) -> Schema:
+    """An object of one to three fields, `depth` levels deep below."""
     names = rng.sample(NAMES, rng.randint(1, 3))
     return {
         "type": "object",

@@ -214,7 +214,10 @@ def test_developer_counts_as_system(embedded: Path, tokenizer: Tokenizer) -> Non
     ("messages", "message"),
     [
         ([], "at least one message"),
-        ([{"role": "tool", "content": "x"}], r"messages\[0\]\.role must be one of system, developer, user, assistant"),
+        (
+            [{"role": "ipython", "content": "x"}],
+            r"messages\[0\]\.role must be one of system, developer, user, assistant",
+        ),
         ([*_user("a"), {"role": "user", "content": None}], r"messages\[1\]\.content must be text"),
     ],
 )
@@ -248,15 +251,70 @@ def test_the_environment_is_that_of_transformers(
     assert _chat(embedded, tokenizer, template).encode(messages) == theirs
 
 
+WITH_TOOLS = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call with <tool_call>{"name": ..., "parameters": ...}</tool_call><|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.id }}: {{ call.function.name }}
+{{ call.function.arguments | tojson }}
+{% endfor %}{% endif %}{{ m.content }}{{ m.tool_call_id }}<|im_end|>
+{% endfor %}"""
+
+
+def test_tools_and_calls_are_written_as_transformers_does(
+    embedded: Path, tokenizer: Tokenizer, oracle: PreTrainedTokenizerBase
+) -> None:
+    tool = json.loads(json.dumps(TOOL).replace("<|im_end|>", "<b>"))
+    messages = _tool_conversation("Zürich")
+    theirs = oracle.apply_chat_template(messages, tools=[tool], chat_template=WITH_TOOLS, return_dict=True)
+    assert _chat(embedded, tokenizer, WITH_TOOLS).encode(messages, tools=[tool]) == theirs["input_ids"]
+
+
+def test_control_tokens_spelled_in_tools_and_calls_stay_text(embedded: Path, tokenizer: Tokenizer) -> None:
+    chat = _chat(embedded, tokenizer, WITH_TOOLS)
+    spelled = chat.encode(_tool_conversation("<|im_end|>"), tools=[TOOL])
+    harmless = chat.encode(_tool_conversation("Paris"))
+    assert [token for token in spelled if token in (1, 2)] == [1, 2] + [t for t in harmless if t in (1, 2)]
+    assert tokenizer.decode(spelled, keep_control=True).count("<|im_end|>") == 4 + 3
+
+
+@pytest.mark.parametrize(
+    ("template", "style"),
+    [
+        (WITH_TOOLS, "hermes"),
+        ("{{ tools }}<tool_call><function={{ messages }}>", None),
+        ('{{ tools }}ipython {{ \'{"name": function name, "parameters": dictionary}\' }}', "llama"),
+        ("{{ tools }}{{ messages }}", None),
+        ("<tool_call>{{ messages }}", None),
+        ("{{ tools }}[TOOL_CALLS]{{ messages }}", None),
+    ],
+)
+def test_how_a_model_calls_is_told_from_its_template(
+    template: str, style: str | None, embedded: Path, tokenizer: Tokenizer
+) -> None:
+    assert _chat(embedded, tokenizer, template).call_style == style
+
+
+def test_mistral_templates_call_with_their_control_token(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    shutil.copy(DATA / "mistral_instruct_tokenizer_240323.model.v3", tmp_path / "tokenizer.model.v3")
+    tokenizer = load_tokenizer(tmp_path)
+    assert _chat(tmp_path, tokenizer, "{{ tools }}[TOOL_CALLS]").call_style == "mistral"
+    assert _chat(tmp_path, tokenizer, "{{ tools }}[TOOL_CALLS]a[ARGS]").call_style == "mistral-args"
+
+
 def test_where_templates_come_from(embedded: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     def text(template: str | None = None) -> str:
         return tokenizer.decode(_chat(tmp_path, tokenizer, template).encode(_user("x")))
 
     (tmp_path / "config.json").write_text("{}")
     assert load_chat(tmp_path, tokenizer) is None
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
+    named = [{"name": "tool_use", "template": "<tool_call>{{ tools }}"}, {"name": "default", "template": "named"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert text() == "named"
+    chat = _chat(tmp_path, tokenizer)
+    assert chat.call_style == "hermes"
+    assert tokenizer.decode(chat.encode(_user("x"), tools=[1])) == "<tool_call>[1]"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "single"}))
     assert text() == "single"
     (tmp_path / "chat_template.jinja").write_text("file")
@@ -298,6 +356,53 @@ def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> N
     control = [token for token in chat.encode(messages) if token in load_tokenizer(directory).control.values()]
     harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
     assert control == [t for t in chat.encode(harmless) if t in load_tokenizer(directory).control.values()]
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather <|im_end|> of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def _tool_conversation(word: str) -> list[dict]:
+    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": word}}}
+    return [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": f"sunny {word}", "tool_call_id": "abcdefgh1"},
+    ]
+
+
+@pytest.mark.parametrize("version", ["v2", "v3", "v7"])
+def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
+    (source,) = [path for path in DATA.iterdir() if path.name.endswith(f".model.{version}")]
+    (tmp_path / "params.json").write_text("{}")
+    shutil.copy(source, tmp_path / f"tokenizer.model.{version}")
+    chat = _chat(tmp_path, load_tokenizer(tmp_path))
+    assert chat.call_style == "mistral"
+    messages = _tool_conversation("Paris [TOOL_CALLS]")
+    strings = json.loads(json.dumps(messages))
+    function = strings[1]["tool_calls"][0]["function"]
+    function["arguments"] = json.dumps(function["arguments"])
+    request = ChatCompletionRequest.model_validate({"messages": strings, "tools": [TOOL]})
+    ids = chat.encode(messages, tools=[TOOL])
+    assert ids == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
+    calls = load_tokenizer(tmp_path).control["[TOOL_CALLS]"]
+    assert ids.count(calls) == 1
+    messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_1"
+    if version != "v2":  # which does not write them
+        with pytest.raises(ParameterError, match=r"refuses these messages: .*call_1"):
+            chat.encode(messages, tools=[TOOL])
+
+
+def test_native_formats_before_tools_have_no_calls(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    shutil.copy(DATA / "tokenizer.model.v1", tmp_path / "tokenizer.model")
+    assert _chat(tmp_path, load_tokenizer(tmp_path)).call_style is None
 
 
 def test_native_refusals_are_one_line(native: tuple[Path, Path]) -> None:

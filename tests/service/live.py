@@ -26,6 +26,8 @@ PATIENCE = 20.0
 class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
+    call_style: str | None = None
+
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())
 
@@ -36,6 +38,7 @@ class FakeChat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Any] | None = None,
     ) -> str:
         if variables.keys() - {"tone"}:
             raise ParameterError("chat_template_kwargs", f"unknown: {variables}")

@@ -34,6 +34,13 @@ LEAST = {
     "`metadata` of /v1/messages": {},
     "`output_config`": {},
     "`output_config.format`": {"type": "json_schema", "schema": {}},
+    "`tools`": {"type": "function", "function": {"name": "f"}},
+    "their `function`": {"name": "f"},
+    "`tool_calls`": {"id": "a", "function": {"name": "f", "arguments": "{}"}},
+    "a call's `function`": {"name": "f", "arguments": "{}"},
+    "`response_format`": {"type": "text"},
+    "its `json_schema`": {"name": "a"},
+    "`structured_outputs`": {},
 }
 
 

@@ -142,7 +142,7 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
         ({"messages": []}, "messages", ["empty"]),
         ({"messages": "hi"}, "messages", ["array"]),
         ({"messages": [{"content": "hi"}]}, "messages.0.role", ["required"]),
-        ({"messages": [{"role": "tool", "content": "hi"}]}, "messages.0.role", ["'tool'", "not supported"]),
+        ({"messages": [{"role": "critic", "content": "hi"}]}, "messages.0.role", ["'critic'", "not supported"]),
         ({"messages": [*USER, {"role": "user"}]}, "messages.1.content", ["required"]),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", ["text"]),
         (
@@ -153,10 +153,9 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages.0.mood", ["'mood'"]),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-            "messages.0.tool_calls",
-            ["not supported"],
+            "messages.0.tool_calls.0.function",
+            ["required"],
         ),
-        ({"messages": USER, "tools": [{"type": "function"}]}, "tools", ["not supported"]),
         ({"messages": USER, "top_logprobs": 2}, "top_logprobs", ["logprobs"]),
         ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ["20", "21"]),
         ({"messages": USER, "logprobs": 5}, "logprobs", ["boolean"]),
