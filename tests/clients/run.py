@@ -1,9 +1,9 @@
 """Runs the tests of clients, each in a virtual environment of its own, against one live server.
 
 `python -m tests.clients.run lm_eval` installs tests/clients/lm_eval.txt (and pytest) into .clients/lm_eval and runs
-tests/clients/test_lm_eval.py there; without a name, all of them. A client without a list is no Python package: its test
-runs in our own environment. A test finds the server's address in NORIA_URL and the model's directory, for its tokenizer,
-in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
+tests/clients/test_lm_eval.py there; without a name, all of them. A client without such a list is no Python package:
+its test runs in our own environment. A test finds the server's address in NORIA_URL and the model's directory, for its
+tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
 """
 
 import os
