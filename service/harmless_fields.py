@@ -65,6 +65,7 @@ HARMLESS_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": (),
     "reasoning_content": ("",),
+    "provider_specific_fields": ({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
 }
 HARMLESS_STREAM_OPTION: Mapping[str, tuple[Any, ...]] = {"include_obfuscation": (False,)}
 CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})

@@ -10,10 +10,11 @@ from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, optional
 from service.harmless_fields import HARMLESS_STRUCTURED
+from service.json_schemas import closed
 
 Json = dict[str, Any]
-SPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""White space in a row inside JSON: without a bound a model may write nothing else until its tokens run out."""
+SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
+"""White space in JSON, a space or an indented new line: a small model would write it until its tokens run out."""
 ANY_OBJECT: Json = {"type": "object"}
 
 
@@ -133,7 +134,7 @@ def with_spaces(schema: Json, field: str) -> Json:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         raise InvalidRequest(f"{field}: x-guidance must be an object, got {shown(options)}", param=field)
-    return schema | {"x-guidance": {"whitespace_pattern": SPACE} | options}
+    return closed(schema) | {"x-guidance": {"whitespace_pattern": SPACE} | options}
 
 
 def regex_grammar(regex: str, field: str) -> str:

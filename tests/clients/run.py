@@ -1,15 +1,18 @@
 """Runs the tests of clients, each in a virtual environment of its own, against one live server.
 
 `python -m tests.clients.run lm_eval` installs tests/clients/lm_eval.txt (and pytest) into .clients/lm_eval and runs
-tests/clients/test_lm_eval.py there; without a name, all of them. A test finds the server's address in NORIA_URL and the
-model's directory, for its tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
+tests/clients/test_lm_eval.py there; without a name, all of them. A client without such a list is no Python package:
+its test runs in our own environment. A test finds the server's address in NORIA_URL and the model's directory, for its
+tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
 """
 
 import os
 import shlex
 import subprocess
 import sys
+import time
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from model.checkpoint.resolve import resolve
@@ -17,31 +20,45 @@ from tests.e2e.live import MODEL, serving
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
+NAMES = sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+INSTALLS = 2
+"""Environments made at the same time, while the tests of others run."""
 
 
-def prepared(name: str) -> Path:
-    """The client's Python; its packages are installed again only when their list has changed."""
-    directory, wanted = ENVIRONMENTS / name, HERE / f"{name}.txt"
+def run(*command: str | Path, **variables: str) -> str:
+    """What a command that failed has printed; of one that went well, nothing."""
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
+
+
+def prepared(name: str) -> tuple[Path, str]:
+    """The client's Python and what failed while it was made; made again only when the list of packages has changed."""
+    wanted, directory = HERE / f"{name}.txt", ENVIRONMENTS / name
+    if not wanted.is_file():
+        return Path(sys.executable), ""
     python, installed = directory / "bin" / "python", directory / "installed.txt"
-    if not installed.is_file() or installed.read_text() != wanted.read_text():
-        venv.create(directory, clear=True, with_pip=True)
-        options = shlex.split(os.environ.get("PIP_ARGS", ""))
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
-        subprocess.run([*install, "pytest", "-r", wanted], check=True)
+    if installed.is_file() and installed.read_text() == wanted.read_text():
+        return python, ""
+    venv.create(directory, clear=True)
+    install = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check", "install"]
+    options = shlex.split(os.environ.get("PIP_ARGS", ""))
+    failure = run(*install, "--no-compile", *options, "pytest", "-r", wanted)
+    if not failure:
         installed.write_text(wanted.read_text())
-    return python
+    return python, failure
 
 
 def main() -> int:
-    names = sys.argv[1:] or sorted(path.stem for path in HERE.glob("*.txt"))
-    pythons = {name: prepared(name) for name in names}
+    names = sys.argv[1:] or NAMES
     failed = []
-    with serving() as server:
-        environment = {**os.environ, "NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
-        for name, python in pythons.items():
-            command = [python, "-m", "pytest", "-c", HERE / "pytest.ini", HERE / f"test_{name}.py"]
-            if subprocess.run(command, env=environment, check=False).returncode:
-                failed.append(name)
+    with ThreadPoolExecutor(INSTALLS) as pool, serving() as server:
+        variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
+        for name, (python, failure) in zip(names, pool.map(prepared, names), strict=True):
+            started = time.monotonic()
+            test = [python, "-m", "pytest", "-c", HERE / "pytest.ini", HERE / f"test_{name}.py"]
+            failure = failure or run(*test, **variables)
+            print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
+            failed += [name] if failure else []
     print(f"{len(names) - len(failed)} of {len(names)} clients pass", *failed, sep="\nfailed: ")
     return bool(failed)
 

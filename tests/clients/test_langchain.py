@@ -1,0 +1,132 @@
+"""LangChain's ChatOpenAI and OpenAIEmbeddings against a live server."""
+
+import asyncio
+import os
+from enum import Enum
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel, Field
+
+CONNECTION: dict[str, Any] = {
+    "base_url": os.environ["NORIA_URL"] + "/v1",
+    "api_key": "none",
+    "model": "smollm2-135m-instruct",
+    "max_retries": 0,
+}
+TURNS = [SystemMessage("You are terse."), HumanMessage("Count from one to ten in words.")]
+ASK = [HumanMessage("The weather in Paris?")]
+
+
+class Unit(Enum):
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    city: str = Field(max_length=20)
+    unit: Unit
+
+
+@tool
+def add(first: int, second: int) -> int:
+    """Adds two numbers."""
+    return first + second
+
+
+def chat(max_tokens: int = 12, **options: Any) -> ChatOpenAI:
+    return ChatOpenAI(**CONNECTION, temperature=0, max_tokens=max_tokens, **options)
+
+
+def test_whole_streamed_and_batched() -> None:
+    whole = chat().invoke(TURNS)
+    assert whole.response_metadata["finish_reason"] == "length"
+    assert whole.usage_metadata["output_tokens"] == 12
+    parts = list(chat(stream_usage=True).stream(TURNS))
+    assert len(parts) > 3
+    assert "".join(part.text for part in parts) == whole.text
+    assert sum(part.usage_metadata["output_tokens"] for part in parts if part.usage_metadata) == 12
+    assert [answer.text for answer in chat().batch([TURNS] * 3)] == [whole.text] * 3
+
+
+def test_async() -> None:
+    async def both() -> tuple[str, str]:
+        return (await chat().ainvoke(TURNS)).text, "".join([part.text async for part in chat().astream(TURNS)])
+
+    whole, streamed = asyncio.run(both())
+    assert streamed == whole
+
+
+def test_a_conversation_goes_on() -> None:
+    """What was received is sent back as LangChain writes it."""
+    first = chat().invoke(TURNS)
+    assert chat().invoke([*TURNS, first, HumanMessage("Go on.")]).text
+
+
+def test_options_reach_the_model() -> None:
+    answer = chat(seed=3, top_p=0.9, stop=["three"], logprobs=True, top_logprobs=2, n=1, user="u").invoke(TURNS)
+    assert "three" not in answer.text
+    assert len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
+    extended = chat(extra_body={"top_k": 1, "structured_outputs": {"choice": ["yes", "no"]}}).invoke(TURNS)
+    assert extended.text in ("yes", "no")
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output(method: Any) -> None:
+    model = chat(100).with_structured_output(Weather, method=method)
+    whole = model.invoke(ASK)
+    assert isinstance(whole, Weather)
+    assert list(model.stream(ASK))[-1] == whole
+
+
+def test_structured_output_of_any_json() -> None:
+    schema = {"title": "city", "description": "A city.", "type": "object", "properties": {"city": {"type": "string"}}}
+    answer = chat(200).with_structured_output(schema, method="json_mode", include_raw=True).invoke(ASK)
+    assert isinstance(answer["parsed"], dict) or answer["raw"].response_metadata["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("tool_choice", ["any", "required", "add"])
+@pytest.mark.parametrize("strict", [None, True])
+def test_tools_are_called_and_answered(tool_choice: str, strict: bool | None) -> None:
+    model = chat(60).bind_tools([add], tool_choice=tool_choice, strict=strict, parallel_tool_calls=False)
+    question = HumanMessage("What is 2 + 3?")
+    asked = model.invoke([question])
+    (call,) = asked.tool_calls
+    result = add.invoke(call)
+    assert isinstance(result, ToolMessage)
+    assert int(result.content) == call["args"]["first"] + call["args"]["second"]
+    streamed = None
+    for part in model.stream([question]):
+        streamed = part if streamed is None else streamed + part
+    assert streamed is not None
+    assert [call["args"] for call in streamed.tool_calls] == [call["args"]]
+    final = chat(60).bind_tools([add]).invoke([question, asked, result])
+    assert final.text or final.tool_calls
+
+
+def test_the_responses_api() -> None:
+    whole = chat(16, use_responses_api=True).invoke(TURNS)
+    assert isinstance(whole, AIMessage)
+    assert whole.text
+    parts = list(chat(16, use_responses_api=True).stream(TURNS))
+    assert "".join(part.text for part in parts) == whole.text
+    assert chat(16, use_responses_api=True).invoke([*TURNS, whole, HumanMessage("Go on.")]).text
+
+
+def test_completions_and_embeddings() -> None:
+    assert OpenAI(**CONNECTION, temperature=0, max_tokens=4).invoke("One, two, three,")
+    embeddings = OpenAIEmbeddings(**CONNECTION, check_embedding_ctx_length=False)
+    one, two = embeddings.embed_documents(["One.", "Another text."])
+    assert embeddings.embed_query("One.") == pytest.approx(one, abs=1e-3)
+    assert len(one) == len(two)
+
+
+def test_an_error_is_the_sdks() -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        ChatOpenAI(**CONNECTION, temperature=9).invoke(TURNS)

@@ -1,0 +1,185 @@
+"""The openai package against a live server: what it parses is what its users see."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+URL = os.environ["NORIA_URL"] + "/v1"
+USER = [{"role": "user", "content": "Count from one to ten in words."}]
+ASK: dict[str, Any] = {"model": "smollm2-135m-instruct", "messages": USER, "max_tokens": 12, "temperature": 0}
+INPUT: dict[str, Any] = {"model": ASK["model"], "input": USER[0]["content"], "max_output_tokens": 16, "temperature": 0}
+
+
+class Unit(Enum):
+    CELSIUS = "celsius"
+    FAHRENHEIT = "fahrenheit"
+
+
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    city: str = Field(max_length=20)
+    unit: Unit
+    days: int | None = Field(ge=1, le=9)
+
+
+class Now(BaseModel):
+    """Tells the time."""
+
+
+WEATHER: Any = openai.pydantic_function_tool(Weather)
+NOW: Any = openai.pydantic_function_tool(Now, name="now")
+LONG: dict[str, Any] = {**ASK, "max_tokens": 100, "messages": [{"role": "user", "content": "The weather in Paris?"}]}
+
+
+@pytest.fixture
+def client() -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=URL, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASK)
+    assert whole.choices[0].finish_reason == "length"
+    with client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}) as stream:
+        chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_completions_in_every_shape_of_prompt(client: openai.OpenAI) -> None:
+    asked = {"model": ASK["model"], "max_tokens": 4, "temperature": 0, "logprobs": 2}
+    text = "One, two, three,"
+    choice = client.completions.create(**asked, prompt=text).choices[0]
+    assert len(choice.logprobs.tokens) == 4
+    assert "".join(choice.logprobs.tokens) == choice.text
+    both = client.completions.create(**asked, prompt=[text, text], echo=True).choices
+    assert [(other.index, other.text) for other in both] == [(0, text + choice.text), (1, text + choice.text)]
+    with client.completions.create(**asked, prompt=text, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == choice.text
+
+
+def test_async_streams_in_parallel() -> None:
+    async def one(client: openai.AsyncOpenAI) -> str:
+        async with await client.chat.completions.create(**ASK, stream=True) as stream:
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def all_of() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=URL, api_key="none", max_retries=0) as client:
+            whole = (await client.chat.completions.create(**ASK)).choices[0].message.content
+            return [whole, *await asyncio.gather(*(one(client) for _ in range(4)))]
+
+    assert len(set(asyncio.run(all_of()))) == 1
+
+
+def test_the_parse_helper_gives_an_object(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.parse(**LONG, response_format=Weather)
+    assert completion.choices[0].finish_reason == "stop"
+    assert isinstance(completion.choices[0].message.parsed, Weather)
+    with client.chat.completions.stream(**LONG, response_format=Weather) as stream:
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    assert streamed == completion.choices[0].message.parsed
+
+
+def test_tools_parsed(client: openai.OpenAI) -> None:
+    asked = {**LONG, "tools": [WEATHER, NOW]}
+    for choice in ("required", {"type": "function", "function": {"name": "Weather"}}):
+        answer = client.chat.completions.parse(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        (call,) = answer.message.tool_calls
+        assert answer.finish_reason == "tool_calls"
+        assert isinstance(call.function.parsed_arguments, {"Weather": Weather, "now": Now}[call.function.name])
+    with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed.function.parsed_arguments == call.function.parsed_arguments == done[0].parsed_arguments
+    assert client.chat.completions.create(**asked, tool_choice="none").choices[0].message.tool_calls is None
+
+
+def test_a_call_and_its_result_go_back(client: openai.OpenAI) -> None:
+    """The message object itself, as the SDK's users send it, and its dump with all nulls."""
+    asked = {**LONG, "tools": [WEATHER, NOW]}
+    message = client.chat.completions.create(**asked, tool_choice="required").choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "Sunny."} for call in message.tool_calls]
+    answers = [
+        client.chat.completions.create(**asked | {"messages": [*LONG["messages"], sent, *results]}).choices[0].message
+        for sent in (message, message.model_dump())
+    ]
+    assert answers[0].content or answers[0].tool_calls
+    assert answers[0].content == answers[1].content
+
+
+def test_responses_whole_streamed_and_continued(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**INPUT, instructions="You are terse.")
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert whole.usage.output_tokens == 16
+    with client.responses.stream(**INPUT, instructions="You are terse.") as stream:
+        events = list(stream)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert events[-1].type == "response.incomplete"
+    assert text == whole.output_text == events[-1].response.output_text
+    turns = [{"role": "user", "content": INPUT["input"]}, *whole.output, {"role": "user", "content": "Go on."}]
+    assert client.responses.create(**INPUT | {"input": turns}).output_text
+
+
+def test_responses_parsed(client: openai.OpenAI) -> None:
+    asked = {**INPUT, "input": "The weather in Paris?", "max_output_tokens": 100}
+    whole = client.responses.parse(**asked, text_format=Weather)
+    assert isinstance(whole.output_parsed, Weather)
+    with client.responses.stream(**asked, text_format=Weather) as stream:
+        assert stream.get_final_response().output_parsed == whole.output_parsed
+
+
+def test_embeddings_as_the_sdk_asks_for_them(client: openai.OpenAI) -> None:
+    """Base64 unless told otherwise."""
+    asked = {"model": ASK["model"], "input": ["One.", "Another text."]}
+    numbers = [item.embedding for item in client.embeddings.create(**asked, encoding_format="float").data]
+    for coded, plain in zip(client.embeddings.create(**asked).data, numbers, strict=True):
+        assert coded.embedding == pytest.approx(plain, abs=1e-6)
+        assert sum(number**2 for number in plain) == pytest.approx(1, abs=1e-3)
+
+
+def test_models_headers_and_errors(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [ASK["model"]]
+    assert client.models.retrieve(ASK["model"]).id == ASK["model"]
+    raw = client.chat.completions.with_raw_response.create(**ASK, extra_headers={"x-request-id": "mine"})
+    assert raw.headers["x-request-id"] == raw.parse()._request_id == "mine"
+    with pytest.raises(openai.BadRequestError, match="temperature") as bad:
+        client.chat.completions.create(**ASK | {"temperature": 9})
+    assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(**ASK | {"model": "gpt"})
+
+
+def test_the_contracts_defaults_written_out_pass(client: openai.OpenAI) -> None:
+    """Every field of OpenAI's contract, with the value that its documentation gives as the default."""
+    defaults = {
+        "frequency_penalty": 0,
+        "function_call": "none",
+        "logit_bias": None,
+        "logprobs": False,
+        "metadata": None,
+        "modalities": ["text"],
+        "n": 1,
+        "parallel_tool_calls": True,
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "stop": None,
+        "store": False,
+        "stream": False,
+        "tool_choice": "none",
+        "tools": [],
+        "top_p": 1,
+    }
+    assert client.chat.completions.create(**ASK, **defaults).choices == client.chat.completions.create(**ASK).choices
+    bare = json.loads(client.chat.completions.with_raw_response.create(**ASK).text)
+    assert set(bare["choices"][0]["message"]) >= {"role", "content", "refusal"}
