@@ -1,15 +1,17 @@
 # Two commands: `make serve` and `make test`. Both set up what they need in .venv and may be repeated.
 #   make serve MODEL=path PORT=8001 ARGS="--max-sequences 8"
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
+#   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
 PIP_ARGS ?=
+CLIENTS ?=
 export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/*.[ch])
 
-.PHONY: serve test check clean
+.PHONY: serve test test-clients check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -17,11 +19,14 @@ serve: .venv/.ready
 test: .venv/.ready-dev
 	.venv/bin/python -m pytest $(ARGS)
 
+test-clients: .venv/.ready-dev
+	.venv/bin/python -m tests.clients.run $(CLIENTS)
+
 check: .venv/.ready-dev
 	scripts/check
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .clients build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.ready: $(INPUTS)
 	@scripts/setup

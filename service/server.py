@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -51,6 +52,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="on",
+                http="service.protocol:Protocol" if sys.platform != "win32" else "auto",
                 ws="none",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,

@@ -14,7 +14,7 @@ from tests.service.live import Live, answer
 
 def test_uvloop_and_httptools_serve(live: Live) -> None:
     assert type(live.server._loop).__module__.startswith("uvloop")
-    assert live.server.config.http_protocol_class is HttpToolsProtocol
+    assert issubclass(live.server.config.http_protocol_class, HttpToolsProtocol)
 
 
 def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:

@@ -1,0 +1,94 @@
+"""The `llm` command and its OpenAI plugin against a live server."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import llm
+import pytest
+from click.testing import CliRunner
+from llm.cli import cli
+from llm.parts import ToolCallPart, ToolResultPart
+
+URL = os.environ["NORIA_URL"] + "/v1"
+MODEL = "smollm2-135m-instruct"
+PLUGIN = f"""
+- model_id: noria
+  model_name: {MODEL}
+  api_base: {URL}
+  supports_schema: true
+  supports_tools: true
+- model_id: noria-completion
+  model_name: {MODEL}
+  api_base: {URL}
+  completion: true
+- model_id: noria-responses
+  model_name: {MODEL}
+  api_base: {URL}
+  responses: true
+"""
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own directory: no keys, no logs of anybody's."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "extra-openai-models.yaml").write_text(PLUGIN)
+
+
+def command(*arguments: str) -> str:
+    """What `llm ARGUMENTS` prints."""
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def options(max_tokens: int = 12) -> list[str]:
+    return ["-o", "temperature", "0", "-o", "max_tokens", str(max_tokens)]
+
+
+def test_the_command_with_a_model_of_the_plugin() -> None:
+    asked = ["-m", "noria", *options(), "-s", "You are terse.", "Count from one to ten in words."]
+    assert command(*asked) == command(*asked, "--no-stream")
+    assert command("-c", "Go on.", *options()).strip()
+    assert json.loads(command("logs", "--json", "-n", "1"))[0]["model"] == "noria"
+
+
+def test_an_endpoint_by_its_address() -> None:
+    assert command("openai", "endpoint", URL, "--models").split() == [MODEL]
+    asked = ["openai", "endpoint", URL, "-m", MODEL, *options(), "Count from one to ten in words."]
+    assert command(*asked) == command(*asked, "--no-stream")
+
+
+@pytest.mark.parametrize("stream", [[], ["--no-stream"]])
+def test_an_answer_of_a_schema(stream: list[str]) -> None:
+    asked = ["-m", "noria", *options(100), "--schema", json.dumps(SCHEMA), *stream, "The weather in Paris?"]
+    assert set(json.loads(command(*asked))) == {"city", "days"}
+
+
+@pytest.mark.parametrize("name", ["noria-completion", "noria-responses"])
+def test_its_other_apis(name: str) -> None:
+    assert command("-m", name, *options(16), "One, two, three,").strip()
+
+
+def test_tools_are_offered_and_a_result_goes_back() -> None:
+    """The model need not call, `llm` cannot require it; so a call is put into the history by hand, too."""
+
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"Sunny in {city}."
+
+    model: Any = llm.get_model("noria")
+    asked = {"temperature": 0, "max_tokens": 60}
+    assert model.chain("The weather in Paris?", tools=[weather], options=asked).text()
+    call = ToolCallPart(name="weather", arguments={"city": "Paris"}, tool_call_id="call_1")
+    result = ToolResultPart(name="weather", output="Sunny in Paris.", tool_call_id="call_1")
+    turns = [llm.user("The weather in Paris?"), llm.assistant(call), llm.tool_message(result)]
+    assert model.prompt(messages=turns, tools=[weather], **asked).text()

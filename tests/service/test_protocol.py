@@ -1,0 +1,116 @@
+"""Requests as bytes: what clients may do on a connection."""
+
+import json
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from tests.service.live import PATIENCE, Live, answer, eventually, running
+
+BODY = json.dumps({"prompt": "a", "max_tokens": 5}).encode()
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+
+
+START = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def whole(extra: bytes = b"", body: bytes = BODY) -> bytes:
+    return START + extra + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def chunked(extra: bytes) -> bytes:
+    return START + extra + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+def connected(live: Live) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2])), timeout=PATIENCE)
+
+
+def received(sock: socket.socket) -> tuple[int, Any]:
+    """Status and JSON of one answer; it has a length."""
+    with sock.makefile("rb") as file:
+        status = int(file.readline().split()[1])
+        length = 0
+        while line := file.readline().strip().lower():
+            name, _, value = line.partition(b": ")
+            length = int(value) if name == b"content-length" else length
+        return status, json.loads(file.read(length))
+
+
+def in_pieces(sock: socket.socket, data: bytes, size: int) -> None:
+    for start in range(0, len(data), size):
+        sock.sendall(data[start : start + size])
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("asked", [whole(OFFER), chunked(OFFER)], ids=["length", "chunks"])
+def test_an_offer_to_speak_http2_is_ignored(live: Live, size: int, asked: bytes) -> None:
+    """However the bytes come in, and whatever follows on the connection."""
+    with connected(live) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for data in (asked, whole(), asked):
+            in_pieces(sock, data, size)
+            status, body = received(sock)
+            assert status == 200, body
+            assert body["choices"][0]["text"] == answer("a", 5)
+
+
+def test_other_offers(live: Live) -> None:
+    with connected(live) as sock:
+        sock.sendall(whole(b"Connection: upgrade\r\nUpgrade: websocket\r\n", b"{"))
+        assert received(sock)[1]["error"]["code"] == "invalid_json"
+        sock.sendall(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def idle(live: Live) -> bool:
+    """Nothing runs, no page is held."""
+    pages = live.metric("noria_kv_pages", window="full", state="held")
+    return pages == live.metric("noria_requests_running") == live.metric("noria_requests_waiting") == 0
+
+
+def test_a_stream_cut_at_any_byte_leaves_nothing_behind() -> None:
+    """Closed, or reset, after k bytes: none, in the head, between frames and in them; then at the end of a short one."""
+    with running(model="slow") as live:
+        with connected(live) as sock, sock.makefile("rb") as file:
+            sock.sendall(stream(4))
+            answered = file.read()
+        assert answered.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        start, end = answered.index(b"data: "), len(answered)
+        second = answered.index(b"data: ", start + 1)
+        for cut in (0, 1, start // 2, start - 1, start, start + 1, second - 3, second - 1, second, second + 1):
+            for reset in (False, True):
+                read_and_leave(live, stream(200), cut, reset=reset)
+                eventually(lambda: idle(live), f"idle after {cut} bytes")
+        assert live.metric("noria_requests_total", outcome="abort") == 20
+        for cut in (end // 2, end - 40, end - 20, end - 6, end - 1):
+            read_and_leave(live, stream(4), cut, reset=True)
+            eventually(lambda: idle(live), f"idle after {end - cut} bytes less than all")
+        assert live.complete(prompt="a", max_tokens=5)["choices"][0]["text"] == answer("a", 5)
+
+
+def stream(max_tokens: int) -> bytes:
+    body = json.dumps({"prompt": "cut", "max_tokens": max_tokens, "stream": True}).encode()
+    return whole(b"Connection: close\r\n", body)
+
+
+@pytest.mark.parametrize("cut", [0, 1, len(START) // 2, len(START), len(whole()) - 1, len(whole())])
+def test_a_request_cut_at_any_byte_leaves_nothing_behind(live: Live, cut: int) -> None:
+    for offer in (b"", OFFER):
+        with connected(live) as sock:
+            sock.sendall(whole(offer)[:cut])
+    eventually(lambda: idle(live), "idle")
+    assert live.complete(prompt="a", max_tokens=5)["choices"][0]["text"] == answer("a", 5)
+
+
+def read_and_leave(live: Live, asked: bytes, cut: int, *, reset: bool) -> None:
+    """Read `cut` bytes of the answer, once it has begun; `reset`: no goodbye, as when a machine dies."""
+    with connected(live) as sock:
+        sock.sendall(asked)
+        sock.recv(1, socket.MSG_PEEK)
+        while cut and (part := sock.recv(cut)):
+            cut -= len(part)
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
