@@ -18,15 +18,12 @@ from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
-from model.families import read_generation
 from model.fused import fuse
-from model.grammar import Compiler
 from model.kernels import native
 from model.masks import Masks
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.threads import choose_threads
-from model.tokenizers.load import load_tokenizer
 from model.transformer import Transformer
 
 Progress = Callable[[str, float], None]
@@ -169,7 +166,7 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
-    masks = Masks(lambda: _compiler(Path(options.model), config.vocab_size), config.vocab_size)
+    masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
     runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
     if scheme != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
@@ -230,12 +227,6 @@ def _describe(
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
-
-
-def _compiler(directory: Path, vocab_size: int) -> Compiler:
-    """For the tokenizer and the end tokens of a model directory."""
-    tokenizer = load_tokenizer(directory)
-    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, vocab_size)
 
 
 def _warm_up(runner: ModelRunner) -> None:

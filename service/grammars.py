@@ -5,14 +5,16 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 from collections import OrderedDict
+from typing import NamedTuple
 
 from model.grammar import Vocabulary
+from model.grammar_child import COMPILE_BYTES, COMPILE_SECONDS, HEADER
 from service.choice import Order
 from service.engine.hosts import HOME
 from service.errors import ApiError, InvalidRequest
-from service.grammar_child import CPU_SECONDS, MEMORY_BYTES
 from service.served import ServedModel
 
 log = logging.getLogger("noria.api")
@@ -24,13 +26,31 @@ MAX_TOTAL_CHARS = 2**23
 """Of the grammars of all choices of a request: each goes to the engine with its own."""
 
 
+class Child(NamedTuple):
+    """The process (`model/grammar_child.py`) and the socket on which it tries grammars."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, data: object) -> str:
+        """A frame there, a frame back. Raises OSError, EOFError or TimeoutError."""
+        text = json.dumps(data).encode()
+        self.writer.write(HEADER.pack(len(text), 0) + text)
+        await self.writer.drain()
+        async with asyncio.timeout(WALL_SECONDS):
+            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
+            answer: str = json.loads(await self.reader.readexactly(n_text))
+        return answer
+
+
 class Grammars:
     """Checks grammars, one at a time, and remembers what it found. One a server, on its event loop."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
         self._lock = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: Child | None = None
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
@@ -48,57 +68,53 @@ class Grammars:
                 if len(self._found) > MAX_REMEMBERED:
                     self._found.popitem(last=False)
             self._found.move_to_end(digest)
-        if problem := self._found[digest]:
+            problem = self._found[digest]
+        if problem:
             raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
         """End the child."""
         child, self._child = self._child, None
-        if child is not None and child.returncode is None:
-            child.kill()
-            await child.wait()
+        if child is not None:
+            if child.process.returncode is None:
+                child.process.kill()
+            await child.process.wait()
+            child.writer.close()
 
     async def _try(self, served: ServedModel, grammar: str) -> str:
-        """What is wrong with a grammar; nothing may be left in the pipes, whatever happens."""
+        """What is wrong with a grammar; no answer may be left on the way, whatever happens."""
         try:
-            if self._child is None:
-                await self._start(served)
-            return await self._ask(grammar)
-        except (TimeoutError, OSError, ValueError):
+            self._child = self._child or await self._start(served)
+            return await self._child.ask(grammar)
+        except (TimeoutError, OSError, EOFError):
             log.warning("a grammar of %d characters ended the process that tries grammars", len(grammar))
             await self.close()
-            return f"compiling it takes more than {CPU_SECONDS:g} s, {MEMORY_BYTES >> 20} MiB or a deep stack"
+            return f"compiling it takes more than {COMPILE_SECONDS:g} s, {COMPILE_BYTES >> 20} MiB or a deep stack"
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self, served: ServedModel) -> None:
+    async def _start(self, served: ServedModel) -> Child:
+        ours, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
-        self._child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "service.grammar_child"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is not for it
-            env={
-                **os.environ,
-                "PYTHONPATH": path,
-                "MALLOC_ARENA_MAX": "1",
-            },  # a thread's own arena takes 64 MiB at once
-        )
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "model.grammar_child", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C in a terminal is not for it
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "MALLOC_ARENA_MAX": "1",
+                },  # a thread's arena takes 64 MiB at once
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._child = Child(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:
-            await self._ask(vocabulary.to_json())
-        except (TimeoutError, OSError, ValueError) as error:
+            await self._child.ask({"vocabulary": vocabulary.to_json()})
+        except (TimeoutError, OSError, EOFError) as error:
             raise ApiError("structured output is not available: its compiler cannot be started") from error
-
-    async def _ask(self, text: str) -> str:
-        """A line to the child, a line back."""
-        assert self._child is not None
-        to_child, from_child = self._child.stdin, self._child.stdout
-        assert to_child is not None
-        assert from_child is not None
-        to_child.write(json.dumps(text).encode() + b"\n")
-        await to_child.drain()
-        answer: str = json.loads(await asyncio.wait_for(from_child.readline(), WALL_SECONDS))
-        return answer
+        return self._child

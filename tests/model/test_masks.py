@@ -1,7 +1,7 @@
 """What grammars allow next, against enumerations of all that they describe; a token a byte, and some that are more."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
@@ -22,14 +22,23 @@ LANGUAGE = {"".join(letters) for n in range(1, 5) for letters in product("ab", r
 CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sorted(LANGUAGE))}"
 
 
-def make_masks() -> Masks:
-    pieces = (*PIECES, *[b""] * (WIDTH - len(PIECES)))
-    return Masks(lambda: Compiler(Vocabulary((b"<end>", *pieces[1:]), (END,), (END,))), WIDTH)
+VOCABULARY = Vocabulary((b"<end>", *PIECES[1:], *[b""] * (WIDTH - len(PIECES))), (END,), (END,))
+BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
+"""A rule that leads to itself through nothing: llguidance never comes back."""
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Masks]:
+    made = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def masks() -> Masks:
-    return make_masks()
+def masks(one: Masks) -> Masks:
+    """One that has forgotten the sequences of other tests."""
+    one.start([])
+    return one
 
 
 def piece(tokens: Sequence[int]) -> str:
@@ -131,25 +140,42 @@ def test_a_row_with_nothing_left_is_a_failure_and_can_be_drawn(masks: Masks) -> 
 
 def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
     masks.prepare("start: nonsense")
-    assert allowed(masks, view([], grammar="start: nonsense")) == [set(range(WIDTH))]
-    assert "nonsense" in str(masks.failure(view([], grammar="start: nonsense").draws))
+    item = view([], grammar="start: nonsense")
+    assert allowed(masks, item) == [set(range(WIDTH))]
+    assert "nonsense" in str(masks.failure(item.draws))
 
 
-def test_a_missing_compiler_is_a_failure() -> None:
-    def load() -> Compiler:
-        raise ImportError("No module named 'llguidance'")
+def test_a_bomb_fails_its_own_sequence_and_the_others_go_on(masks: Masks) -> None:
+    a, b = token("a"), token("b")
+    step = [view([a], number=1), view([a], number=2, grammar=BOMB), view([a], number=3)]
+    assert allowed(masks, *step)[::2] == [oracle([a])] * 2
+    assert "more than 0.5 s for one token" in str(masks.failure(step[1].draws))
+    assert masks.failure(step[0].draws) is masks.failure(step[2].draws) is None
+    assert allowed(masks, view([a, b], number=3)) == [oracle([a, b])]
 
-    masks = Masks(load, WIDTH)
+
+def test_a_child_that_dies_between_steps_is_replaced(masks: Masks) -> None:
+    a = token("a")
+    assert allowed(masks, view([a])) == [oracle([a])]
+    process = masks._started().process
+    process.kill()
+    process.wait()
+    assert allowed(masks, view([a, a])) == [oracle([a, a])]
+
+
+def test_without_a_compiler_sequences_with_grammars_fail() -> None:
+    masks = Masks({"directory": "/nowhere", "size": WIDTH}, WIDTH)
+    masks.prepare(CHOICES)
     allowed(masks, view([]))
-    assert "llguidance" in str(masks.failure(view([]).draws))
+    assert masks.failure(view([]).draws)
+    masks.close()
 
 
 def test_forced_text_is_spelled_as_the_model_does_and_otherwise_with_the_longest_tokens() -> None:
-    vocabulary = Vocabulary((b"<end>", *PIECES[1:]), (END,), (END,))
     spelled = {"bab": [token("b"), token("ab")], "ba": [token("a")]}
-    matcher = Compiler(vocabulary, lambda text: spelled.get(text, [])).compile('start: "bab"')
+    matcher = Compiler(VOCABULARY, lambda text: spelled.get(text, [])).compile('start: "bab"')
     assert matcher.compute_ff_tokens()[:1] in ([token("b")], [token("bab")])
-    wrong = Compiler(vocabulary, lambda text: [token("a")]).compile('start: "bab"')
+    wrong = Compiler(VOCABULARY, lambda text: [token("a")]).compile('start: "bab"')
     assert wrong.compute_ff_tokens() == [token("bab")]
 
 
@@ -158,7 +184,7 @@ def test_forced_text_is_spelled_as_the_model_does_and_otherwise_with_the_longest
 )
 def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        Compiler(Vocabulary((b"<end>", *PIECES[1:]), (END,), (END,))).compile(grammar)
+        Compiler(VOCABULARY).compile(grammar)
     assert str(caught.value)
     assert "\n" not in str(caught.value)
 

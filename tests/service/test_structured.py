@@ -77,13 +77,14 @@ def test_what_is_wrong_is_named(live: Live, fields: dict[str, Any], param: str |
 CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
 BOMBS = {
     "states": "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30)),
+    "loop": 'start: "a" "b" more\nmore: T more T\nT: /b*/',
     "stack": f'start: r0\n{CHAIN}\nr6000: "a"\nr6001: "b"',
 }
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
-    """An automaton of 2^30 states, which no time or memory holds; rules that lead too deep for the stack."""
+    """An automaton of 2^30 states; a rule that leads to itself through nothing; rules too deep for the stack."""
     error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
     assert error["param"] == "guided_grammar"
     assert "2 s, 64 MiB" in error["message"]
