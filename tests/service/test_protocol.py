@@ -72,7 +72,7 @@ def idle(live: Live) -> bool:
 
 
 def test_a_stream_cut_at_any_byte_leaves_nothing_behind() -> None:
-    """Closed, or reset, after k bytes: none, in the head, between frames and in them; then at the end of a short one."""
+    """Closed, or reset, after k bytes: none, in the head, between and in frames; then at the end of a short one."""
     with running(model="slow") as live:
         with connected(live) as sock, sock.makefile("rb") as file:
             sock.sendall(stream(4))
