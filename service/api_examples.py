@@ -1,6 +1,6 @@
 """One example, or more, of what each route is sent and what it answers: shown in the OpenAPI document.
 
-Of an answer's examples the document makes its schema: what is null there may be anything.
+Of an answer's examples the document makes its schema (`openapi.schema_of`): what is null there may be anything.
 """
 
 from collections.abc import Mapping
@@ -54,16 +54,19 @@ def _object(kind: str, **fields: Any) -> Json:
 COMPLETION = _object(
     "text_completion", choices=[{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}]
 )
-CHAT = _object(
-    "chat.completion",
-    choices=[
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello!", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ],
+
+
+def _chat(finish: str, **message: Any) -> Json:
+    message = {"role": "assistant", **message, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+    return _object("chat.completion", choices=[choice])
+
+
+ARGUMENTS = '{"city": "Paris"}'
+CHAT = _chat("stop", content="Hello!")
+FUNCTION = {"name": "weather", "arguments": ARGUMENTS}
+CHAT_CALL = _chat(
+    "tool_calls", content=None, tool_calls=[{"id": "call_1b9d", "type": "function", "function": FUNCTION}]
 )
 RESPONSE: Json = {
     "id": "resp_1b9d",
@@ -94,6 +97,11 @@ RESPONSE: Json = {
     "top_p": 1.0,
     "timings": TIMINGS,
 }
+RESPONSE_CALL = RESPONSE | {
+    "output": [
+        {"type": "function_call", "id": "fc_1b9d", "call_id": "call_1b9d", "status": "completed", **FUNCTION},
+    ]
+}
 MESSAGE: Json = {
     "id": "msg_1b9d",
     "type": "message",
@@ -109,6 +117,10 @@ MESSAGE: Json = {
         "output_tokens": 2,
     },
     "timings": TIMINGS,
+}
+MESSAGE_CALL = MESSAGE | {
+    "content": [{"type": "tool_use", "id": "call_1b9d", "name": "weather", "input": {"city": "Paris"}}],
+    "stop_reason": "tool_use",
 }
 
 
@@ -128,9 +140,9 @@ def _tokens(tokens: Any) -> Json:
 
 EXAMPLES: Mapping[str, Example] = {
     "/v1/completions": Example((COMPLETION,), {"prompt": "The capital of France is", "max_tokens": 8}, streams=True),
-    "/v1/chat/completions": Example((CHAT,), {"messages": HELLO, "max_tokens": 8}, streams=True),
-    "/v1/responses": Example((RESPONSE,), {"input": "Say hello.", "max_output_tokens": 8}, streams=True),
-    "/v1/messages": Example((MESSAGE,), {"messages": HELLO, "max_tokens": 8}, streams=True),
+    "/v1/chat/completions": Example((CHAT, CHAT_CALL), {"messages": HELLO, "max_tokens": 8}, streams=True),
+    "/v1/responses": Example((RESPONSE, RESPONSE_CALL), {"input": "Say hello.", "max_output_tokens": 8}, streams=True),
+    "/v1/messages": Example((MESSAGE, MESSAGE_CALL), {"messages": HELLO, "max_tokens": 8}, streams=True),
     "/v1/messages/count_tokens": Example(({"input_tokens": 31},), {"messages": HELLO}),
     "/v1/embeddings": Example((_embeddings([0.6, -0.8]), _embeddings("mpkZP83MTL8=")), {"input": "A noria."}),
     "/v1/models": Example(({"object": "list", "data": [CARD]},)),

@@ -196,6 +196,18 @@ class CallReader:
         return False
 
 
+def reader_of(served: ServedModel, may_call: bool) -> CallReader | None:
+    """What reads an answer's calls, if it may hold any."""
+    return CallReader(style_of(served)) if may_call else None
+
+
+def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piece]:
+    """An answer's next text as its reader tells it."""
+    if reader is not None:
+        return reader.feed(text, final=final)
+    return [text] if text else []
+
+
 def piece_json(piece: Piece) -> dict[str, Any]:
     """A piece as the delta of a chat message."""
     if isinstance(piece, str):

@@ -78,9 +78,20 @@ HARMLESS_CONVERSATION: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "tools": ([],),
 }
+HARMLESS_TOOL_OFFER: Mapping[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "cache_control": CACHE_HINTS,
+    "defer_loading": (False,),
+    "eager_input_streaming": (True,),
+    "input_examples": ([],),
+}
+HARMLESS_TOOL_USE: Mapping[str, tuple[Any, ...]] = {
+    "cache_control": CACHE_HINTS,
+    "caller": ({"type": "direct"},),
+    "toolset_name": (),
+}
+HARMLESS_TOOL_RESULT: Mapping[str, tuple[Any, ...]] = {"cache_control": CACHE_HINTS, "toolset_name": ()}
 HARMLESS_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     **HARMLESS_CONVERSATION,
     "container": (),
@@ -93,6 +104,17 @@ HARMLESS_INPUT_ITEM: Mapping[str, tuple[Any, ...]] = {
     "phase": ("final_answer",),
     "status": ("completed", "incomplete"),
 }
+HARMLESS_CALL_ITEM: Mapping[str, tuple[Any, ...]] = {
+    "caller": ({"type": "direct"},),
+    "namespace": (),
+    "status": ("completed", "incomplete"),
+}
+HARMLESS_OUTPUT_ITEM: Mapping[str, tuple[Any, ...]] = HARMLESS_CALL_ITEM
+HARMLESS_FUNCTION_TOOL: Mapping[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "output_schema": (),
+}
 HARMLESS_TEXT_CONFIG: Mapping[str, tuple[Any, ...]] = {"verbosity": ("medium",)}
 HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -102,7 +124,6 @@ HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "metadata": ({},),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_retention": ("in_memory",),
@@ -110,8 +131,6 @@ HARMLESS_RESPONSES: Mapping[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "tool_choice": ("auto", "none"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }

@@ -20,10 +20,12 @@ from service.messages.schema import (
     Metadata,
     OutputConfig,
     OutputFormat,
-    TextBlock,
     Turn,
 )
-from service.responses.schema import Format, InputMessage, InputPart, ResponsesBody, TextConfig
+from service.messages.tools import TextBlock, ToolChoice, ToolOffer, ToolResult, ToolUse
+from service.responses.items import CallItem, InputMessage, InputPart, OutputItem
+from service.responses.schema import Format, ResponsesBody, TextConfig
+from service.responses.tools import AllowedTools, FunctionChoice, FunctionTool
 from service.schemas import ChatBody, CompletionBody, Message, StreamOptions, TextPart
 from service.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from service.tokens_schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
@@ -52,12 +54,21 @@ PARTS: Mapping[str, type[Body]] = {
     "`response_format`": ResponseFormat,
     "its `json_schema`": JsonSchema,
     "`structured_outputs`": StructuredOutputs,
-    "an item of `input`": InputMessage,
-    "a part of an item": InputPart,
+    "a message in `input`": InputMessage,
+    "a part of it": InputPart,
+    "a `function_call` in `input`": CallItem,
+    "a `function_call_output` in `input`": OutputItem,
+    "`tools` of /v1/responses": FunctionTool,
+    "a function as `tool_choice` there": FunctionChoice,
+    "`allowed_tools` there": AllowedTools,
     "`text`": TextConfig,
     "`text.format`": Format,
     "`messages` of /v1/messages": Turn,
-    "a block of theirs, and of `system`": TextBlock,
+    "a text block of theirs, and of `system`": TextBlock,
+    "a `tool_use` block": ToolUse,
+    "a `tool_result` block": ToolResult,
+    "`tools` of /v1/messages": ToolOffer,
+    "`tool_choice` of /v1/messages": ToolChoice,
     "`metadata` of /v1/messages": Metadata,
     "`output_config`": OutputConfig,
     "`output_config.format`": OutputFormat,
@@ -133,23 +144,26 @@ def _errors(path: str) -> Json:
 def _described(examples: tuple[Json, ...]) -> Json:
     if not examples:
         return {"schema": {"type": "string"}}
-    schemas = [schema_of(example) for example in examples]
     named = {f"example {number}": {"value": example} for number, example in enumerate(examples, 1)}
-    return {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, "examples": named}
+    return {"schema": schema_of(*examples), "examples": named}
 
 
-def schema_of(example: Any) -> Json:
-    """JSON Schema of what looks like the example: all its keys, items like the first, null for anything."""
-    match example:
-        case dict():
-            properties = {name: schema_of(value) for name, value in example.items()}
-            return {"type": "object", "properties": properties, "required": list(properties)}
-        case list():
-            return {"type": "array", **({"items": schema_of(example[0])} if example else {})}
-        case None:
-            return {}
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": kinds[type(example)]}
+KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def schema_of(*examples: Any) -> Json:
+    """JSON Schema of what looks like the examples: the keys of all; anything where they differ, or one is null."""
+    if all(isinstance(example, dict) for example in examples):
+        names = dict.fromkeys(name for example in examples for name in example)
+        given = {name: [example[name] for example in examples if name in example] for name in names}
+        required = [name for name, values in given.items() if len(values) == len(examples)]
+        properties = {name: schema_of(*values) for name, values in given.items()}
+        return {"type": "object", "properties": properties, "required": required}
+    if all(isinstance(example, list) for example in examples):
+        items = [item for example in examples for item in example]
+        return {"type": "array", **({"items": schema_of(*items)} if items else {})}
+    kinds = {KINDS.get(type(example)) for example in examples}
+    return {"type": kinds.pop()} if len(kinds) == 1 and None not in kinds else {}
 
 
 def _schemas() -> Json:

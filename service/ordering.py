@@ -59,8 +59,8 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
 
 
 def renamed(order: Order, field: str) -> Order:
-    """The order, for a request that calls its grammar `field`."""
-    return order if order.grammar_field is None else replace(order, grammar_field=field)
+    """The order, for a request that calls its `response_format` by another name."""
+    return replace(order, grammar_field=field) if order.grammar_field == "response_format" else order
 
 
 def _wishes(body: GenerationBody) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from service.api.answer import answer
 from service.api.body import read_body
 from service.api.tokens import at_work
+from service.calls import reader_of
 from service.messages.schema import ConversationBody, MessagesBody
 from service.messages.shape import MessageShape
 from service.ordering import encode_chat, order_chat, renamed
@@ -21,7 +22,7 @@ async def messages(request: Request) -> Response:
         request,
         body,
         lambda served: renamed(order_chat(body.as_chat(), served), "output_config.format"),
-        lambda served, name: MessageShape(name),
+        lambda served, name: MessageShape(name, reader_of(served, body.may_call)),
     )
 
 
@@ -32,5 +33,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 def encoded(body: ConversationBody, served: ServedModel) -> list[int]:
-    continues = body.continues
-    return encode_chat(served, body.turns(), add_generation_prompt=not continues, continue_final_message=continues)
+    chat = body.as_chat()
+    messages = [message.plain() for message in chat.messages]
+    return encode_chat(served, messages, chat.functions, **chat.template_options)

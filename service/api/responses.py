@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from service.api.answer import answer
 from service.api.body import read_body
+from service.calls import reader_of
 from service.ordering import order_chat, renamed
 from service.responses.schema import ResponsesBody
 from service.responses.shape import ResponseShape, repeated
@@ -19,5 +20,5 @@ async def responses(request: Request) -> Response:
         request,
         body,
         lambda served: renamed(order_chat(body.as_chat(), served), "text.format"),
-        lambda served, name: ResponseShape(name, repeated(body, served)),
+        lambda served, name: ResponseShape(name, repeated(body, served), reader_of(served, body.may_call)),
     )

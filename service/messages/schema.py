@@ -1,40 +1,52 @@
 """What a client of Anthropic's API may send, and the chat request that it stands for."""
 
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
+from service.call_schemas import MAX_TOOLS
 from service.errors import InvalidRequest
-from service.fields import Body, Items, expect, optional, ranged
+from service.fields import Body, Items, expect, optional, ranged, unsupported
 from service.harmless_fields import (
     HARMLESS_CONVERSATION,
     HARMLESS_MESSAGES,
     HARMLESS_OUTPUT_CONFIG,
-    HARMLESS_TEXT_BLOCK,
 )
+from service.messages.tools import TextBlock, Texts, ToolChoice, ToolOffer, ToolResult, ToolUse, text_of
 from service.schemas import MAX_USER, ChatBody
 
 MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
-class TextBlock(Body):
-    harmless = HARMLESS_TEXT_BLOCK
-    type: Literal["text"] = Field(description="Text is the only type.")
-    text: str = Field(description="Blocks are joined without a space.")
-
-
 Blocks = Annotated[
-    str | Items[TextBlock],
-    expect("a string or a list of blocks {'type': 'text', 'text': ...} (images, tools and thinking are not supported)"),
+    str | Items[TextBlock | ToolUse | ToolResult],
+    expect(
+        "a string or a list of blocks of type text, tool_use or tool_result (images and thinking are not supported)"
+    ),
 ]
+OF_ROLES = {"user": ToolUse, "assistant": ToolResult}
+"""Blocks that the other role has."""
 
 
 class Turn(Body):
     role: Literal["user", "assistant"] = Field(description="Turns of one role in a row are one.")
-    content: Blocks = Field(description="A string, or a list of text blocks.")
+    content: Blocks = Field(
+        description="A string, or a list of blocks: text, `tool_use` (assistant), `tool_result` (user)."
+    )
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for block in self.blocks:
+            if isinstance(block, OF_ROLES[self.role]):
+                raise unsupported("content", f"a block of type {block.type} is not for a message of role {self.role}")
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ToolUse | ToolResult]:
+        return [] if isinstance(self.content, str) else self.content
 
 
 class Metadata(Body):
@@ -64,23 +76,34 @@ class ConversationBody(Body):
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     messages: Items[Turn] = Field(description="At least one; the answer continues a last one of the assistant's.")
     output_config: OutputConfig | None = optional("Only `format`.")
-    system: Blocks | None = optional("A string, or a list of text blocks.")
+    system: Texts | None = optional("A string, or a list of text blocks.")
+    tools: Items[ToolOffer] | None = optional("What the model may call.", max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = optional("Default: auto with tools, else none.")
 
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
 
     @property
-    def continues(self) -> bool:
-        return self.messages[-1].role == "assistant"
+    def may_call(self) -> bool:
+        return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
 
-    def turns(self) -> list[dict[str, str]]:
-        """The conversation as chat messages: turns of one role in a row are one, as Anthropic has it."""
-        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return system + [
-            {"role": role, "content": "\n\n".join(_text(turn.content) for turn in turns)}
-            for role, turns in groupby(self.messages, key=lambda turn: turn.role)
-        ]
+    def as_chat(self, **others: Any) -> ChatBody:
+        """The chat request. Raises InvalidRequest for a choice among tools that are not there."""
+        system = [{"role": "system", "content": text_of(self.system)}] if self.system else []
+        groups = groupby(self.messages, key=lambda turn: turn.role)
+        chat = ChatBody.model_validate(
+            {
+                "messages": [*system, *(message for role, turns in groups for message in _as_chat(role, [*turns]))],
+                "continue_final_message": self.messages[-1].role == "assistant",
+                "tools": [tool.as_chat() for tool in self.tools or ()],
+                **(self.tool_choice.as_chat() if self.tool_choice else {}),
+                "response_format": self.output_config and self.output_config.as_chat(),
+                **others,
+            }
+        )
+        chat.check_tools()
+        return chat
 
 
 class MessagesBody(ConversationBody):
@@ -99,20 +122,23 @@ class MessagesBody(ConversationBody):
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
-    def as_chat(self) -> ChatBody:
-        return ChatBody.model_validate(
-            {
-                "messages": self.turns(),
-                "continue_final_message": self.continues,
-                "max_tokens": self.max_tokens,
-                "stop": self.stop_sequences,
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "top_k": self.top_k,
-                "response_format": self.output_config and self.output_config.as_chat(),
-            }
+    def as_chat(self, **others: Any) -> ChatBody:
+        return super().as_chat(
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            **others,
         )
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+def _as_chat(role: str, turns: list[Turn]) -> list[dict[str, Any]]:
+    """Turns of one role in a row as chat messages: results of tools, then one message with texts and calls."""
+    blocks = [block for turn in turns for block in turn.blocks]
+    results = [block.as_chat() for block in blocks if isinstance(block, ToolResult)]
+    calls = [block.as_chat() for block in blocks if isinstance(block, ToolUse)]
+    texts = [text for turn in turns if (text := text_of(turn.content))]
+    if results and not texts:
+        return results
+    return [*results, {"role": role, "content": "\n\n".join(texts), "tool_calls": calls}]

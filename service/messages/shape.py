@@ -1,70 +1,105 @@
-"""Answers as Anthropic's clients expect them: a message of one text block, whole or as typed events."""
+"""Answers as Anthropic's clients expect them: a message of text and calls, whole or as typed events."""
 
+import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from service.calls import CallReader, Piece, pieces_of
 from service.choice import Delta
 from service.errors import ApiError, anthropic_body
 from service.generation import Usage
 from service.sse import Json, TypedEvents
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageShape(TypedEvents):
-    """`message` objects, and the events that build one."""
+    """`message` objects, and the events that build one. With a `reader` texts may hold calls."""
 
     model: str
+    reader: CallReader | None = None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    _blocks: list[Json] = field(default_factory=list)  # those that are complete
+    _open: Json | None = None  # the block being written, as it began
+    _parts: list[str] = field(default_factory=list)  # what it has so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        return [
-            {"type": "message_start", "message": self._message([], Delta(), usage)},
-            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-            {"type": "ping"},
-        ]
+        return [{"type": "message_start", "message": self._message(Delta(), usage)}, {"type": "ping"}]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        events: list[Json] = []
-        if delta.text:
-            text = {"type": "text_delta", "text": delta.text}
-            events.append({"type": "content_block_delta", "index": 0, "delta": text})
+        pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
+        events = [event for piece in pieces for event in self._written(piece)]
         if delta.finish is not None:
-            events += [
-                {"type": "content_block_stop", "index": 0},
-                {"type": "message_delta", "delta": ending(delta), "usage": usage_json(usage)},
-                {"type": "message_stop"},
-            ]
+            ending = {"type": "message_delta", "delta": self._ending(delta), "usage": usage_json(usage)}
+            events += [*self._closed(), ending, {"type": "message_stop"}]
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
-        return self._message([{"type": "text", "text": parts[0].text}], parts[0], usage)
+        """What the events build; a call that was cut short is left out."""
+        self.chunks(0, parts[0], usage)
+        return self._message(parts[0], usage)
 
     def failure(self, error: ApiError) -> Json:
         return anthropic_body(error)
 
-    def _message(self, content: list[Json], delta: Delta, usage: Usage) -> Json:
+    def _written(self, piece: Piece) -> Iterator[Json]:
+        if isinstance(piece, str):
+            if self._open is None or self._open["type"] != "text":
+                yield from self._begun({"type": "text", "text": ""})
+            yield self._delta("text_delta", "text", piece)
+        elif piece.name is not None:
+            yield from self._begun({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+        else:
+            yield self._delta("input_json_delta", "partial_json", piece.arguments)
+
+    def _begun(self, block: Json) -> Iterator[Json]:
+        yield from self._closed()
+        self._open, self._parts = block, []
+        yield {"type": "content_block_start", "index": len(self._blocks), "content_block": block}
+
+    def _delta(self, kind: str, name: str, text: str) -> Json:
+        self._parts.append(text)
+        return {"type": "content_block_delta", "index": len(self._blocks), "delta": {"type": kind, name: text}}
+
+    def _closed(self) -> Iterator[Json]:
+        if self._open is None:
+            return
+        yield {"type": "content_block_stop", "index": len(self._blocks)}
+        block, written, self._open = self._open, "".join(self._parts), None
+        if block["type"] == "text":
+            self._blocks.append(block | {"text": written})
+        elif (arguments := _parsed(written)) is not None:
+            self._blocks.append(block | {"input": arguments})
+
+    def _ending(self, delta: Delta) -> Json:
+        if delta.stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
+        reason = self.reader.finish(delta.finish) if self.reader else delta.finish
+        return {"stop_reason": STOP_REASONS.get(reason, reason) if reason else None, "stop_sequence": None}
+
+    def _message(self, delta: Delta, usage: Usage) -> Json:
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": content,
-            **ending(delta),
+            "content": [*self._blocks],
+            **self._ending(delta),
             "usage": usage_json(usage),
         }
 
 
-def ending(delta: Delta) -> Json:
-    if delta.stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
-    reason = STOP_REASONS.get(delta.finish, delta.finish) if delta.finish else None
-    return {"stop_reason": reason, "stop_sequence": None}
+def _parsed(arguments: str) -> Json | None:
+    """None for a call that was cut short."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return None
 
 
 def usage_json(usage: Usage) -> Json:

@@ -6,42 +6,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from model.sampling_params import RANGES
 from service.errors import InvalidRequest
-from service.fields import Body, Items, expect, optional, ranged, unsupported
-from service.harmless_fields import (
-    HARMLESS_INPUT_ITEM,
-    HARMLESS_INPUT_PART,
-    HARMLESS_RESPONSES,
-    HARMLESS_TEXT_CONFIG,
-)
+from service.fields import Body, Items, optional, ranged, unsupported
+from service.harmless_fields import HARMLESS_RESPONSES, HARMLESS_TEXT_CONFIG
+from service.responses.items import Item, as_messages
+from service.responses.tools import CallingBody
 from service.schemas import MAX_NAME, MAX_SALT, MAX_USER, ChatBody
 
 MAX_TOKENS = RANGES["max_tokens"][1]
-
-
-class InputPart(Body):
-    """What a user wrote, or what an answer gave."""
-
-    harmless = HARMLESS_INPUT_PART
-    type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
-    text: str = Field(description="Parts are joined without a space.")
-
-
-Parts = Annotated[
-    str | Items[InputPart],
-    expect("a string or a list of parts of type input_text or output_text (images and files are not supported)"),
-]
-
-
-class InputMessage(Body):
-    harmless = HARMLESS_INPUT_ITEM
-    type: Literal["message"] | None = optional("Messages are the only items.")
-    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
-    content: Parts = Field(description="A string, or a list of text parts.")
-
-    def plain(self) -> dict[str, str]:
-        parts = self.content
-        return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(part.text for part in parts)}
 
 
 def _as_items(value: Any) -> Any:
@@ -72,14 +43,14 @@ class TextConfig(Body):
     format: Format | None = optional("Text, JSON, or JSON of a schema. Default: text.")
 
 
-class ResponsesBody(Body):
+class ResponsesBody(CallingBody):
     """`POST /v1/responses`. Nothing is stored: the whole conversation comes with each request."""
 
     harmless = HARMLESS_RESPONSES
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    input: Annotated[
-        Items[InputMessage], BeforeValidator(_as_items, json_schema_input_type=str | list[InputMessage])
-    ] = Field(description="A string, or a list of messages: what a user says, and what was answered.")
+    input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
+        description="What a user says; or all items of a conversation."
+    )
     instructions: str | None = optional("A system message before all others.")
     max_output_tokens: int | None = optional("Within the context, together with the prompt.", ge=1, le=MAX_TOKENS)
     prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
@@ -103,13 +74,17 @@ class ResponsesBody(Body):
         return (self.text and self.text.format) or Format(type="text")
 
     def as_chat(self) -> ChatBody:
+        """The chat request. Raises InvalidRequest for a choice among tools that are not there."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return ChatBody.model_validate(
+        chat = ChatBody.model_validate(
             {
-                "messages": system + [message.plain() for message in self.input],
+                "messages": system + as_messages(self.input),
                 "max_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
                 "top_p": self.top_p,
                 "response_format": self.format.as_chat(),
+                **self.calls_as_chat(),
             }
         )
+        chat.check_tools()
+        return chat

@@ -2,17 +2,17 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from service.calls import CallReader, Piece, pieces_of
 from service.choice import Delta
 from service.errors import ApiError
+from service.fields import Body
 from service.generation import Usage
 from service.responses.schema import ResponsesBody
 from service.served import ServedModel
 from service.sse import Json, TypedEvents
-
-PLACE = {"output_index": 0, "content_index": 0}
 
 
 def repeated(body: ResponsesBody, served: ServedModel) -> Json:
@@ -26,14 +26,14 @@ def repeated(body: ResponsesBody, served: ServedModel) -> Json:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "service_tier": "default",
         "store": False,
-        "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": "auto",
-        "tools": [],
+        "text": {"format": _plain(body.format)},
+        "tool_choice": _plain(body.tool_choice) if body.tool_choice is not None else "auto",
+        "tools": [_plain(tool) for tool in body.tools or ()],
         "top_logprobs": 0,
         "truncation": "disabled",
         **defaults,
@@ -41,68 +41,96 @@ def repeated(body: ResponsesBody, served: ServedModel) -> Json:
     }
 
 
+def _plain(value: Body | str) -> Json | str:
+    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_none=True)
+
+
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
-    """`response` objects, and the events that build one. `about` is what `repeated` gives."""
+    """`response` objects, and the events that build one. `about` is what `repeated` gives; with a `reader` texts may
+    hold calls."""
 
     model: str
     about: Json
+    reader: CallReader | None = None
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
-    item_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
-    _texts: list[str] = field(default_factory=list)
+    _items: list[Json] = field(default_factory=list)  # those that are complete
+    _open: Json | None = None  # the item being written, as it began
+    _parts: list[str] = field(default_factory=list)  # what it has so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        empty = self._response("in_progress", [], None)
-        return [
-            self._event("created", response=empty),
-            self._event("in_progress", response=empty),
-            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
-            self._event("content_part.added", item_id=self.item_id, **PLACE, part=part("")),
-        ]
+        begun = self._response("in_progress", None)
+        return [self._event("created", response=begun), self._event("in_progress", response=begun)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        events = []
-        if delta.text:
-            self._texts.append(delta.text)
-            events.append(
-                self._event("output_text.delta", item_id=self.item_id, **PLACE, delta=delta.text, logprobs=[])
-            )
+        pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
+        events = [event for piece in pieces for event in self._written(piece)]
         if delta.finish is not None:
-            events += self._ending(Delta("".join(self._texts), (), delta.finish), usage)
+            if self._open is None:  # an empty answer is a message too
+                events += self._begun(message())
+            status = "incomplete" if delta.finish == "length" else "completed"
+            events += self._closed(status)
+            events.append(self._event(status, response=self._response(status, usage)))
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
-        status = status_of(parts[0])
-        return self._response(status, [self._item(status, [part(parts[0].text)])], usage)
+        """What the last event has."""
+        return self.chunks(0, parts[0], usage)[-1]["response"]
 
     def failure(self, error: ApiError) -> Json:
         about = {"code": error.code, "message": error.message, "param": error.param}
         return {"type": "error", "sequence_number": self._sent, **about}
 
-    def _ending(self, whole: Delta, usage: Usage) -> list[Json]:
-        done, status = part(whole.text), status_of(whole)
-        item = self._item(status, [done])
-        return [
-            self._event("output_text.done", item_id=self.item_id, **PLACE, text=whole.text, logprobs=[]),
-            self._event("content_part.done", item_id=self.item_id, **PLACE, part=done),
-            self._event("output_item.done", output_index=0, item=item),
-            self._event(status, response=self._response(status, [item], usage)),
-        ]
+    def _written(self, piece: Piece) -> Iterator[Json]:
+        if isinstance(piece, str):
+            if self._open is None or self._open["type"] != "message":
+                yield from self._begun(message())
+            yield self._of_item("output_text.delta", content_index=0, delta=piece, logprobs=[])
+            self._parts.append(piece)
+        elif piece.name is not None:
+            yield from self._begun(function_call(piece.id, piece.name))
+        else:
+            yield self._of_item("function_call_arguments.delta", delta=piece.arguments)
+            self._parts.append(piece.arguments)
+
+    def _begun(self, item: Json) -> Iterator[Json]:
+        yield from self._closed("completed")
+        self._open, self._parts = item, []
+        yield self._event("output_item.added", output_index=len(self._items), item=item)
+        if item["type"] == "message":
+            yield self._of_item("content_part.added", content_index=0, part=output_text(""))
+
+    def _closed(self, status: str) -> Iterator[Json]:
+        if self._open is None:
+            return
+        written = "".join(self._parts)
+        if self._open["type"] == "message":
+            part = output_text(written)
+            yield self._of_item("output_text.done", content_index=0, text=written, logprobs=[])
+            yield self._of_item("content_part.done", content_index=0, part=part)
+            item = self._open | {"status": status, "content": [part]}
+        else:
+            yield self._of_item("function_call_arguments.done", name=self._open["name"], arguments=written)
+            item = self._open | {"status": status, "arguments": written}
+        yield self._event("output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+
+    def _of_item(self, kind: str, **data: object) -> Json:
+        assert self._open is not None
+        return self._event(kind, item_id=self._open["id"], output_index=len(self._items), **data)
 
     def _event(self, kind: str, **data: object) -> Json:
         event = {"type": f"response.{kind}", "sequence_number": self._sent, **data}
         self._sent += 1
         return event
 
-    def _item(self, status: str, content: list[Json]) -> Json:
-        return {"type": "message", "id": self.item_id, "status": status, "role": "assistant", "content": content}
-
-    def _response(self, status: str, output: list[Json], usage: Usage | None) -> Json:
+    def _response(self, status: str, usage: Usage | None) -> Json:
         return {
             "id": self.id,
             "object": "response",
@@ -111,17 +139,23 @@ class ResponseShape(TypedEvents):
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self.model,
-            "output": output,
+            "output": [*self._items],
             "usage": None if usage is None else usage_json(usage),
             **self.about,
         }
 
 
-def status_of(delta: Delta) -> str:
-    return "incomplete" if delta.finish == "length" else "completed"
+def message() -> Json:
+    head = {"type": "message", "id": f"msg_{uuid.uuid4().hex}", "status": "in_progress"}
+    return {**head, "role": "assistant", "content": []}
 
 
-def part(text: str) -> Json:
+def function_call(call_id: str | None, name: str) -> Json:
+    head = {"type": "function_call", "id": f"fc_{uuid.uuid4().hex}", "status": "in_progress"}
+    return {**head, "call_id": call_id, "name": name, "arguments": ""}
+
+
+def output_text(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

@@ -76,6 +76,27 @@ def test_an_answer_of_a_schema(client: anthropic.Anthropic) -> None:
     assert json.loads(message.content[0].text)["word"] in ("one", "two")
 
 
+def test_a_tool_is_called_and_answers(client: anthropic.Anthropic) -> None:
+    city = {"type": "string", "maxLength": 12}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    tools = [{"name": "weather", "description": "Tells the weather of a city.", "input_schema": schema}]
+    user = {"role": "user", "content": "What is the weather in Paris?"}
+    asked = {**ASK, "max_tokens": 80, "tools": tools}
+    forced = {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    first = client.messages.create(**{**asked, "messages": [user]}, **forced)
+    assert first.stop_reason == "tool_use"
+    (call,) = first.content
+    assert (call.type, call.name) == ("tool_use", "weather")
+    assert set(call.input) == {"city"}
+    with client.messages.stream(**{**asked, "messages": [user]}, **forced) as stream:
+        streamed = stream.get_final_message()
+    assert streamed.content[0].input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "It is sunny, 21 degrees."}
+    turns = [user, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(**{**asked, "messages": turns}, tool_choice={"type": "none"})
+    assert again.content[0].text
+
+
 def test_async_streams_in_parallel() -> None:
     async def one(client: anthropic.AsyncAnthropic) -> str:
         async with client.messages.stream(**ASK) as stream:

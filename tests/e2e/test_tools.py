@@ -49,6 +49,23 @@ def test_a_call_a_result_an_answer(server: LiveServer) -> None:
     assert answer.message.tool_calls is None
 
 
+def test_the_responses_api_calls_too(server: LiveServer) -> None:
+    tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    user: Any = {"role": "user", "content": "What is the weather in Paris?"}
+    asked: Any = {"model": MODEL, "tools": tools, "max_output_tokens": 80, "temperature": 0}
+    first = server.openai.responses.create(**asked, input=[user], tool_choice="required", parallel_tool_calls=False)
+    (call,) = first.output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Paris"})
+    with server.openai.responses.stream(
+        **asked, input=[user], tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        streamed = stream.get_final_response().output[0]
+    assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "It is sunny, 21 degrees."}
+    again = server.openai.responses.create(**asked | {"tools": []}, input=[user, call, result])
+    assert again.output_text
+
+
 def test_required_never_fails_whatever_the_schema(server: LiveServer) -> None:
     """Temperature 1, random parameters: every answer that ends is a call that validates."""
     schemas = {f"f{number}": object_schema(random.Random(number), 1) for number in range(8)}

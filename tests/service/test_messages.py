@@ -1,13 +1,28 @@
 """Anthropic's Messages API: their shapes, their events, their errors."""
 
+import json
 from typing import Any
 
 import pytest
 
+from service.calls import STYLES, CallReader
+from service.choice import Delta
+from service.generation import Usage
+from service.messages.schema import MessagesBody
+from service.messages.shape import MessageShape
+from service.schemas import ChatBody
 from tests.service.live import Live, answer, running
+from tests.service.test_calls import ARGUMENTS, TEXTS
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
+TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}, "strict": True}]
+OFFERED = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
+}
+CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
 
 
 def say(live: Live, **body: Any) -> dict[str, Any]:
@@ -38,8 +53,8 @@ def test_a_message(live: Live) -> None:
 
 def test_events_build_the_same_message(live: Live) -> None:
     events = live.events(PATH, {"messages": USER, "max_tokens": 20})
-    start, block, ping, *deltas, stop, delta, last = events
-    assert [event["type"] for event in (start, block, ping)] == ["message_start", "content_block_start", "ping"]
+    start, ping, block, *deltas, stop, delta, last = events
+    assert [event["type"] for event in (start, ping, block)] == ["message_start", "ping", "content_block_start"]
     assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
     assert start["message"]["usage"]["input_tokens"] + start["message"]["usage"]["cache_read_input_tokens"] == 7
     assert {event["type"] for event in deltas} == {"content_block_delta"}
@@ -103,8 +118,14 @@ def test_counting_tokens(live: Live) -> None:
         ({"messages": []}, ["messages", "empty"]),
         ({"messages": [{"role": "tool", "content": "x"}]}, ["messages.0.role", "'tool'"]),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, ["images", "not supported"]),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, ["tools", "not supported"]),
-        ({"tool_choice": {"type": "any"}}, ["tool_choice"]),
+        ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
+        ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),
+        ({"tools": [{"name": "f"}]}, ["tools.0.input_schema", "required"]),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools.0.name", "'a b'"]),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools.0.type", "web_search"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice", "'other'"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
+        ({"tool_choice": {"type": "any"}}, ["tool_choice", "there are none"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking", "disabled"]),
         ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
         ({"stop_sequences": [""]}, ["stop_sequences.0", "1"]),
@@ -163,3 +184,91 @@ def test_a_stream_that_fails_ends_with_their_error() -> None:
             *_, event, data, end = lines
     assert (event, end) == ("event: error", "")
     assert '"overloaded_error"' in data
+
+
+def test_tools_are_chats_tools() -> None:
+    body = {"messages": USER, "max_tokens": 5, "tools": TOOLS}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, theirs, parallel in (
+        ({"type": "auto"}, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", True),
+        ({"type": "tool", "name": "weather"}, named, True),
+    ):
+        asked = MessagesBody.model_validate(body | {"tool_choice": choice})
+        chat = ChatBody.model_validate({"messages": USER, "tool_choice": theirs, "tools": [OFFERED]})
+        assert asked.as_chat().tool_choice == chat.tool_choice
+        assert asked.as_chat().functions == chat.functions
+        assert asked.as_chat().parallel_tool_calls == parallel
+        assert asked.may_call == bool(chat.functions)
+
+
+def test_calls_and_results_are_chats_messages() -> None:
+    failed = {"type": "tool_result", "tool_use_id": "call_2", "content": "no", "is_error": True}
+    turns = [
+        *USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, CALL, CALL | {"id": "call_2"}]},
+        {"role": "user", "content": [RESULT, failed, {"type": "text", "text": "and?"}]},
+        {"role": "assistant", "content": [CALL | {"id": "call_3"}]},
+        {"role": "user", "content": [RESULT | {"tool_use_id": "call_3", "content": None}]},
+    ]
+    chat = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "tools": TOOLS}).as_chat()
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "a"}}}
+    assert [message.plain() for message in chat.messages] == [
+        *USER,
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [call | {"id": "call_1"}, call | {"id": "call_2"}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "Error: no"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "", "tool_calls": [call | {"id": "call_3"}]},
+        {"role": "tool", "tool_call_id": "call_3", "content": ""},
+    ]
+
+
+def built(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that a client makes of a message's events."""
+    blocks: list[dict[str, Any]] = []
+    parts: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            parts.clear()
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            parts.append(event["delta"].get("text") or event["delta"]["partial_json"])
+        elif event["type"] == "content_block_stop":
+            text = "".join(parts)
+            blocks[-1] |= {"text": text} if blocks[-1]["type"] == "text" else {"input": json.loads(text)}
+    return blocks
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_calls_become_blocks(style: str, size: int) -> None:
+    whole, text = TEXTS[style]
+    shape = MessageShape("m", CallReader(STYLES[style]))
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    events = [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
+    events += shape.chunks(0, Delta(finish="stop"), Usage())
+    blocks = built(events)
+    assert [block["text"] for block in blocks if block["type"] == "text"] == ([text] if text else [])
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
+    assert len({call["id"] for call in calls} - {None}) == 2
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage())
+    ids = {"id": None}
+    assert [block | ids for block in said["content"]] == [block | ids for block in blocks]
+
+
+def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
+    whole, text = TEXTS["hermes"]
+    shape = MessageShape("m", CallReader(STYLES["hermes"]))
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    assert said["content"] == [{"type": "text", "text": text}]
+    assert said["stop_reason"] == "max_tokens"
