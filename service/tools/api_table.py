@@ -13,11 +13,12 @@ from service.openapi import BODIES, PARTS
 START, END = "<!-- fields: python -m service.tools.api_table -->", "<!-- end of fields -->"
 POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
 LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
+ALONE = {"ge": "{} and more", "gt": "above {}", "le": "up to {}", "max_length": "length up to {}"}
 
 
 def rendered() -> str:
-    """Both tables as Markdown: every field x endpoint, then the fields of objects inside."""
-    return "\n\n".join((_table(BODIES), "Inside them:", _table(PARTS)))
+    """Both tables as Markdown: every field x endpoint, then the fields of the objects inside; all others are a 400."""
+    return "\n\n".join((_table(BODIES), "Inside them (a field that is not listed is a 400):", _list(PARTS)))
 
 
 def document(text: str) -> str:
@@ -27,12 +28,23 @@ def document(text: str) -> str:
 
 
 def _table(bodies: Mapping[str, type[Body]]) -> str:
-    names = dict.fromkeys(chain.from_iterable((*_fields(body), *body.harmless) for body in bodies.values()))
+    names = dict.fromkeys(chain.from_iterable(map(_names, bodies.values())))
     lines = ["| field | " + " | ".join(bodies) + " | meaning |", "|---" * (len(bodies) + 2) + "|"]
     for name in names:
         cells = " | ".join(_cell(body, name) for body in bodies.values())
         lines.append(f"| `{name}` | {cells} | {_meaning(name, bodies.values())} |")
     return "\n".join(lines)
+
+
+def _list(parts: Mapping[str, type[Body]]) -> str:
+    lines = ["| in | field | | meaning |", "|---" * 4 + "|"]
+    for place, body in parts.items():
+        lines += [f"| {place} | `{name}` | {_cell(body, name)} | {_meaning(name, [body])} |" for name in _names(body)]
+    return "\n".join(lines)
+
+
+def _names(body: type[Body]) -> Iterable[str]:
+    return (*_fields(body), *body.harmless)
 
 
 def _cell(body: type[Body], name: str) -> str:
@@ -56,14 +68,14 @@ def _fields(body: type[Body]) -> dict[str, FieldInfo]:
 
 
 def _words(field: FieldInfo) -> str:
-    limits = [
-        words.format(POWERS.get(value, f"{value:g}"))
+    found = [
+        (kind, POWERS.get(value, f"{value:g}"))
         for item in field.metadata
-        for kind, words in LIMITS.items()
+        for kind in LIMITS
         if (value := getattr(item, kind, None)) is not None
     ]
-    if len(limits) == 1:
-        limits.insert(0, "length up to")
+    words = ALONE if len(found) == 1 else LIMITS
+    limits = [words[kind].format(value) for kind, value in found]
     return f"{field.description} ({' '.join(limits)})" if limits else field.description or ""
 
 

@@ -54,17 +54,18 @@ LEAST = {
 
 
 def cells() -> Iterator[tuple[str, str, str]]:
-    """(column, field, cell) of both tables."""
-    columns: list[str] = []
-    for line in rendered().splitlines():
-        if not line.startswith("| "):
-            continue
-        first, *others = (cell.strip() for cell in line.strip("|").split(" | "))
-        if first == "field":
-            columns = others[:-1]
-            continue
-        for column, cell in zip(columns, others, strict=False):
-            yield column, first.strip("`"), cell
+    """(body, field, cell) of the table of endpoints, and of the list of what is inside them."""
+    endpoints, inside = ([line.strip("| ").split(" | ") for line in part.splitlines()] for part in halves())
+    for name, *row in endpoints[2:]:
+        yield from ((body, name.strip("`"), cell) for body, cell in zip(BODIES, row, strict=False))
+    listed = [(body, name.strip("`"), cell.strip()) for body, name, cell, *_ in inside[2:]]
+    yield from listed
+    for name in {name for _, name, _ in listed}:
+        yield from ((body, name, "400") for body in PARTS if (body, name) not in {row[:2] for row in listed})
+
+
+def halves() -> list[str]:
+    return rendered().split("\n\n")[::2]
 
 
 def refusals(column: str, name: str, value: object) -> str:
