@@ -4,7 +4,8 @@
 
 Every engine runs in a process of its own; engines take turns, round after round, so that a slow minute of the machine
 meets all of them. Speeds are medians in tokens/s: of a prompt alone until its first token ("prefill"), and of the time
-in which all streams decode. Ratios are ours to the peer's. The result is kept as JSON in benchmarks/results/.
+in which all streams decode. Ratios are ours to the peer's. The result is kept as JSON in benchmarks/results/, written
+anew after every engine, so that a run that is cut has what it measured.
 """
 
 import argparse
@@ -132,8 +133,8 @@ def _llama(peers: Path, file: Path, work: Workload) -> Measured:
     return found
 
 
-def run(chosen: list[Engine], repeat: int) -> dict[str, dict[str, list[float]]]:
-    """Engine -> case -> one value a round. An engine that fails is told and left out of the round."""
+def run(chosen: list[Engine], repeat: int) -> Iterator[Mapping[str, Mapping[str, list[float]]]]:
+    """After each engine's turn: engine -> case -> one value a round so far. One that fails is told and left out."""
     found: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in chosen}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -144,7 +145,7 @@ def run(chosen: list[Engine], repeat: int) -> dict[str, dict[str, list[float]]]:
                 for case, value in _measure(engine, console).items():
                     found[engine.name].setdefault(case, []).append(value)
                 progress.advance(task)
-    return found
+                yield found
 
 
 def _measure(engine: Engine, console: Console) -> Measured:
@@ -241,15 +242,14 @@ def main() -> None:
     about = {"started": started.isoformat(timespec="seconds"), "rounds": asked.repeat, "workload": asdict(work)}
     about["model"] = asked.gguf.stem if asked.gguf else EMBEDDED
     about |= machine.describe(peers)
-    found = run(chosen, asked.repeat)
-    made = list(rows(chosen, found))
-    file = (
-        asked.output
-        or RESULTS / f"{started:%Y-%m-%d}-{machine.kind()}{f'-{asked.gguf.stem}' if asked.gguf else ''}.json"
-    )
+    name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{asked.gguf.stem}' if asked.gguf else ''}.json"
+    file = asked.output or RESULTS / name
     file.parent.mkdir(exist_ok=True)
-    report = about | {"medians": [asdict(row) for row in made], "measured": found}
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    made: list[Row] = []
+    for found in run(chosen, asked.repeat):
+        made = list(rows(chosen, found))
+        report = about | {"medians": [asdict(row) for row in made], "measured": found}
+        file.write_text(json.dumps(report, indent=1) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print_json(json.dumps(about))
     console.print(table(made))
