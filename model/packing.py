@@ -4,16 +4,17 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 3, 4 and 5 tokens from position 0 give T = 12, positions 0-2, 0-3, 0-4 and spans whose rows are 0-3, 3-7, 7-12.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Slice, StepBatch
+from model.batch import UNKNOWN, Slice, StepBatch
 
 Ints = NDArray[np.int64]
 
@@ -68,19 +69,35 @@ class PackedInputs:
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one transfer."""
+    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
     sizes = [len(array) for array in arrays]
-    return torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True).split(sizes)
+    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
 
 
-def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device: torch.device) -> PackedInputs:
-    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`."""
+def staged(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor where `device` can take it from while the host goes on."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def pack(
+    batch: StepBatch,
+    page_size: int,
+    windows: Sequence[int | None],
+    device: torch.device,
+    drawn: Mapping[int, int] = MappingProxyType({}),
+) -> PackedInputs:
+    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`.
+
+    An UNKNOWN token becomes -1 - row, where row of the last step's draws is its sequence's, as `drawn` says.
+    """
     slices = batch.slices
     tokens: list[int] = []
     rows: list[int] = []
     for item in slices:
         rows.append(len(tokens))
         tokens.extend(item.tokens[item.start : item.stop])
+        if tokens[-1] == UNKNOWN:
+            tokens[-1] = -1 - drawn[item.sequence_id]
     starts = np.array([item.start for item in slices], dtype=np.int64)
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)

@@ -1,8 +1,8 @@
 """ModelRunner: load a model, size its cache, compute steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model import memory, packing, quant, sampler, weights
+from model.ahead import Drawn, resolve
 from model.attention import choose
 from model.attention.base import Attention
 from model.batch import PageTable, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
@@ -19,15 +20,17 @@ from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
 from model.fused import fuse
+from model.graphs import Capture, CudaCapture, DecodeGraphs
 from model.kernels import native
 from model.masks import Masks
+from model.packing import PackedInputs
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.threads import choose_threads
 from model.transformer import Transformer
 
 Progress = Callable[[str, float], None]
-Drawn = tuple[int, TokenLogprob | None]
+CPU = torch.device("cpu")
 LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 KV_DTYPES = ("auto", "int8")
@@ -42,47 +45,98 @@ class ModelRunner:
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
         self.info = info
+        self._windows = [pool.window for pool in info.pools]
         self._masks = masks
         self._model = model
         self._pools = pools
         self._attention = attention
         self._table = table  # [max_model_len, 2, head_dim/2]
         self._fused = fuse(model, attention, pools)
+        self._drawn = Drawn.of((), (), table.device)
+        self._graphs: DecodeGraphs | None = None
+
+    def record(self, most: int, capture: Capture) -> None:
+        """From now on repeat steps of at most `most` slices that only decode, as `capture` recorded them."""
+        self._graphs = DecodeGraphs(self.decode, self.info, most, self._table.device, capture)
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one; on any thread but the stepping one."""
         if params.grammar is not None:
             self._masks.prepare(params.grammar)
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
-        windows = [pool.window for pool in self.info.pools]
+        """Launch and wait."""
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws; see `Runner`."""
         views = [item.draws for item in batch.slices]
+        drawing = [view for item in views for view in item]
         self._masks.start(views)
-        inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
-        hidden = self._model(inputs, self._table, self._attention, self._pools, self._fused)  # [T, dim]
-        drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
+        hidden, score_rows = None, ((0, 0),) * len(views)
+        if self._graphs is not None and _only_decodes(batch):
+            logits = self._graphs.logits(self._pack(batch, CPU), self._drawn.tokens)
+            draws = [sampler.sample(logits, drawing, (self._masks.step,))]
+        else:
+            inputs = self._pack(batch, self._table.device)
+            hidden, score_rows = self._hidden(inputs, self._drawn.tokens), inputs.score_rows
+            draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing))
+        if self.info.runs_ahead:
+            self._drawn = Drawn.of(drawing, [some.tokens for some in draws], self._table.device)
+        return lambda: self._collect(batch, views, draws, score_rows, hidden)
+
+    def rest(self) -> bool:
+        """Record a graph that is missing."""
+        return self._graphs is not None and self._graphs.rest()
+
+    @torch.inference_mode()
+    def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
+        """Logits [T, vocab_size] of every row: what a graph repeats."""
+        return self._model.logits(self._hidden(inputs, drawn))
+
+    def _pack(self, batch: StepBatch, device: torch.device) -> PackedInputs:
+        return packing.pack(batch, self.info.page_size, self._windows, device, self._drawn.rows)
+
+    def _hidden(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
+        """Hidden states [T, dim] before the last norm; `drawn` are the tokens that the step before drew."""
+        if self.info.runs_ahead:
+            inputs = replace(inputs, tokens=resolve(inputs.tokens, drawn))
+        return self._model(inputs, self._table, self._attention, self._pools, self._fused)
+
+    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[sampler.Draws]:
+        """One token after each row of hidden [N, dim]."""
+        size = self._block_rows()
+        for first in range(0, len(slices), size):
+            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
+            yield sampler.sample(logits, slices[first : first + size], (self._masks.step,))
+
+    @torch.inference_mode()
+    def _collect(
+        self,
+        batch: StepBatch,
+        views: Sequence[Sequence[Slice]],
+        draws: Sequence[sampler.Draws],
+        score_rows: Sequence[tuple[int, int]],
+        hidden: Tensor | None,
+    ) -> StepOutput:
+        """Wait for what was drawn; score and pool what is wanted of hidden [T, dim]."""
+        drawn = chain.from_iterable(some.read() for some in draws)
         outputs = []
-        for item, wanted, (row, n_rows) in zip(batch.slices, views, inputs.score_rows, strict=True):
+        for item, wanted, (row, n_rows) in zip(batch.slices, views, score_rows, strict=True):
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
-            prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
+            prompt = self._score(item, hidden[row : row + n_rows]) if n_rows and hidden is not None else ()
             failure = self._masks.failure(wanted[: len(tokens)])
             if sampler.NO_TOKEN in tokens:
                 failure = (
                     "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
                 )
-            pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
+            pooled: tuple[float, ...] = ()
+            if item.params.embed and hidden is not None:
+                pooled = self._pool(item, hidden[row : row + item.stop - item.start])
             given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
-
-    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
-        """One token after each row of hidden [N, dim]."""
-        size = self._block_rows()
-        for first in range(0, len(slices), size):
-            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
-            yield from sampler.sample(logits, slices[first : first + size], (self._masks.step,))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
@@ -105,7 +159,14 @@ class ModelRunner:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
 
 
-def _kept(item: Slice, drawn: list[Drawn]) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+def _only_decodes(batch: StepBatch) -> bool:
+    """Whether every slice is one token, and draws."""
+    return all(item.stop - item.start == 1 and len(item.draws) == 1 and not item.scores_prompt for item in batch.slices)
+
+
+def _kept(
+    item: Slice, drawn: list[tuple[int, TokenLogprob | None]]
+) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
     """Tokens drawn along the draft, up to the first that differs from it, and their logprobs."""
     draft = item.tokens[item.stop - item.n_draft : item.stop]
     agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, drawn, strict=False))
@@ -164,6 +225,7 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         vocab_size=config.vocab_size,
         dim=config.dim,
         description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
+        runs_ahead=device.type == "cuda",
     )
     pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
@@ -172,6 +234,8 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
+    if device.type == "cuda" and attention.capturable:
+        runner.record(options.max_sequences, CudaCapture())
     return runner
 
 
