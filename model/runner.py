@@ -1,7 +1,6 @@
 """ModelRunner: load a model, size its cache, compute steps."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -9,30 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model import memory, packing, quant, sampler, weights
+from model import memory, packing, profile, quant, retry, sampler, weights
 from model.attention import choose
 from model.attention.base import Attention
-from model.batch import PageTable, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.cache import PagePools
-from model.checkpoint.open import open_checkpoint
+from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
 from model.fused import fuse
 from model.kernels import native
 from model.masks import Masks
+from model.memory import LOGIT_VALUES
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.threads import choose_threads
 from model.transformer import Transformer
+from model.upload import uploaded
 
 Progress = Callable[[str, float], None]
 Drawn = tuple[int, TokenLogprob | None]
-LOGIT_VALUES = 2**23
-"""Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 KV_DTYPES = ("auto", "int8")
-CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""Part of the memory free after the weights that keys and values get by default."""
 
 
 class ModelRunner:
@@ -56,10 +53,16 @@ class ModelRunner:
 
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws.
+
+        If memory does not suffice, in parts. The masks of all of them are asked for once.
+        """
+        self._masks.start([item.draws for item in batch.slices])
+        return retry.in_parts(batch, self._compute)
+
+    def _compute(self, batch: StepBatch) -> StepOutput:
         windows = [pool.window for pool in self.info.pools]
         views = [item.draws for item in batch.slices]
-        self._masks.start(views)
         inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
         hidden = self._model(inputs, self._table, self._attention, self._pools, self._fused)  # [T, dim]
         drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
@@ -122,16 +125,21 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     return load(RunnerOptions(**options), progress)
 
 
-@torch.inference_mode()
 def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Open, check, read, warm up."""
-    _check_counts(options)
-    device = choose_device(options.device)
+    _check(options)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
+    return load_from(checkpoint, options, progress)
+
+
+@torch.inference_mode()
+def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
+    """Check memory, read, warm up."""
+    device = choose_device(options.device)
     own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
     scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
-    config = _with_window(checkpoint.config, options.sliding_window)
+    config = checkpoint.config.with_window(options.sliding_window)
     threads = choose_threads(options.threads)
     native.use_threads(threads)
     torch.set_num_threads(threads)
@@ -143,7 +151,8 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
     bits = quant.bits(scheme, config, checkpoint.block_bits)
     needed = memory.weight_bytes(config, dtype.itemsize, bits)
-    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options)
+    gpu = profile.watched(device) if options.cache_memory is None else None
+    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options, gpu)
     with torch.device("meta"):
         model = Transformer(config, scheme)
     progress("loading weights", 0.0)
@@ -151,28 +160,37 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         model,
         config,
         checkpoint.rotation,
-        checkpoint.tensors(),
+        uploaded(checkpoint.tensors(), device),
         activations,
         device,
         lambda done: progress("loading weights", done),
         embeddings=dtype,
     )
-    info = RunnerInfo(
-        page_size=attention.page_size,
-        pools=plan.pools(length, budget),
-        max_model_len=length,
-        vocab_size=config.vocab_size,
-        dim=config.dim,
-        description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
-    )
-    pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
-    runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
+    description = _describe(config, device, (dtype, kv_dtype), attention_name, scheme)
+
+    def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
+        info = RunnerInfo(attention.page_size, specs, length, config.vocab_size, config.dim, description)
+        pools = PagePools.allocate(config, specs, lambda shape: attention.allocate(shape, kv_dtype, device))
+        return ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
+
+    if gpu is not None:
+        progress("measuring a step", 0.0)
+        length, budget = _measure(plan, length, options, gpu, build)
+    runner = build(length, plan.pools(length, budget))
     if scheme != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
     return runner
+
+
+def _measure(
+    plan: memory.PoolPlan, length: int, options: RunnerOptions, gpu: profile.DeviceMemory, build: profile.Build
+) -> tuple[int, int]:
+    """The longest sequence to serve, `length` at most, and the bytes for keys and values beside the largest step."""
+    budget = profile.cache_budget(plan, length, options.gpu_memory_utilization, gpu, build)
+    return min(length, plan.length(options.max_model_len, budget, length * plan.position_bytes)), budget
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
@@ -189,26 +207,42 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.int8 if name == "int8" else dtype
 
 
-def _check_counts(options: RunnerOptions) -> None:
+def _check(options: RunnerOptions) -> None:
     for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} must be at least {least}, got {getattr(options, name)}")
-
-
-def _with_window(config: ModelConfig, window: int) -> ModelConfig:
-    return replace(config, windows=(window,) * config.n_layers) if window else config
+    share = options.gpu_memory_utilization
+    if share is None:
+        return
+    if not 0.0 < share <= 1.0:
+        raise OptionError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share}")
+    if options.cache_memory is not None:
+        raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
+    if choose_device(options.device).type == "cpu":
+        raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
 
 
 def _fit(
-    plan: memory.PoolPlan, weights: int, form: str, device: torch.device, options: RunnerOptions
+    plan: memory.PoolPlan,
+    weights: int,
+    form: str,
+    device: torch.device,
+    options: RunnerOptions,
+    gpu: profile.DeviceMemory | None,
 ) -> tuple[int, int]:
-    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError."""
-    where = "the GPU" if device.type == "cuda" else "this machine"
+    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError.
+
+    With a `gpu` to be watched both are what there would be if a step took nothing: see `_measure`.
+    """
     free = free_bytes(device)
+    where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(plan.config, weights, form, free, where)
     free -= weights
-    budget = memory.cache_budget(options.cache_memory, free, CACHE_SHARE[device.type], where)
+    if gpu is not None:
+        budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
+        return plan.length(options.max_model_len, budget, free - budget), budget
+    budget = memory.cache_budget(options.cache_memory, free, memory.CPU_SHARE, where)
     length = plan.length(options.max_model_len, budget, free - budget)
     return length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length))
 
