@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.batch import Slice
+from model.batch import Slice, SliceOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,12 @@ class Drawn:
     def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "Drawn":
         joined = torch.cat([*tokens]) if tokens else torch.zeros(1, dtype=torch.int64, device=device)
         return cls(joined, {item.sequence_id: row for row, item in enumerate(slices)})
+
+    @classmethod
+    def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "Drawn":
+        """From what was read already."""
+        drew = [(item, output.tokens[-1]) for item, output in zip(slices, outputs, strict=True) if output.tokens]
+        return cls.of([item for item, _ in drew], [torch.tensor([token], device=device) for _, token in drew], device)
 
 
 def resolve(tokens: Tensor, drawn: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ replay; rows beyond the step's own are marked as nothing to do (`Slot -1`, no qu
 longest sequences, in which programs without work end at once.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from model.batch import PoolSpec, RunnerInfo, most_pages
 from model.packing import PackedInputs, PoolInputs, Span, staged
+
+log = logging.getLogger(__name__)
 
 Compute = Callable[[PackedInputs, Tensor], Tensor]
 """Packed inputs, and the tokens [M] that the step before drew, to logits [N, vocab_size]; waits for nothing."""
@@ -143,18 +146,25 @@ class DecodeGraphs:
             self._record(missing[0])
         return len(missing) > 1
 
-    def logits(self, packed: PackedInputs, drawn: Tensor) -> Tensor:
-        """Logits [n, vocab_size] of a step packed on the host; they last until the next step."""
+    def logits(self, packed: PackedInputs, drawn: Tensor) -> Tensor | None:
+        """Logits [n, vocab_size] of a step packed on the host, which last until the next step; None without a graph."""
         n = len(packed.tokens)
-        size = self._sizes[bisect_left(self._sizes, n)]
-        graph = self._graphs.get(size) or self._record(size)
+        at = bisect_left(self._sizes, n)
+        if at == len(self._sizes) or not (graph := self._graphs.get(self._sizes[at]) or self._record(self._sizes[at])):
+            return None
         self._inputs.fill(packed, drawn)
         graph.replay()
         return graph.logits[:n]
 
-    def _record(self, size: int) -> Graph:
+    def _record(self, size: int) -> Graph | None:
+        """None, now and for all greater sizes, if memory does not suffice."""
         inputs, drawn = self._inputs.first(size), self._inputs.drawn
         self._inputs.clear()
         compute = partial(self._compute, inputs, drawn)
-        self._graphs[size] = Graph(*self._capture(compute))
+        try:
+            self._graphs[size] = Graph(*self._capture(compute))
+        except torch.OutOfMemoryError:
+            log.warning("no memory for a graph of %d sequences: such steps are computed without", size)
+            self._sizes = [smaller for smaller in self._sizes if smaller < size]
+            return None
         return self._graphs[size]
