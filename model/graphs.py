@@ -1,7 +1,7 @@
 """CUDA graphs of steps that only decode: one a bucket of slices, all over the same memory.
 
 A graph repeats the same kernels on the same addresses. So its inputs lie in memory of their own, filled before each
-replay; rows beyond the step's own are marked as nothing to do (`Slot -1`, no queries); and grids are those of the
+replay; rows beyond the step's own are marked as nothing to do (slot -1, no queries); and grids are those of the
 longest sequences, in which programs without work end at once.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.batch import PoolSpec, RunnerInfo, most_pages
-from model.packing import PackedInputs, PoolInputs, Span, staged
+from model.packing import TABLE_WIDTH, PackedInputs, PoolInputs, Span, staged
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def buckets(most: int) -> list[int]:
     """Numbers of slices that have a graph: steps of at most a quarter. Worked example: 20 -> 1, 2, 4, 8, 12, 16, 20."""
     sizes = [1, 2, 4]
     while sizes[-1] < most:
-        sizes.append(sizes[-1] + max(4, 2 ** (sizes[-1].bit_length() - 2)))
+        sizes.append(sizes[-1] + max(4, 2 ** (sizes[-1].bit_length() - 3)))
     return [*(size for size in sizes if size < most), most]
 
 
@@ -60,10 +60,10 @@ class StaticInputs:
         self._info = info
         self.drawn = torch.zeros(n, dtype=torch.int64, device=device)
         self._rows = torch.arange(n, device=device)
-        sizes = [n, n] + [size for _ in info.pools for size in (n, 5 * n)]
+        sizes = [n, n] + [size for _ in info.pools for size in (n, TABLE_WIDTH * n)]
         self._columns = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         self._tokens, self._positions, *placed = self._columns.split(sizes)
-        self._slots, self._tables = placed[::2], [table.view(n, 5) for table in placed[1::2]]
+        self._slots, self._tables = placed[::2], [table.view(n, TABLE_WIDTH) for table in placed[1::2]]
         self._pages = [
             torch.zeros(n * _most_pages(info, pool), dtype=torch.int64, device=device) for pool in info.pools
         ]
@@ -78,7 +78,7 @@ class StaticInputs:
                     window=pool.window,
                     page_size=self._info.page_size,
                     slots=self._slots[i][:n],
-                    pages=self._pages[i],
+                    pages=self._pages[i][: n * _most_pages(self._info, pool)],
                     table=self._tables[i][:n],
                     spans=tuple(_longest(self._info, pool, row) for row in range(n)),
                 )
@@ -98,11 +98,11 @@ class StaticInputs:
         """With a step packed on the host; `drawn` [M] are the tokens that its UNKNOWN ones refer to."""
         columns = torch.zeros(self._columns.shape, dtype=torch.int64)
         n, most = len(packed.tokens), len(self.drawn)
-        tokens, positions, *placed = columns.split([most, most, *[most, 5 * most] * len(packed.pools)])
+        tokens, positions, *placed = columns.split([most, most, *[most, TABLE_WIDTH * most] * len(packed.pools)])
         tokens[:n], positions[:n] = packed.tokens, packed.positions
         for pool, slots, table, pages in zip(packed.pools, placed[::2], placed[1::2], self._pages, strict=True):
             slots[:n], slots[n:] = pool.slots, -1
-            table.view(most, 5)[:n] = pool.table
+            table.view(most, TABLE_WIDTH)[:n] = pool.table
             pages[: len(pool.pages)].copy_(staged(pool.pages, pages.device), non_blocking=True)
         self._columns.copy_(staged(columns, self._columns.device), non_blocking=True)
         n_drawn = min(len(drawn), most)
