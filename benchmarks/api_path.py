@@ -41,12 +41,16 @@ class Repeater:
         self._step_seconds = step_seconds
         self._due = 0.0
 
-    def step(self, batch: StepBatch) -> StepOutput:
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         self._due = max(self._due + self._step_seconds, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
-        return StepOutput(
+        output = StepOutput(
             tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.draws else ()) for item in batch.slices)
         )
+        return lambda: output
+
+    def rest(self) -> bool:
+        return False
 
 
 def create(progress: Callable[[str, float], None], **options: object) -> Repeater:

@@ -4,11 +4,14 @@ A step computes, for each of several sequences, the next few tokens that the seq
 and no decode: a `Slice` of one token and a `Slice` of five hundred differ in nothing but length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from model.sampling_params import SamplingParams
+
+UNKNOWN = -1
+"""Last of a sequence's tokens while the step that draws it is still being computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class RunnerInfo:
     `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits, `dim`
     that of hidden states.
     `description` is for people: backend, dtype, device, scheme (shown in the log and in `/version`).
+    With `runs_ahead` a step may be launched before the one before it is done: its slices may end in UNKNOWN tokens.
     """
 
     page_size: int
@@ -141,6 +145,7 @@ class RunnerInfo:
     vocab_size: int
     dim: int
     description: dict[str, str]
+    runs_ahead: bool = False
 
 
 class Runner(Protocol):
@@ -152,6 +157,14 @@ class Runner(Protocol):
         """Make at leisure, on any other thread, what sequences with these parameters need beside the weights."""
         ...
 
-    def step(self, batch: StepBatch) -> StepOutput:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws.
+
+        What is returned waits for the result, and is called before the next launch, or right after it if the runner
+        `runs_ahead`. It may raise what the step met.
+        """
+        ...
+
+    def rest(self) -> bool:
+        """Do a piece of the work that can wait until nobody does; whether there is more of it."""
         ...

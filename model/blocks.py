@@ -9,8 +9,6 @@ from torch import Tensor
 
 GROUP = 32
 """Channels that share a scale."""
-BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
-"""Of a weight in `Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
 ROWS_AT_ONCE = 256
 """Rows decoded or quantized at a time: float32 copies stay small and in the processor's cache."""
 

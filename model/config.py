@@ -1,6 +1,6 @@
 """What a model is and how it is to be run: frozen, torch-free. Adapters from files live in `families.py`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from model.errors import ModelError
@@ -89,6 +89,10 @@ class ModelConfig:
         """The distinct windows, one page pool each, in order of first appearance."""
         return tuple(dict.fromkeys(self.windows))
 
+    def with_window(self, window: int) -> "ModelConfig":
+        """The same with this window in every layer; with its own windows for 0."""
+        return replace(self, windows=(window,) * self.n_layers) if window else self
+
     @property
     def n_parameters(self) -> int:
         """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
@@ -102,9 +106,10 @@ class ModelConfig:
 class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or a converted GGUF's.
 
-    `cache_memory` is bytes for keys and values (None: a quarter of the free memory on CPU). `sliding_window`
-    0 keeps the checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU
-    (None: see `threads.choose_threads`).
+    `cache_memory` is bytes for keys and values. None is a quarter of the free memory on a CPU, and on a GPU what all
+    else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
+    checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
+    `threads.choose_threads`).
     """
 
     model: str
@@ -118,6 +123,7 @@ class RunnerOptions:
     max_sequences: int = 64
     max_step_tokens: int = 512
     cache_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     threads: int | None = None
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from model import memory
 from model.errors import OptionError
@@ -57,6 +58,22 @@ def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def free_bytes(device: torch.device) -> int:
     """Bytes free on the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_memory()
+
+
+class Fetch:
+    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -223,9 +223,16 @@ def _number(raw: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
 
 
 def _dtype(declared: str | None, directory: Path) -> str:
-    """The declared dtype, or that of the first weight of a checkpoint that declares none."""
+    """The declared dtype, or that of the first weight of a checkpoint that declares none.
+
+    Where there are no weights either it is bfloat16, as all of these families are published.
+    """
     if declared is None:
-        first = next(iter(read_shard(find_shards(directory)[0]).dtypes.values()), "none")
+        try:
+            shards = find_shards(directory)
+        except ModelError:
+            return "bfloat16"
+        first = next(iter(read_shard(shards[0]).dtypes.values()), "none")
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():

@@ -101,6 +101,7 @@ class Masks:
 
     def start(self, draws: Sequence[Sequence[Slice]]) -> None:
         """Ask for the masks of all draws of a step. Forgets sequences that are not among them."""
+        self._collect()  # what a step that failed has left
         self._rows.clear()
         self._failures.clear()
         self._waiting = {

@@ -11,7 +11,17 @@ from model.config import ModelConfig
 from model.errors import OptionError
 
 SPARE_SEQUENCES = 2
-"""By default pools have room for at most this many times `max_sequences` full sequences: the rest is prefix reuse."""
+"""On a CPU pools have by default room for this many times `max_sequences` full sequences: the rest is prefix reuse."""
+CPU_SHARE = 0.25
+"""Part of the memory free after the weights that keys and values get on a CPU."""
+GPU_UTILIZATION = 0.9
+"""Part of a GPU's memory that is used, by all that is there."""
+LOGIT_VALUES = 2**23
+"""Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
+LOGIT_COPIES = 8
+"""A guess at how many times the sampler holds them at most, as float32 (it sorts by keys of 64 bits)."""
+BLOCK_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
+"""Of a weight in `blocks.Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,20 @@ class PoolPlan:
         """Bytes of one position in `rope.rotation_table`: a float32 cosine and sine for each pair."""
         return 4 * self.config.head_dim
 
+    def step_bytes(self, value_bytes: int) -> int:
+        """About the most that a step of `max_step_tokens` holds beside weights, keys and values.
+
+        Activations are of `value_bytes` each. Counted are the widest moment of a block, its attention or its
+        feed-forward, and then the logits.
+        """
+        config = self.config
+        attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        feed_forward = (config.n_experts_per_token or 1) * 3 * config.hidden_dim
+        experts = 2 * config.n_experts_per_token * config.dim
+        block = self.max_step_tokens * (2 * config.dim + max(attention, feed_forward + experts)) * value_bytes
+        rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // config.vocab_size))
+        return block + rows * config.vocab_size * 4 * LOGIT_COPIES
+
     def longest(self, budget: int, spare: int) -> int:
         """The longest sequence, in tokens, for whose keys and values `budget` bytes suffice and for whose rotary
         positions `spare` bytes do, up to the model's context; 0 if none."""
@@ -56,14 +80,7 @@ class PoolPlan:
         `budget` is bytes for keys and values, `spare` what is free beside them. Raises OptionError if `asked`
         exceeds the model's context (unless every layer has a window) or the memory.
         """
-        config = self.config
-        if asked is not None and asked < 1:
-            raise OptionError(f"--max-model-len must be at least 1, got {asked}")
-        if asked is not None and asked > config.max_position and None in config.windows:
-            raise OptionError(
-                f"--max-model-len {asked} is more than the model's context of {config.max_position} tokens; "
-                f"ask for at most {config.max_position}"
-            )
+        self.check_length(asked)
         fits = self.longest(budget, spare)
         length = asked or fits or 1
         self._check_positions(length, spare)
@@ -75,6 +92,17 @@ class PoolPlan:
             f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
             f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
         )
+
+    def check_length(self, asked: int | None) -> None:
+        """Raise OptionError for a length that the model does not allow."""
+        config = self.config
+        if asked is not None and asked < 1:
+            raise OptionError(f"--max-model-len must be at least 1, got {asked}")
+        if asked is not None and asked > config.max_position and None in config.windows:
+            raise OptionError(
+                f"--max-model-len {asked} is more than the model's context of {config.max_position} tokens; "
+                f"ask for at most {config.max_position}"
+            )
 
     def _check_positions(self, length: int, spare: int) -> None:
         needed, most = length * self.position_bytes, spare // self.position_bytes
@@ -102,16 +130,18 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes / 2**10:.1f} KiB"
 
 
-def weight_bytes(config: ModelConfig, value_bytes: int, bits: float | None) -> int:
+def weight_bytes(config: ModelConfig, value_bytes: int, bits: float | None, *, head: bool = True) -> int:
     """Bytes of the weights: of `value_bytes` each or, if there are `bits`, these for a projection's.
 
-    Embeddings keep their `value_bytes` then, and a tied head is a projection beside them.
+    Embeddings keep their `value_bytes` then. So does a head that is not quantized; one that is and is tied is a
+    projection beside them.
     """
     if bits is None:
         return config.n_parameters * value_bytes
     embeddings = config.vocab_size * config.dim
-    others = config.n_parameters - (0 if config.tied_head else embeddings)
-    return embeddings * value_bytes + math.ceil(others * bits / 8)
+    kept = embeddings if head or config.tied_head else 2 * embeddings
+    others = config.n_parameters - kept + (embeddings if head and config.tied_head else 0)
+    return kept * value_bytes + math.ceil(others * bits / 8)
 
 
 def check_weights(config: ModelConfig, needed: int, form: str, free: int, where: str) -> None:
@@ -136,6 +166,11 @@ def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
             f"at most {free // 2**20}MiB would fit"
         )
     return asked
+
+
+def gpu_budget(total: int, used: int, utilization: float | None) -> int:
+    """Bytes for keys and values on a GPU of `total` bytes of which `used` serve for all else; 0 if there are none."""
+    return max(0, int(total * (GPU_UTILIZATION if utilization is None else utilization)) - used)
 
 
 def free_memory(root: Path = Path("/")) -> int:

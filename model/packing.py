@@ -4,18 +4,21 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 3, 4 and 5 tokens from position 0 give T = 12, positions 0-2, 0-3, 0-4 and spans whose rows are 0-3, 3-7, 7-12.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.batch import Slice, StepBatch
+from model.batch import UNKNOWN, Slice, StepBatch
 
 Ints = NDArray[np.int64]
+TABLE_WIDTH = 5
+"""Columns of `PoolInputs.table`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PoolInputs:
-    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order."""
+    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
+
+    `table` [S, 5] is what kernels read of `spans`: row, n_queries, start, first_key and page, int64. Who fills a step
+    up to a fixed size gives the rows that are too many slot -1, which is never written, and the slices no queries.
+    """
 
     window: int | None
     page_size: int
     slots: Tensor
     pages: Tensor
+    table: Tensor
     spans: tuple[Span, ...]
 
 
@@ -68,19 +76,35 @@ class PackedInputs:
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one transfer."""
+    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
     sizes = [len(array) for array in arrays]
-    return torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True).split(sizes)
+    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
 
 
-def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device: torch.device) -> PackedInputs:
-    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`."""
+def staged(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor where `device` can take it from while the host goes on."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def pack(
+    batch: StepBatch,
+    page_size: int,
+    windows: Sequence[int | None],
+    device: torch.device,
+    drawn: Mapping[int, int] = MappingProxyType({}),
+) -> PackedInputs:
+    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`.
+
+    An UNKNOWN token becomes -1 - row, where row of the last step's draws is its sequence's, as `drawn` says.
+    """
     slices = batch.slices
     tokens: list[int] = []
     rows: list[int] = []
     for item in slices:
         rows.append(len(tokens))
         tokens.extend(item.tokens[item.start : item.stop])
+        if tokens[-1] == UNKNOWN:
+            tokens[-1] = -1 - drawn[item.sequence_id]
     starts = np.array([item.start for item in slices], dtype=np.int64)
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)
@@ -91,15 +115,17 @@ def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device
     spans: list[tuple[Span, ...]] = []
     for index, window in enumerate(windows):
         pages, pool_spans = _place(slices, rows, index, window, page_size)
-        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages]
+        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages, _table(pool_spans)]
         spans.append(pool_spans)
     token_ids, where, draw_rows, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
         pools=tuple(
-            PoolInputs(window, page_size, placed[2 * i], placed[2 * i + 1], spans[i])
-            for i, window in enumerate(windows)
+            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), pool_spans)
+            for window, slots, pages, table, pool_spans in zip(
+                windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
+            )
         ),
         draw_rows=draw_rows,
         score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
@@ -136,6 +162,12 @@ def _place(
         )
         pages.extend(visible)
     return np.array(pages, dtype=np.int64), tuple(spans)
+
+
+def _table(spans: Sequence[Span]) -> Ints:
+    """`PoolInputs.table`, flat."""
+    rows = [(span.row, span.n_queries, span.start, span.first_key, span.page) for span in spans]
+    return np.array(rows, dtype=np.int64).ravel()
 
 
 def _ascends(pages: Sequence[int]) -> bool:

@@ -1,38 +1,50 @@
 """ModelRunner: load a model, size its cache, compute steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from functools import partial
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from model import memory, packing, quant, sampler, weights
+from model import memory, packing, profile, quant, retry, sampler, weights
+from model.ahead import Drawn, resolve
 from model.attention import choose
 from model.attention.base import Attention
-from model.batch import PageTable, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.cache import PagePools
-from model.checkpoint.open import open_checkpoint
+from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
 from model.fused import fuse
+from model.graphs import Capture, CudaCapture, DecodeGraphs
 from model.kernels import native
 from model.masks import Masks
+from model.memory import LOGIT_VALUES
+from model.packing import PackedInputs
 from model.rope import rotation_table
 from model.sampling_params import SamplingParams
 from model.threads import choose_threads
 from model.transformer import Transformer
+from model.upload import uploaded
 
 Progress = Callable[[str, float], None]
-Drawn = tuple[int, TokenLogprob | None]
-LOGIT_VALUES = 2**23
-"""Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
+CPU = torch.device("cpu")
 KV_DTYPES = ("auto", "int8")
-CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""Part of the memory free after the weights that keys and values get by default."""
+
+
+class Started(NamedTuple):
+    """A step that the device computes: the draws of each slice, what was drawn, and for what is to be done with hidden
+    states [T, dim] (none, of a step that only decodes) the rows to score."""
+
+    views: Sequence[Sequence[Slice]]
+    draws: Sequence[sampler.Draws]
+    score_rows: Sequence[tuple[int, int]] = ()
+    hidden: Tensor = torch.empty(0)
 
 
 class ModelRunner:
@@ -42,47 +54,108 @@ class ModelRunner:
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
         self.info = info
+        self._windows = [pool.window for pool in info.pools]
         self._masks = masks
         self._model = model
         self._pools = pools
         self._attention = attention
         self._table = table  # [max_model_len, 2, head_dim/2]
         self._fused = fuse(model, attention, pools)
+        self._drawn = Drawn.of((), (), table.device)
+        self._graphs: DecodeGraphs | None = None
+
+    def record(self, most: int, capture: Capture) -> None:
+        """From now on repeat steps of at most `most` slices that only decode, as `capture` recorded them."""
+        self._graphs = DecodeGraphs(self.decode, self.info, most, self._table.device, capture)
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one; on any thread but the stepping one."""
         if params.grammar is not None:
             self._masks.prepare(params.grammar)
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch) -> StepOutput:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws."""
-        windows = [pool.window for pool in self.info.pools]
+        """Launch and wait."""
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Compute every slice, write its keys and values to its pages, draw where a slice draws; see `Runner`.
+
+        If memory does not suffice, in parts. The masks of all of them are asked for once.
+        """
+        self._masks.start([item.draws for item in batch.slices])
+        started = retry.attempt(partial(self._start, batch), batch)
+        if started is None:
+            output = retry.in_parts(batch, self._compute)
+            self._drawn = Drawn.known(batch.slices, output.slices, self._table.device)
+            return lambda: output
+        if self.info.runs_ahead:
+            drawing = [view for views in started.views for view in views]
+            self._drawn = Drawn.of(drawing, [some.tokens for some in started.draws], self._table.device)
+        return partial(self._finish, batch, started)
+
+    def rest(self) -> bool:
+        """Record a graph that is missing."""
+        return self._graphs is not None and self._graphs.rest()
+
+    @torch.inference_mode()
+    def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
+        """Logits [T, vocab_size] of every row: what a graph repeats."""
+        return self._model.logits(self._hidden(inputs, drawn))
+
+    def _start(self, batch: StepBatch) -> Started:
         views = [item.draws for item in batch.slices]
-        self._masks.start(views)
-        inputs = packing.pack(batch, self.info.page_size, windows, self._table.device)
-        hidden = self._model(inputs, self._table, self._attention, self._pools, self._fused)  # [T, dim]
-        drawn = self._draw(hidden.index_select(0, inputs.draw_rows), [view for item in views for view in item])
+        drawing = [view for item in views for view in item]
+        if self._graphs is not None and _only_decodes(batch):
+            logits = self._graphs.logits(self._pack(batch, CPU), self._drawn.tokens)
+            if logits is not None:
+                return Started(views, [sampler.sample(logits, drawing, (self._masks.step,))])
+        inputs = self._pack(batch, self._table.device)
+        hidden = self._hidden(inputs, self._drawn.tokens)
+        draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing))
+        return Started(views, draws, inputs.score_rows, hidden)
+
+    @torch.inference_mode()
+    def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
+        output = retry.attempt(partial(self._collect, batch, started), batch)
+        return retry.in_parts(batch, self._compute) if output is None else output
+
+    def _compute(self, batch: StepBatch) -> StepOutput:
+        return self._collect(batch, self._start(batch))
+
+    def _pack(self, batch: StepBatch, device: torch.device) -> PackedInputs:
+        return packing.pack(batch, self.info.page_size, self._windows, device, self._drawn.rows)
+
+    def _hidden(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
+        """Hidden states [T, dim] before the last norm; `drawn` are the tokens that the step before drew."""
+        if self.info.runs_ahead:
+            inputs = replace(inputs, tokens=resolve(inputs.tokens, drawn))
+        return self._model(inputs, self._table, self._attention, self._pools, self._fused)
+
+    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[sampler.Draws]:
+        """One token after each row of hidden [N, dim]."""
+        size = self._block_rows()
+        for first in range(0, len(slices), size):
+            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
+            yield sampler.sample(logits, slices[first : first + size], (self._masks.step,))
+
+    def _collect(self, batch: StepBatch, started: Started) -> StepOutput:
+        """Wait for what was drawn; score and pool what is wanted."""
+        drawn = chain.from_iterable(some.read() for some in started.draws)
+        rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
-        for item, wanted, (row, n_rows) in zip(batch.slices, views, inputs.score_rows, strict=True):
+        for item, wanted, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
             tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
-            prompt = self._score(item, hidden[row : row + n_rows]) if n_rows else ()
+            prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
             if sampler.NO_TOKEN in tokens:
                 failure = (
                     "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
                 )
-            pooled = self._pool(item, hidden[row : row + item.stop - item.start]) if item.params.embed else ()
+            pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
-
-    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[Drawn]:
-        """One token after each row of hidden [N, dim]."""
-        size = self._block_rows()
-        for first in range(0, len(slices), size):
-            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
-            yield from sampler.sample(logits, slices[first : first + size], (self._masks.step,))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
         """Logprobs of the prompt tokens that follow the rows of hidden [n, dim]."""
@@ -105,7 +178,14 @@ class ModelRunner:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
 
 
-def _kept(item: Slice, drawn: list[Drawn]) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+def _only_decodes(batch: StepBatch) -> bool:
+    """Whether every slice is one token, and draws."""
+    return all(item.stop - item.start == 1 and len(item.draws) == 1 and not item.scores_prompt for item in batch.slices)
+
+
+def _kept(
+    item: Slice, drawn: list[tuple[int, TokenLogprob | None]]
+) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
     """Tokens drawn along the draft, up to the first that differs from it, and their logprobs."""
     draft = item.tokens[item.stop - item.n_draft : item.stop]
     agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, drawn, strict=False))
@@ -122,16 +202,21 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     return load(RunnerOptions(**options), progress)
 
 
-@torch.inference_mode()
 def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Open, check, read, warm up."""
-    _check_counts(options)
-    device = choose_device(options.device)
+    _check(options)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
+    return load_from(checkpoint, options, progress)
+
+
+@torch.inference_mode()
+def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
+    """Check memory, read, warm up."""
+    device = choose_device(options.device)
     own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
     scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
-    config = _with_window(checkpoint.config, options.sliding_window)
+    config = checkpoint.config.with_window(options.sliding_window)
     threads = choose_threads(options.threads)
     native.use_threads(threads)
     torch.set_num_threads(threads)
@@ -143,7 +228,8 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
     plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
     bits = quant.bits(scheme, config, checkpoint.block_bits)
     needed = memory.weight_bytes(config, dtype.itemsize, bits)
-    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options)
+    gpu = profile.watched(device) if options.cache_memory is None else None
+    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options, gpu)
     with torch.device("meta"):
         model = Transformer(config, scheme)
     progress("loading weights", 0.0)
@@ -151,28 +237,40 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
         model,
         config,
         checkpoint.rotation,
-        checkpoint.tensors(),
+        uploaded(checkpoint.tensors(), device),
         activations,
         device,
         lambda done: progress("loading weights", done),
         embeddings=dtype,
     )
-    info = RunnerInfo(
-        page_size=attention.page_size,
-        pools=plan.pools(length, budget),
-        max_model_len=length,
-        vocab_size=config.vocab_size,
-        dim=config.dim,
-        description=_describe(config, device, (dtype, kv_dtype), attention_name, scheme),
-    )
-    pools = PagePools.allocate(config, info.pools, lambda shape: attention.allocate(shape, kv_dtype, device))
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
-    runner = ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
+    description = _describe(config, device, (dtype, kv_dtype), attention_name, scheme)
+
+    def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
+        ahead = device.type == "cuda"
+        info = RunnerInfo(attention.page_size, specs, length, config.vocab_size, config.dim, description, ahead)
+        pools = PagePools.allocate(config, specs, lambda shape: attention.allocate(shape, kv_dtype, device))
+        return ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
+
+    if gpu is not None:
+        progress("measuring a step", 0.0)
+        length, budget = _measure(plan, length, options, gpu, build)
+    runner = build(length, plan.pools(length, budget))
     if scheme != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
+    if device.type == "cuda" and attention.capturable:
+        runner.record(options.max_sequences, CudaCapture())
     return runner
+
+
+def _measure(
+    plan: memory.PoolPlan, length: int, options: RunnerOptions, gpu: profile.DeviceMemory, build: profile.Build
+) -> tuple[int, int]:
+    """The longest sequence to serve, `length` at most, and the bytes for keys and values beside the largest step."""
+    budget = profile.cache_budget(plan, length, options.gpu_memory_utilization, gpu, build)
+    return min(length, plan.length(options.max_model_len, budget, length * plan.position_bytes)), budget
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
@@ -189,26 +287,42 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.int8 if name == "int8" else dtype
 
 
-def _check_counts(options: RunnerOptions) -> None:
+def _check(options: RunnerOptions) -> None:
     for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} must be at least {least}, got {getattr(options, name)}")
-
-
-def _with_window(config: ModelConfig, window: int) -> ModelConfig:
-    return replace(config, windows=(window,) * config.n_layers) if window else config
+    share = options.gpu_memory_utilization
+    if share is None:
+        return
+    if not 0.0 < share <= 1.0:
+        raise OptionError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share}")
+    if options.cache_memory is not None:
+        raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
+    if choose_device(options.device).type == "cpu":
+        raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
 
 
 def _fit(
-    plan: memory.PoolPlan, weights: int, form: str, device: torch.device, options: RunnerOptions
+    plan: memory.PoolPlan,
+    weights: int,
+    form: str,
+    device: torch.device,
+    options: RunnerOptions,
+    gpu: profile.DeviceMemory | None,
 ) -> tuple[int, int]:
-    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError."""
-    where = "the GPU" if device.type == "cuda" else "this machine"
+    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError.
+
+    With a `gpu` to be watched both are what there would be if a step took nothing: see `_measure`.
+    """
     free = free_bytes(device)
+    where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(plan.config, weights, form, free, where)
     free -= weights
-    budget = memory.cache_budget(options.cache_memory, free, CACHE_SHARE[device.type], where)
+    if gpu is not None:
+        budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
+        return plan.length(options.max_model_len, budget, free - budget), budget
+    budget = memory.cache_budget(options.cache_memory, free, memory.CPU_SHARE, where)
     length = plan.length(options.max_model_len, budget, free - budget)
     return length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length))
 

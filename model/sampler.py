@@ -2,10 +2,11 @@
 
 Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties, grammars; greedy rows take the
 greatest logit (lowest id on ties); temperature, min_p, top_k, top_p; a draw whose noise depends on (seed, choice,
-output index, token) alone. So a row's result depends on no other row, batch or retry.
+output index, token) alone. So a row's result depends on no other row, batch or retry. Nothing waits for the device:
+what is drawn stays there for the next step, and `Draws.read` waits for its copy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
+from model.device import Fetch
 from model.kernels import native
 from model.noise import noise, noise_keys
 from model.packing import upload
@@ -36,23 +38,37 @@ class Step:
     change: Callable[[Tensor, Sequence[Slice]], None]
 
 
-def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[Step] = ()) -> list[tuple[int, TokenLogprob | None]]:
-    """Draw one token, or NO_TOKEN, after each slice; `last` are steps to take just before the greedy choice.
+class Draws:
+    """One token, or NO_TOKEN, after each of N slices: `tokens` [N] int64 on the device, and logprobs where wanted."""
+
+    def __init__(self, tokens: Tensor, scores: Mapping[int, int], scored: "Scores | None") -> None:
+        self.tokens = tokens
+        self._fetch = Fetch(tokens)
+        self._scores = scores  # row -> place in `scored`
+        self._scored = scored
+
+    def read(self) -> list[tuple[int, TokenLogprob | None]]:
+        logprobs = self._scored.read() if self._scored else []
+        ids = self._fetch.wait().tolist()
+        return [(token, logprobs[self._scores[row]] if row in self._scores else None) for row, token in enumerate(ids)]
+
+
+def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[Step] = ()) -> Draws:
+    """Draw after each slice; `last` are steps to take just before the greedy choice.
 
     logits [N, vocab_size] float32 are overwritten.
     """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
-    own = log_softmax(logits[wanted]) if wanted else None
+    own = log_softmax(_rows_of(logits, wanted)) if wanted else None
     for step in (*BEFORE, *last):
         _apply(step, logits, slices)
     kernels = native.kernels() if logits.device.type == "cpu" else None
     tokens = _draw(logits, slices) if kernels is None else kernels.draw(logits, _draw_rows(slices))
-    ids: list[int] = tokens.tolist()
-    logprobs: dict[int, TokenLogprob] = {}
+    scored = None
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
-        logprobs = dict(zip(wanted, token_logprobs(own, [max(ids[row], 0) for row in wanted], counts), strict=True))
-    return [(token, logprobs.get(row)) for row, token in enumerate(ids)]
+        scored = Scores(own, _rows_of(tokens, wanted).clamp(min=0), counts)
+    return Draws(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
 def _apply(step: Step, logits: Tensor, slices: Sequence[Slice]) -> None:
@@ -60,9 +76,18 @@ def _apply(step: Step, logits: Tensor, slices: Sequence[Slice]) -> None:
     if len(rows) == len(slices):
         step.change(logits, slices)
     elif rows:
-        part = logits[rows]
+        where = _index(rows, logits.device)
+        part = logits.index_select(0, where)
         step.change(part, [slices[row] for row in rows])
-        logits[rows] = part
+        logits.index_copy_(0, where, part)
+
+
+def _rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
+    return values if len(rows) == len(values) else values.index_select(0, _index(rows, values.device))
+
+
+def _index(rows: Sequence[int], device: torch.device) -> Tensor:
+    return upload([np.array(rows, dtype=np.int64)], device)[0]
 
 
 # Logprobs
@@ -73,15 +98,25 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+class Scores:
     """Logprobs of tokens[i] in row i of `logprobs` and of the counts[i] likeliest tokens beside it, ties by id."""
-    (picked,) = upload([np.array(tokens, dtype=np.int64)], logprobs.device)
-    ids = torch.cat((picked[:, None], _ranked(logprobs, max(counts))), dim=1)  # [n, 1 + most]
-    values = logprobs.gather(1, ids).tolist()
-    return [
-        TokenLogprob(token, own, tuple(zip(best[:count], others[:count], strict=True)))
-        for (token, *best), (own, *others), count in zip(ids.tolist(), values, counts, strict=True)
-    ]
+
+    def __init__(self, logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> None:
+        ids = torch.cat((tokens[:, None], _ranked(logprobs, max(counts))), dim=1)  # [n, 1 + most]
+        self._ids, self._values = Fetch(ids), Fetch(logprobs.gather(1, ids))
+        self._counts = counts
+
+    def read(self) -> list[TokenLogprob]:
+        ids, values = self._ids.wait().tolist(), self._values.wait().tolist()
+        return [
+            TokenLogprob(token, own, tuple(zip(best[:count], others[:count], strict=True)))
+            for (token, *best), (own, *others), count in zip(ids, values, self._counts, strict=True)
+        ]
+
+
+def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+    """`Scores`, at once."""
+    return Scores(logprobs, _index(tokens, logprobs.device), counts).read()
 
 
 def _keys(values: Tensor) -> Tensor:
@@ -124,16 +159,16 @@ def _completing(item: Slice) -> Iterator[int]:
 
 def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
     """No end token before `min_tokens` have been drawn."""
-    for row, item in enumerate(slices):
-        if item.stop - item.n_prompt < item.params.min_tokens:
-            logits[row, list(item.params.stop_token_ids)] = HIDDEN
+    early = [item.stop - item.n_prompt < item.params.min_tokens for item in slices]
+    ends = [item.params.stop_token_ids if is_early else () for item, is_early in zip(slices, early, strict=True)]
+    logits[_coordinates([np.array(ids, dtype=np.int64) for ids in ends], logits.device)] = HIDDEN
 
 
 def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
     biases = [dict(item.params.logit_bias) for item in slices]
     rows, ids = _coordinates([np.array([*bias], dtype=np.int64) for bias in biases], logits.device)
-    values = torch.tensor([value for bias in biases for value in bias.values()], device=logits.device)
-    logits[rows, ids] += values
+    values = _column([value for bias in biases for value in bias.values()], logits.device)
+    logits[rows, ids] += values[:, 0]
 
 
 def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
@@ -165,7 +200,7 @@ def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tupl
 
 def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """One float a row: [n, 1]."""
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
 
 
 BEFORE = (
@@ -204,21 +239,22 @@ def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Keep the fewest likeliest tokens whose probabilities reach `top_p`, ties by id.
 
-    Most rows reach it within their first few tokens; only those that do not are looked into deeper.
+    Most rows reach it within their first few tokens; on a CPU only those that do not are looked into deeper.
     """
     share = _column([item.params.top_p for item in slices], logits.device, torch.float64)
     wanted = share * logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)  # [n, 1]
     cut, kept = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
     rows = torch.arange(len(slices), device=logits.device)
-    depth = 64
-    while len(rows):
+    depth = 64 if logits.device.type == "cpu" else logits.shape[1]
+    while True:
         depth = min(depth, logits.shape[1])
         best = (logits if len(rows) == len(logits) else logits[rows]).topk(depth, dim=-1).values
         reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= wanted[rows]  # [rows, depth]
         reached[:, -1] |= depth == logits.shape[1]
         last = reached.int().argmax(dim=-1, keepdim=True)
         cut[rows], kept[rows] = best.gather(1, last), last + 1
-        rows = rows[~reached[:, -1]]
+        if depth == logits.shape[1] or not len(rows := rows[~reached[:, -1]]):
+            break
         depth *= 16
     _keep(logits, cut, kept)
 
@@ -226,12 +262,10 @@ def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
     """Keep the counts [n, 1] greatest of each row, the least of which equals cut [n, 1]; ties by id."""
     hidden = logits < cut
-    crowded = torch.nonzero((~hidden).sum(dim=-1) > counts[:, 0])[:, 0]  # rows with more equals than places
-    if len(crowded):
-        values = logits[crowded]
-        equal = values == cut[crowded]
-        places = counts[crowded] - (values > cut[crowded]).sum(dim=-1, keepdim=True)
-        hidden[crowded] |= equal & (equal.cumsum(dim=-1) > places)
+    if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # more equals than places
+        equal = logits == cut
+        places = counts - (logits > cut).sum(dim=-1, keepdim=True)
+        hidden |= equal & (equal.cumsum(dim=-1) > places)
     logits.masked_fill_(hidden, HIDDEN)
 
 
@@ -274,8 +308,8 @@ def _draw(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     tokens, broken = logits.argmax(dim=-1), ~logits.amax(dim=-1).isfinite()
     drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if drawing:
-        rows = slice(None) if len(drawing) == len(slices) else drawing
-        tokens[rows] = _race(logits[rows], [slices[row] for row in drawing])
+        found = _race(_rows_of(logits, drawing), [slices[row] for row in drawing])
+        tokens.index_copy_(0, _index(drawing, logits.device), found)
     return tokens.masked_fill(broken, NO_TOKEN)
 
 

@@ -104,6 +104,13 @@ class SamplingParams:
             message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
             raise ParameterError("embed", message)
 
+    @property
+    def draws_blindly(self) -> bool:
+        """Whether a draw looks at no token of the output before it, only at how many there are."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        looks = self.bad_words or self.grammar or self.prompt_lookup_num_tokens
+        return not looks and penalties == (0.0, 0.0, 1.0)
+
     def check_ids(self, vocab_size: int) -> None:
         """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""
         check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)

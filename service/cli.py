@@ -3,6 +3,7 @@
 Imports here are few: `serve` starts the engine process before anything slow is imported, so that both load at once.
 """
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -62,6 +63,10 @@ def serve(
     ] = None,
     max_step_tokens: Annotated[int, _option("Tokens computed in a step.", min=1)] = 512,
     cache_memory: Annotated[int | None, _size("For keys and values, such as 4GiB; else from the free memory.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        _option("Part of the GPU's memory that may be taken, 0.9 by default: keys and values get the rest.", max=1),
+    ] = None,
     threads: Annotated[
         int | None, _option("Threads that compute on the CPU; else one for each core it may use.", min=1)
     ] = None,
@@ -90,6 +95,32 @@ def serve(
         api_keys=keys, cors_origins=values.pop("cors_origin"), max_body_bytes=values.pop("max_body"), **values
     )
     raise typer.Exit(run(settings))
+
+
+PLANNED = (
+    *("model", "device", "dtype", "quantize", "kv_dtype", "sliding_window", "max_model_len", "max_sequences"),
+    *("max_step_tokens", "cache_memory", "gpu_memory_utilization", "cache_dir", "revision"),
+)
+"""Flags of `serve` that `plan` takes too."""
+
+
+def plan(
+    memory: Annotated[int | None, _size("Of the GPU, such as 80GiB; with --device cpu else what is free.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    **served: Any,
+) -> None:
+    """Say what MODEL takes and how many sequences fit, before anything is loaded; for a GPU unless --device cpu."""
+    from service.tools.plan import show
+
+    show(Settings(**served), memory, as_json=json)
+
+
+def _parameters(command: Any) -> inspect.Signature:
+    """Those of `plan`, as `typer` is to see them."""
+    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "served"]
+    of_serve = inspect.signature(serve).parameters
+    borrowed = [of_serve[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in PLANNED]
+    return inspect.Signature([*own, *borrowed])
 
 
 def run(settings: Settings) -> int:
@@ -157,6 +188,8 @@ def build(arguments: list[str]) -> typer.Typer:
         from service.tools.bench import bench
         from service.tools.terminal import chat
 
+        plan.__signature__ = _parameters(plan)  # type: ignore[attr-defined]
+        app.command(context_settings={"auto_envvar_prefix": "NORIA"})(plan)
         app.command()(chat)
         app.command()(bench)
     return app

@@ -132,6 +132,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
         max_sequences=settings.sequences,
         max_step_tokens=settings.max_step_tokens,
         cache_memory=settings.cache_memory,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         threads=settings.threads,
     )
     return asdict(options)

@@ -41,6 +41,7 @@ class Settings:
     max_sequences: int | None = None
     max_step_tokens: int = 512
     cache_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     threads: int | None = None
     step_timeout: float = 60.0
     # logs

@@ -5,9 +5,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
-from model.batch import PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
@@ -63,6 +64,13 @@ class FakeRunner:
     def prepare(self, params: SamplingParams) -> None:
         pass
 
+    def rest(self) -> bool:
+        return False
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        output = self.step(batch)
+        return lambda: output
+
     def step(self, batch: StepBatch) -> StepOutput:
         self.steps.append(batch)
         if self._step_seconds:
@@ -117,6 +125,35 @@ class FakeRunner:
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
                 assert found == (position, item.tokens[position]), f"position {position}: page holds {found}"
+
+
+class AheadRunner(FakeRunner):
+    """Runs ahead as a device does: it knows what it drew before anybody has read that."""
+
+    def __init__(self, info: RunnerInfo, say: Say = next_token) -> None:
+        super().__init__(replace(info, runs_ahead=True), say=say)
+        self.most_flying = 0
+        self._flying = 0
+        self._drawn: dict[int, int] = {}
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        self._flying += 1
+        self.most_flying = max(self._flying, self.most_flying)
+        known = StepBatch(tuple(replace(item, tokens=self._resolved(item)) for item in batch.slices))
+        output = self.step(known)
+        drawn = zip(batch.slices, output.slices, strict=True)
+        self._drawn = {item.sequence_id: result.tokens[-1] for item, result in drawn if result.tokens}
+
+        def wait() -> StepOutput:
+            self._flying -= 1
+            return output
+
+        return wait
+
+    def _resolved(self, item: Slice) -> list[int]:
+        """The tokens as they are now: the scheduler's list goes on changing."""
+        *before, last = item.tokens
+        return [*before, self._drawn[item.sequence_id] if last == UNKNOWN else last]
 
 
 def pooled(item: Slice) -> tuple[float, ...]:

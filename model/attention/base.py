@@ -24,6 +24,10 @@ class Attention(ABC):
     dtypes: frozenset[torch.dtype] = frozenset((torch.float32, torch.bfloat16, torch.float16))
     """Formats of keys and values in the cache that it serves."""
 
+    capturable = False
+    """Whether a step that only decodes can be recorded and repeated: nothing in it depends on what the host knows but
+    the number of slices and the greatest length; slot -1 is not written, a slice without queries not computed."""
+
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Memory for the key, or the value, of one head at one position."""
         return head_dim * dtype.itemsize

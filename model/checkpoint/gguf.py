@@ -6,18 +6,14 @@ No torch. The gguf package takes seconds to read a file's metadata, the index is
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.cache import fingerprint
+from model.checkpoint.gguf_index import FLOATS, Entry, Index
 from model.checkpoint.gguf_tokenizer import write_tokenizer
 from model.errors import ModelError
 
 Progress = Callable[[str, float], None]
-
-INDEX = "gguf.json"
-FLOATS = ("F32", "F16", "BF16")
 
 _NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), name)
@@ -38,17 +34,6 @@ _NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"blk\.(\d+)\.ffn_up_exps\.weight", r"layers.\1.feed_forward.experts.*.w3.weight"),
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A weight in the file: its native name, GGUF's name of its kind, its shape, and where its bytes are."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-    n_bytes: int
 
 
 def convert(source: Path, directory: Path, progress: Progress) -> None:
@@ -74,8 +59,7 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
         raise ModelError(f"{source.name} lacks {error}, which a model of this kind must have") from error
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", _generation_config(metadata))
-    index = {"path": str(source), "fingerprint": fingerprint(source), "tensors": [asdict(entry) for entry in entries]}
-    _write_json(directory / INDEX, index)
+    Index(source, tuple(entries)).write(directory)
 
 
 def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.in
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
 
-def download(name: str, *, revision: str | None, progress: Progress) -> Path:
+def download(name: str, *, revision: str | None, progress: Progress, weights: bool = True) -> Path:
     """The local directory of hub model `name` ("org/name"), downloaded as far as it is not there yet.
 
-    Native weights are fetched only where there are none in HF format. Honours HF_ENDPOINT, HF_HOME and the token;
-    without a connection a complete earlier download is used. Raises ModelError, one line.
+    Native weights are fetched only where there are none in HF format; without `weights` the configuration is all.
+    Honours HF_ENDPOINT, HF_HOME and the token; without a connection a complete earlier download is used. Raises
+    ModelError, one line.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -29,6 +30,9 @@ def download(name: str, *, revision: str | None, progress: Progress) -> Path:
     progress("downloading", 0.0)
     quiet, reporting = _bar(lambda stage, fraction: None), _bar(progress)
     try:
+        if not weights:
+            directory = fetch(("config.json",), quiet)
+            return directory if (directory / "config.json").exists() else fetch(("params.json",), quiet)
         directory = fetch((*_TEXT, *_TOKENIZER, "model.safetensors.index.json"), quiet)
         if (directory / "config.json").exists():
             directory = fetch(_HF_WEIGHTS, reporting)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from model.blocks import BITS, Matrix
+from model.blocks import Matrix
 from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
-from model.checkpoint.gguf import INDEX
-from model.checkpoint.gguf_weights import GgufWeights, read_index
+from model.checkpoint.gguf_index import INDEX, read_index
+from model.checkpoint.gguf_weights import GgufWeights
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import canonical_name, read_config
+from model.memory import BLOCK_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Safetensors:
     @property
     def block_bits(self) -> float:
         """What a weight takes in `Blocks`: floats go to 4 bits with minima."""
-        return BITS["Q4_1"]
+        return BLOCK_BITS["Q4_1"]
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and tensors, one shard open at a time."""
@@ -77,7 +78,8 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     Raises ModelError, one line, for anything missing, truncated or unknown, or quantized in other ways than GGUF's.
     """
     if (directory / INDEX).is_file():
-        return Checkpoint(read_config(directory, max_model_len=max_model_len), "adjacent", read_index(directory))
+        config = read_config(directory, max_model_len=max_model_len)
+        return Checkpoint(config, "adjacent", GgufWeights(read_index(directory)))
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
     for shard in shards:

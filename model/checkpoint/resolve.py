@@ -30,10 +30,12 @@ def resolve(
     cache_dir: Path | None = None,
     revision: str | None = None,
     progress: Progress = ignore_progress,
+    weights: bool = True,
 ) -> Path:
     """The local directory of `model`: the embedded one's name, a `.gguf` file, a directory, or a hub name.
 
     A GGUF's config, tokenizer and index of weights are written once, into `cache_dir`; the weights stay in the file.
+    Of a hub name only the configuration is fetched without `weights`.
     `progress(stage, fraction)` is called while that or a download lasts.
     Raises ModelError, one line: what was found, what was expected.
     """
@@ -53,7 +55,7 @@ def resolve(
         )
     from model.checkpoint.hub import download
 
-    directory = download(model, revision=revision, progress=progress)
+    directory = download(model, revision=revision, progress=progress, weights=weights)
     layout(directory)
     return directory
 

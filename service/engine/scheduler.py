@@ -8,6 +8,7 @@ is in order of priority, then of arrival.
 
 import time
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
@@ -22,24 +23,26 @@ RANK = attrgetter("rank")
 
 
 class _Step:
-    """The step being planned: sequence -> position where its known tokens stop, and the draft that follows them."""
+    """A planned step: sequence -> from where to where its known tokens are computed, and the draft behind them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.stops: dict[Sequence, int] = {}
+        self.parts: dict[Sequence, tuple[int, int]] = {}
         self.drafts: dict[Sequence, list[int]] = {}
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
-        self.stops[sequence] = sequence.computed + n_tokens
+        self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
         self.budget -= n_tokens
 
     def drop(self, sequence: Sequence) -> None:
-        if (stop := self.stops.pop(sequence, None)) is not None:
-            self.budget += stop - sequence.computed
+        if sequence in self.parts:
+            start, stop = self.parts.pop(sequence)
+            self.budget += stop - start
 
 
 class Scheduler:
-    """Queues and pages of one engine. `plan` and `commit` alternate; `submit` and `abort` come between steps."""
+    """Queues and pages of one engine. `plan` and `commit` alternate, but for a second `plan` where `assume` allows it;
+    `submit` and `abort` come between."""
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank, next first
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
-        self._planned = _Step(0)
+        self._planned: deque[_Step] = deque()  # not yet committed, oldest first
         self._preemptions = 0
         self._queried_tokens = 0
         self._hit_tokens = 0
@@ -89,32 +92,57 @@ class Scheduler:
         """Choose the tokens of the next step and give their sequences the pages to write to."""
         step = _Step(self._max_step_tokens)
         for sequence in sorted(self._running, key=lambda item: item.lacks > 1):
-            if step.budget and sequence in self._running:
+            if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
         while step.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
             self._extend(next(reversed(self._running)), step)
         self._speculate(step)
-        self._planned = step
+        if step.parts:
+            self._planned.append(step)
         return StepBatch(
-            tuple(sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, stop in step.stops.items())
+            tuple(sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, (_, stop) in step.parts.items())
         )
 
+    def assume(self) -> bool:
+        """Take the planned step as done, so that the next can be planned while it is computed; False if that must wait.
+
+        All that runs must be in the step and draw, after a single token, without a look at what was drawn before; and
+        each must find a page to go on, since nobody is preempted whose token is not there yet.
+        """
+        step = self._planned[-1]
+        if (
+            step.drafts
+            or len(step.parts) != len(self._running)
+            or not all(map(self._draws_blindly, step.parts.items()))
+        ):
+            return False
+        for index, pool in enumerate(self.pools):
+            if sum(item.tables[index].missing(stop + 1) for item, (_, stop) in step.parts.items()) > pool.available:
+                return False
+        for sequence in step.parts:
+            sequence.assume()
+        return True
+
     def commit(self, output: StepOutput) -> list[Update]:
-        """Take in what the planned step computed: append tokens, finish sequences, release pages."""
-        planned, self._planned = self._planned, _Step(0)
-        updates = []
-        for (sequence, stop), result in zip(planned.stops.items(), output.slices, strict=True):
-            update = self._advance(sequence, stop, result)
-            if update is not None:
-                updates.append(update)
+        """Take in what the oldest planned step computed: append tokens, finish sequences, release pages."""
+        updates, step = [], self._planned.popleft()
+        for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
+            if sequence.id in self._sequences:  # else it ended while the step was computed
+                update = self._advance(sequence, *part, result)
+                if update is not None:
+                    updates.append(update)
+        for sequence in step.drafts:
+            for table in sequence.tables:
+                table.shrink(sequence.computed)
         return updates
 
-    def fail_step(self) -> list[Update]:
-        """The planned step was not computed: end its sequences with an error, keep the others."""
-        planned, self._planned = self._planned, _Step(0)
-        for sequence in planned.stops:
+    def fail_steps(self) -> list[Update]:
+        """What was planned was not computed: end its sequences with an error, keep the others."""
+        failed = dict.fromkeys(item for step in self._planned for item in step.parts if item.id in self._sequences)
+        self._planned.clear()
+        for sequence in failed:
             self._forget(sequence)
-        return [Update(sequence.id, finish="error") for sequence in planned.stops]
+        return [Update(sequence.id, finish="error") for sequence in failed]
 
     def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
         return Stats(
@@ -136,6 +164,12 @@ class Scheduler:
             pool.check()
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
 
+    @staticmethod
+    def _draws_blindly(planned: tuple[Sequence, tuple[int, int]]) -> bool:
+        sequence, (start, stop) = planned
+        draws = stop == len(sequence.tokens) and sequence.n_output < sequence.params.max_tokens
+        return draws and stop - start == 1 and sequence.params.draws_blindly
+
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Put the sequence's next tokens into the step, as many as budget and pages allow."""
         wanted = min(sequence.lacks, step.budget)
@@ -153,7 +187,7 @@ class Scheduler:
     def _speculate(self, step: _Step) -> None:
         """Let slices that draw go on with guesses that pay, from the budget and the pages that all else has left."""
         stakes = Stakes(self._max_step_tokens - step.budget)
-        for sequence, stop in step.stops.items():
+        for sequence, (_, stop) in step.parts.items():
             params = sequence.params
             most = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
             if most < 1 or stop < len(sequence.tokens):
@@ -224,19 +258,18 @@ class Scheduler:
         most = table.pool.most_blocks(len(sequence.tokens), self._max_step_tokens)
         return min(table.missing(len(sequence.tokens)), most - len(table.pages))
 
-    def _advance(self, sequence: Sequence, stop: int, result: SliceOutput) -> Update | None:
+    def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         if result.failure is not None:
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure)
-        start = sequence.computed
         processed = min(stop, sequence.n_prompt) if sequence.reports else None
-        tokens = self._take_in(sequence, result.tokens)
-        sequence.advance(stop + max(0, len(tokens) - 1))
+        tokens = self._take_in(sequence, stop, result.tokens)
+        sequence.advance(start, stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
         if result.pooled:
             sequence.pool(result.pooled)
-        finish = self._finish_reason(sequence)
+        finish = _finish_reason(sequence, stop, tokens)
         embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
             self._forget(sequence)
@@ -255,18 +288,19 @@ class Scheduler:
             embedding=embedding,
         )
 
-    def _take_in(self, sequence: Sequence, drawn: tuple[int, ...]) -> tuple[int, ...]:
-        """Append the drawn tokens up to the first that ends the sequence; all but the last are computed already."""
+    def _take_in(self, sequence: Sequence, stop: int, drawn: tuple[int, ...]) -> tuple[int, ...]:
+        """Put the drawn tokens, up to the first that ends it, at position `stop`; all but the last are computed."""
         self._accepted_draft_tokens += max(0, len(drawn) - 1)
         sequence.lookup.judge(drawn)
         ends = [index for index, token in enumerate(drawn) if token in sequence.stop_tokens]
         tokens = drawn[: ends[0] + 1] if ends else drawn
-        sequence.tokens += tokens
+        sequence.tokens[stop : stop + len(tokens)] = tokens
         return tokens
 
-    def _finish_reason(self, sequence: Sequence) -> str | None:
-        if sequence.n_output and sequence.tokens[-1] in sequence.stop_tokens:
-            return "stop"
-        if sequence.n_output >= sequence.params.max_tokens and sequence.computed >= sequence.n_prompt:
-            return "length"
-        return None
+
+def _finish_reason(sequence: Sequence, stop: int, tokens: tuple[int, ...]) -> str | None:
+    if tokens and tokens[-1] in sequence.stop_tokens:
+        return "stop"
+    if stop >= sequence.n_prompt and stop + len(tokens) - sequence.n_prompt >= sequence.params.max_tokens:
+        return "length"
+    return None

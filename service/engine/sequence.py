@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from operator import add
 
-from model.batch import PageTable, Slice
+from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import SamplingParams
 from service.engine.lookup import Lookup
 from service.engine.messages import Submit
@@ -42,10 +42,13 @@ class Table:
         self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
         self.pages = [self.pool.share(name) for name in names[self.first_block :]]
 
-    def turn(self, next_position: int) -> None:
-        """Release the pages that have left the window of the next token to compute, and those of rejected drafts."""
-        while self.end_block > self.pool.blocks(next_position):
+    def shrink(self, n_tokens: int) -> None:
+        """Release the pages behind `n_tokens` positions."""
+        while self.end_block > self.pool.blocks(n_tokens):
             self.pool.release(self.pages.pop())
+
+    def turn(self, next_position: int) -> None:
+        """Release the pages that have left the window of the next token to compute."""
         gone = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
         if gone > 0:
             for page in self.pages[:gone]:
@@ -62,7 +65,8 @@ class Table:
 
 
 class Sequence:
-    """Tokens to compute. `computed` positions have keys and values in pages, the others are lacking."""
+    """Tokens to compute. `computed` positions have keys and values in pages, or will have when the steps that were
+    launched are done; the others are lacking."""
 
     def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
         self.id = submit.id
@@ -103,6 +107,11 @@ class Sequence:
         return self._names[:n_blocks]
 
     @property
+    def complete(self) -> bool:
+        """Whether its last token is on its way."""
+        return self.tokens[-1] == UNKNOWN and self.n_output >= self.params.max_tokens
+
+    @property
     def skips(self) -> bool:
         """Whether it may start from pages that others computed: not where something of every position is wanted."""
         return self.scored == self.n_prompt and self.params.embed != "mean"
@@ -132,17 +141,22 @@ class Sequence:
             n_draft=len(draft),
         )
 
-    def advance(self, stop: int) -> None:
-        """Positions up to `stop - 1` are computed: name the pages that became full, release those out of the window."""
-        full_before, full = self.computed // self._page_size, stop // self._page_size
-        self.computed = stop
+    def assume(self) -> None:
+        """The last token is being computed and the next one drawn: go on as if both were done."""
+        self.computed = len(self.tokens)
+        self.tokens.append(UNKNOWN)
+
+    def advance(self, start: int, stop: int) -> None:
+        """Positions `start..stop-1` are computed: name the pages that became full, release those out of the window."""
+        full_before, full = start // self._page_size, stop // self._page_size
+        self.computed = max(self.computed, stop)
         if full > full_before:
             names = self.names(full)
             for table in self.tables:
                 for block in range(max(full_before, table.first_block), full):
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
-            table.turn(stop)
+            table.turn(self.computed)
 
     def pool(self, values: tuple[float, ...]) -> None:
         """Add the next part of what `embedding` is made of."""

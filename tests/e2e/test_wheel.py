@@ -1,5 +1,6 @@
 """The real scheduler on the real network: chunked, packed, cached and preempted answers are those of `transformers`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
+from tests.engine.driving import Client
 
 WINDOW = 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40)
@@ -96,6 +98,16 @@ def test_packed_and_chunked(
     runner = load(checkpoint[0], attention=attention, max_sequences=9, max_step_tokens=max_step_tokens)
     scheduler = Scheduler(runner.info, max_sequences=9, max_step_tokens=max_step_tokens)
     assert run(scheduler, runner, prompts()) == oracle
+
+
+def test_ahead(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:
+    """Steps launched before the tokens of the one before are known, as on a GPU; two prompts come later."""
+    runner = load(checkpoint[0], max_sequences=9, max_step_tokens=64)
+    runner.info = replace(runner.info, runs_ahead=True)
+    asked = [Submit(number, prompt, PARAMS) for number, prompt in enumerate(prompts())]
+    client = Client(runner, [asked[:7], *[[]] * 20, asked[7:]], max_sequences=9, max_step_tokens=64)
+    assert [client.answers[number] for number in range(len(asked))] == oracle
+    assert client.n_ahead > 20
 
 
 def test_cached(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:

@@ -1,11 +1,13 @@
 """Drive a scheduler with the fake model, checking the laws of the wheel after every step."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from model.batch import RunnerInfo, StepBatch
+from model.batch import Runner, RunnerInfo, StepBatch
 from model.sampling_params import SamplingParams
-from service.engine.messages import Submit, Update
+from service.engine.loop import EngineLoop
+from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
 from service.engine.scheduler import Scheduler
 from tests.fakes import FakeRunner, Say, draw, next_token
 
@@ -86,3 +88,40 @@ class Drive:
             chunk = item.stop - item.start
             bound = -(-(window - 1 + chunk) // self.info.page_size) + 1
             assert len(item.tables[index].pages) <= bound
+
+
+class Client:
+    """Of an engine loop: says what a script says, turn by turn, then stops once everybody is answered."""
+
+    def __init__(
+        self, runner: Runner, script: Sequence[Sequence[ToEngine]], *, max_sequences: int = 4, max_step_tokens: int = 8
+    ) -> None:
+        self.scheduler = Scheduler(runner.info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
+        self.answers: dict[int, list[int]] = defaultdict(list)
+        self.finished: dict[int, str] = {}
+        self._script = list(script)[::-1]
+        self.n_ahead = 0  # steps planned before the one before was done
+        assume = self.scheduler.assume
+
+        def counted() -> bool:
+            ahead = assume()
+            self.n_ahead += ahead
+            return ahead
+
+        self.scheduler.assume = counted  # type: ignore[method-assign]
+        EngineLoop(runner, self.scheduler, self.receive, self.send).run()
+
+    def receive(self, block: bool) -> list[ToEngine]:
+        for pool in self.scheduler.pools:
+            pool.check()
+        if self._script:
+            return list(self._script.pop())
+        return [Stop()] if block else []
+
+    def send(self, message: FromEngine) -> None:
+        assert isinstance(message, Report)
+        for update in message.updates:
+            assert update.id not in self.finished
+            self.answers[update.id] += update.tokens
+            if update.finish:
+                self.finished[update.id] = update.finish

@@ -199,7 +199,7 @@ def test_a_failed_step_ends_only_its_own_sequences() -> None:
     for sequence_id in (1, 2):
         drive.submit(sequence_id, [1, 2, 3], PARAMS)
     drive.scheduler.plan()
-    assert [(update.id, update.finish) for update in drive.scheduler.fail_step()] == [(1, "error")]
+    assert [(update.id, update.finish) for update in drive.scheduler.fail_steps()] == [(1, "error")]
     drive.run()
     assert drive.answers[2] == expected([1, 2, 3], PARAMS)
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from model import weights
 from model.attention.base import Attention
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
+from model.blocks import Matrix
 from model.cache import PagePools
+from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
 from model.fused import FusedLayers
 from model.packing import pack
@@ -50,6 +52,23 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Te
     for name, place in weights._places(config):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """Stands for a checkpoint's weights."""
+
+    config: ModelConfig
+    quantized: bool = False
+    block_bits: float = 5.0
+
+    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+        return random_tensors(self.config)
+
+
+def checkpoint(config: ModelConfig) -> Checkpoint:
+    """What `runner.load_from` takes, of random weights."""
+    return Checkpoint(config, "half", RandomWeights(config))  # type: ignore[arg-type]
 
 
 def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:

@@ -107,10 +107,11 @@ from pathlib import Path
 from model.checkpoint.resolve import resolve
 from model.errors import ModelError
 answers = []
-for name, revision in json.loads(sys.argv[1]):
+for name, revision, *rest in json.loads(sys.argv[1]):
     stages = []
     try:
-        directory = resolve(name, revision=revision, progress=lambda stage, fraction: stages.append((stage, fraction)))
+        note = lambda stage, fraction: stages.append((stage, fraction))
+        directory = resolve(name, revision=revision, progress=note, weights=not rest)
         answers.append({"files": sorted(path.name for path in directory.rglob("*")), "stages": stages})
     except ModelError as error:
         answers.append({"error": str(error)})
@@ -118,7 +119,7 @@ print(json.dumps(answers))
 """
 
 
-def _resolve(hub: Hub, home: Path, *models: tuple[str, str | None]) -> list[dict]:
+def _resolve(hub: Hub, home: Path, *models: tuple[str | None, ...]) -> list[dict]:
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "no_proxy": "*"}
     command = [sys.executable, "-c", CHILD, json.dumps(models)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
@@ -140,6 +141,12 @@ def test_fetches_what_serving_needs_and_nothing_twice(hub: Hub, tmp_path: Path) 
     assert fractions[0] == 0.0
     assert fractions[-1] == 1.0
     assert any(fraction == 1.0 for fraction in fractions[1:-1])  # the bytes were counted
+
+
+def test_a_plan_needs_the_configuration_alone(hub: Hub, tmp_path: Path) -> None:
+    both, native = _resolve(hub, tmp_path, ("org/both", None, "config"), ("org/native", None, "config"))
+    assert (both["files"], native["files"]) == (["config.json"], ["params.json"])
+    assert hub.fetched == ["config.json", "params.json"]
 
 
 def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:

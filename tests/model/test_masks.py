@@ -94,6 +94,12 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
     assert allowed(masks, view([b])) == [oracle([b])]  # another one of the same number
 
 
+def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
+    """Its masks were asked for and never fetched: the next step gets its own."""
+    masks.start([view([]).draws, view([token("a")], number=2).draws])
+    assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
+
+
 def test_rows_of_several_sequences_do_not_mix(masks: Masks) -> None:
     outputs = spellings(2)
     assert allowed(masks, *(view(output, number=n) for n, output in enumerate(outputs))) == [*map(oracle, outputs)]

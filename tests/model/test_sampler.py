@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from model import sampler
-from model.batch import Slice
+from model.batch import Slice, TokenLogprob
 from model.kernels import native
-from model.sampler import NO_TOKEN, log_softmax, noise, noise_keys, sample, token_logprobs
+from model.sampler import NO_TOKEN, log_softmax, noise, noise_keys, token_logprobs
 from model.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -31,6 +31,10 @@ def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **pa
     return Slice(
         0, list(tokens), n_prompt, len(tokens) - 1, len(tokens), (), SamplingParams(**params), choice  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def sample(logits: Tensor, items: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
+    return sampler.sample(logits, items).read()
 
 
 def draw(logits: list[float], item: Slice) -> int:

@@ -1,5 +1,6 @@
 """The command line: what reaches Settings, and how a start that cannot be ends."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
         *("org/name", "--port", "0", "--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)),
         *("--cache-memory", "1.5GiB", "--max-body", "1000", "--sliding-window", "256", "--device", "cpu"),
         *("--served-model-name", "a", "--served-model-name", "b", "--cors-origin", "*", "--dtype", "float32"),
-        *("--kv-dtype", "int8"),
+        *("--kv-dtype", "int8", "--gpu-memory-utilization", "0.5"),
     )
     assert seen == [
         Settings(
@@ -62,6 +63,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
             cors_origins=("*",),
             dtype="float32",
             kv_dtype="int8",
+            gpu_memory_utilization=0.5,
         )
     ]
 
@@ -114,6 +116,7 @@ def test_sizes(text: str, size: int) -> None:
         ("--cache-memory", "big"),
         ("--cache-memory", "-1"),
         ("--threads", "0"),
+        ("--gpu-memory-utilization", "1.5"),
         ("--what",),
         ("a", "b"),
     ],
@@ -162,7 +165,42 @@ def test_a_port_in_use_is_one_line() -> None:
 def test_version_and_help() -> None:
     assert noria("--version").stdout.startswith("noria ")
     shown = noria("--help").stdout
-    assert all(command in shown for command in ("serve", "chat", "bench"))
+    assert all(command in shown for command in ("serve", "plan", "chat", "bench"))
+
+
+@pytest.fixture
+def mistral(tmp_path: Path) -> Path:
+    """A folder with the configuration of Mistral 7B v0.1 and nothing else."""
+    params = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 14336}
+    params |= {"vocab_size": 32000, "norm_eps": 1e-5, "sliding_window": 4096}
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    return tmp_path
+
+
+def test_plan(mistral: Path) -> None:
+    """A window of 4,096 takes ceil((4095 + 512) / 32) + 1 = 145 pages of 4 MiB."""
+    shown = noria("plan", str(mistral), "--memory", "24GiB")
+    assert shown.returncode == 0, shown.stderr
+    assert "13.49 GiB, 7,241,732,096 in bfloat16" in shown.stdout
+    assert "131,072 bytes of keys and values" in shown.stdout
+    assert "│ 32,768 │       580.00 MiB │                 12 │" in shown.stdout
+    unknown = noria("plan", str(mistral))
+    assert "--memory" in unknown.stdout
+    assert "580.00 MiB" in unknown.stdout
+    large = noria("plan", str(mistral), "--memory", "12GiB")
+    assert "0 of 32,768 tokens fit" in large.stdout
+
+
+def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
+    flags = ("--memory", "24GiB", "--quantize", "int8", "--max-model-len", "5000", "--max-step-tokens", "1")
+    made = json.loads(noria("plan", str(mistral), "--json", *flags, "--device", "cpu").stdout)
+    assert (made["scheme"], made["context"], made["fits"][-1]["tokens"]) == ("int8", 5000, 5000)
+    assert made["fits"][-1]["n_bytes"] == 129 * 2**22
+    assert made["cache"] == 2 * made["fits"][-1]["n_bytes"]  # twice one sequence: more would hardly help
+    for wrong in (("--what",), ("--device", "tpu"), ("--port", "1")):
+        assert noria("plan", *wrong).returncode == 2
+    refused = noria("plan", str(mistral), "--max-sequences", "2", "--max-step-tokens", "1")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
 
 
 def test_serve_imports_little_before_the_engine_starts() -> None:

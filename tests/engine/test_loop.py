@@ -1,0 +1,101 @@
+"""The loop with a runner that runs ahead: two steps in flight, and everybody is answered as if there were one."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from model.batch import StepBatch, StepOutput
+from model.sampling_params import SamplingParams
+from service.engine.loop import MAX_FAILED_STEPS
+from service.engine.messages import Abort, Submit, ToEngine
+from tests.engine.driving import Client, expected
+from tests.fakes import END, AheadRunner, make_info, parrot
+
+INFO = make_info(pools=((None, 24), (5, 16)))
+
+
+def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
+    """Prompts that share beginnings, some parameters that look back, some ends."""
+    beginning = [33 + i for i in range(rng.choice((0, 4, 8, 12)))]
+    prompt = [*beginning, *(rng.randint(33, 120) for _ in range(rng.randint(1, 9)))]
+    looking_back: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"prompt_lookup_num_tokens": 3}]
+    more = rng.choice(looking_back) if rng.random() < 0.15 else {}
+    ends = {"temperature": 0.0, "stop_token_ids": (END,)} if rng.random() < 0.5 else {}
+    return prompt, SamplingParams(max_tokens=rng.randint(0, 14), **ends, **more)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
+    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences."""
+    rng = Random(seed)
+    asked = {number: a_request(rng) for number in range(12)}
+    script: list[list[ToEngine]] = [[] for _ in range(60)]
+    aborted = set()
+    for number, (prompt, params) in asked.items():
+        turn = rng.randrange(40)
+        script[turn].append(Submit(number, prompt, params, 0))
+        if rng.random() < 0.2:
+            aborted.add(number)
+            script[turn + rng.randrange(1, 15)].append(Abort(number))
+    runner = AheadRunner(INFO, say=parrot)
+    client = Client(runner, script)
+    assert runner.most_flying == 2
+    for number, (prompt, params) in asked.items():
+        whole = expected(prompt, params, say=parrot)
+        if number in aborted and number not in client.finished:
+            assert client.answers[number] == whole[: len(client.answers[number])]
+        else:
+            assert client.answers[number] == whole
+            assert client.finished[number] == ("stop" if whole and whole[-1] in params.stop_token_ids else "length")
+
+
+def test_prompts_join_while_others_run_ahead() -> None:
+    params = SamplingParams(max_tokens=12)
+    script = [[Submit(1, [40], params, 0)], *[[]] * 4, [Submit(2, list(range(40, 60)), params, 0)]]
+    runner = AheadRunner(INFO)
+    client = Client(runner, script)  # type: ignore[arg-type]
+    assert client.answers == {1: expected([40], params), 2: expected(list(range(40, 60)), params)}
+    mixed = [step for step in runner.steps if len({item.stop - item.start for item in step.slices}) > 1]
+    assert mixed, "the prompt was computed beside the other's tokens"
+
+
+def test_a_step_that_fails_takes_the_one_behind_it_along() -> None:
+    class Failing(AheadRunner):
+        def step(self, batch: StepBatch) -> StepOutput:
+            if len(self.steps) == 4:
+                self.steps.append(batch)
+                raise RuntimeError("the device is gone for a moment")
+            return super().step(batch)
+
+    params = SamplingParams(max_tokens=12)
+    later: list[ToEngine] = [Submit(2, [50, 51], params, 0)]
+    client = Client(Failing(INFO), [[Submit(1, [40], params, 0)], *[[]] * 12, later])
+    assert client.finished == {1: "error", 2: "length"}
+    assert client.answers[1] == expected([40], params)[: len(client.answers[1])]
+    assert client.answers[2] == expected([50, 51], params)
+
+
+def test_an_error_that_repeats_is_raised() -> None:
+    class Broken(AheadRunner):
+        def step(self, batch: StepBatch) -> StepOutput:
+            raise RuntimeError("the device is gone")
+
+    script: list[list[ToEngine]] = [[Submit(i, [40], SamplingParams(), 0)] for i in range(MAX_FAILED_STEPS)]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        Client(Broken(INFO), script)
+
+
+def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
+    class Resting(AheadRunner):
+        pieces = 3
+
+        def rest(self) -> bool:
+            assert not self._flying
+            self.pieces = max(0, self.pieces - 1)
+            return self.pieces > 0
+
+    runner = Resting(INFO)
+    client = Client(runner, [[], [Submit(1, [40], SamplingParams(max_tokens=3), 0)]])
+    assert runner.pieces == 0
+    assert client.finished == {1: "length"}

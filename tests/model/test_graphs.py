@@ -1,0 +1,136 @@
+"""Steps repeated from recordings, on a device that is made up: it repeats what it was told, on the memory of then."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.graphs import DecodeGraphs, Replay, buckets
+from model.packing import PackedInputs, pack
+from model.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, {}, runs_ahead=True)
+WINDOWS = [5, None]
+
+
+@dataclass
+class Recorder:
+    """Repeats a function as a graph would: whatever it computes goes where the first result went."""
+
+    room: int = 100
+    n: int = 0
+    replays: list[int] = field(default_factory=list)
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        result = compute().clone()
+        if len(result) > self.room:
+            raise torch.OutOfMemoryError
+        self.n += 1
+
+        def replay() -> None:
+            self.replays.append(len(result))
+            result.copy_(compute())
+
+        return replay, result
+
+
+def summary(inputs: PackedInputs, drawn: Tensor) -> Tensor:
+    """[T, 7] of all that a row may read, through its table; a row with nothing to do must look like that."""
+    rows = []
+    for row, (token, position) in enumerate(zip(inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)):
+        found = [int(drawn[-1 - token]) if token < 0 else token, position]
+        for pool in inputs.pools:
+            at, n_queries, start, first_key, page = pool.table[row].tolist()
+            assert (int(pool.slots[row]) == -1) == (n_queries == 0)
+            if n_queries:
+                assert (at, n_queries, start) == (row, 1, position)
+            n_pages = (start // 4 - first_key // 4 + 1) * n_queries
+            found += [
+                int(pool.slots[row]),
+                sum((i + 1) * p for i, p in enumerate(pool.pages[page:][:n_pages].tolist())),
+            ]
+        rows.append([*found, n_queries])
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def decoding(n: int, length: int, unknown: bool = False) -> StepBatch:
+    """n sequences of different lengths that lack their last token."""
+    slices = []
+    for number in range(n):
+        stop = length + number % 3
+        tokens = [*range(1, stop), UNKNOWN if unknown else 6]
+        tables = tuple(
+            PageTable(first, [(7 * number + block) % 40 for block in range(first, (stop - 1) // 4 + 1)])
+            for first in (max(0, stop - 5) // 4, 0)
+        )
+        slices.append(Slice(number, tokens, 3, stop - 1, stop, tables, SamplingParams(max_tokens=30)))
+    return StepBatch(tuple(slices))
+
+
+def packed(batch: StepBatch, rows: dict[int, int] | None = None) -> PackedInputs:
+    return pack(batch, INFO.page_size, WINDOWS, CPU, rows or {})
+
+
+def test_buckets() -> None:
+    assert buckets(1) == [1]
+    assert buckets(3) == [1, 2, 3]
+    assert buckets(20) == [1, 2, 4, 8, 12, 16, 20]
+    assert buckets(256)[-4:] == [160, 192, 224, 256]
+    for most in range(1, 300):
+        sizes = buckets(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert all(after <= max(4 + before, before * 5 // 4) for before, after in pairwise(sizes))
+
+
+def test_a_step_reads_its_own_inputs_whatever_was_there_before() -> None:
+    recorder = Recorder()
+    graphs = DecodeGraphs(summary, INFO, 9, CPU, recorder)
+    none = torch.zeros(1, dtype=torch.int64)
+    for n, length in ((9, 28), (2, 5), (3, 28), (9, 4), (1, 1), (5, 17)):
+        inputs = packed(decoding(n, length))
+        assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+    assert recorder.replays == [9, 2, 4, 9, 1, 8]
+    assert recorder.n == 5
+
+
+def test_unknown_tokens_are_those_that_were_drawn() -> None:
+    graphs = DecodeGraphs(summary, INFO, 4, CPU, Recorder())
+    drawn = torch.tensor([13, 11, 12])
+    inputs = packed(decoding(3, 9, unknown=True), {0: 1, 1: 2, 2: 0})
+    found = graphs.logits(inputs, drawn)
+    assert found is not None
+    assert found[:, 0].tolist() == [11, 12, 13]
+
+
+def test_recording_waits_for_a_pause_and_ends() -> None:
+    recorder = Recorder()
+    graphs = DecodeGraphs(summary, INFO, 8, CPU, recorder)
+    assert [graphs.rest() for _ in range(4)] == [True, True, True, False]
+    assert recorder.n == 4
+    assert not graphs.rest()
+    assert recorder.replays == []
+
+
+def test_where_a_recording_does_not_fit_steps_go_without() -> None:
+    recorder = Recorder(room=5)
+    graphs = DecodeGraphs(summary, INFO, 12, CPU, recorder)
+    none = torch.zeros(1, dtype=torch.int64)
+    assert graphs.logits(packed(decoding(7, 9)), none) is None
+    assert graphs.logits(packed(decoding(12, 9)), none) is None
+    inputs = packed(decoding(4, 9))
+    assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+    while graphs.rest():
+        pass
+    assert recorder.n == 3
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_more_than_there_is_a_graph_for(most: int) -> None:
+    graphs = DecodeGraphs(summary, INFO, most, CPU, Recorder())
+    assert graphs.logits(packed(decoding(most + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
