@@ -1,5 +1,10 @@
-"""Schemas as those who write them mean them: objects have the properties that are declared, and no others."""
+"""Schemas as those who write them mean them, and as llguidance takes them.
 
+Objects have the properties that are declared, and no others; what it gets wrong is said in another way.
+"""
+
+import math
+from collections.abc import Callable
 from typing import Any
 
 Json = dict[str, Any]
@@ -7,6 +12,11 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 ONES = ("items", "additionalProperties")
 JOINED = ("if", "not", "dependentSchemas", "unevaluatedProperties")
+CHOOSING = ("allOf", "oneOf")
+LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
+BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
+LEAST_STEP = 1e-9
+MAX_EXACT = 2**53
 SPEAKS_OF_OTHERS = ("additionalProperties", "minProperties")
 
 
@@ -17,7 +27,8 @@ class _Joined(Exception):
 def closed(schema: Json) -> Json:
     """The schema, in which objects with `properties` have no others unless `additionalProperties` says so.
 
-    As it is where schemas are joined, as with `allOf`: what one of them does not declare, another may.
+    As it is where schemas are joined, as with `allOf`: what one of them does not declare, another may. With `oneOf` the
+    closed form of one could be an open form of another, which is two.
     Without this a model goes on with properties of its own until its tokens run out.
     """
     try:
@@ -31,7 +42,7 @@ def _closed(schema: Any) -> Any:
         return schema
     if _joins(schema):
         raise _Joined
-    changed = {key: _inner(key, value) for key, value in schema.items()}
+    changed = {key: _inner(key, value, _closed) for key, value in schema.items()}
     names = schema.get("properties")
     if isinstance(names, dict) and not any(key in schema for key in SPEAKS_OF_OTHERS):
         required = schema.get("required", [])
@@ -41,14 +52,39 @@ def _closed(schema: Any) -> Any:
 
 
 def _joins(schema: Json) -> bool:
-    several = "allOf" in schema and not (isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1)
+    several = any(not isinstance(found := schema.get(key, [1]), list) or len(found) != 1 for key in CHOOSING)
     beside = "properties" in schema and any(key in schema for key in ("anyOf", "oneOf", "allOf", "$ref"))
     return several or beside or any(key in schema for key in JOINED)
 
 
-def _inner(key: str, value: Any) -> Any:
+def _inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
     if key in MAPS and isinstance(value, dict):
-        return {name: _closed(schema) for name, schema in value.items()}
+        return {name: change(schema) for name, schema in value.items()}
     if key in LISTS and isinstance(value, list):
-        return [_closed(schema) for schema in value]
-    return _closed(value) if key in ONES else value
+        return [change(schema) for schema in value]
+    return change(value) if key in ONES else value
+
+
+def bounded(schema: Any) -> Any:
+    """The schema with exclusive bounds that llguidance would take for inclusive replaced by the next inclusive ones.
+
+    Those are whole numbers with the other bound less than 1 further from 0, as in "above 0, at most 0.5".
+    """
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: _inner(key, value, bounded) for key, value in schema.items()}
+    for name, inclusive, others, sign in BOUNDS:
+        bound = changed.get(name)
+        if not _is_number(bound) or bound != int(bound) or sign * bound < 0:
+            continue
+        inside = bound + sign * max(LEAST_STEP, math.ulp(bound))
+        given = changed.get(inclusive, inside)
+        near = any(_is_number(changed.get(other)) and abs(changed[other] - bound) < 1 for other in others)
+        if near and _is_number(given):
+            changed[inclusive] = sign * max(sign * inside, sign * given)
+            del changed[name]
+    return changed
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < MAX_EXACT

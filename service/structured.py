@@ -10,7 +10,7 @@ from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, optional
 from service.harmless_fields import HARMLESS_STRUCTURED
-from service.json_schemas import closed
+from service.json_schemas import bounded, closed
 
 Json = dict[str, Any]
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
@@ -120,7 +120,7 @@ def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
 
 
 def json_grammar(schema: Json | str, field: str) -> str:
-    """JSON that a schema describes. `x-guidance` in the schema goes before our options for llguidance."""
+    """JSON that a schema describes."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         value = with_spaces(value, field) if isinstance(value, dict) else value
@@ -130,11 +130,10 @@ def json_grammar(schema: Json | str, field: str) -> str:
 
 
 def with_spaces(schema: Json, field: str) -> Json:
-    """A schema with our options for llguidance under its own. Raises InvalidRequest for options that are no object."""
-    options = schema.get("x-guidance", {})
-    if not isinstance(options, dict):
-        raise InvalidRequest(f"{field}: x-guidance must be an object, got {shown(options)}", param=field)
-    return closed(schema) | {"x-guidance": {"whitespace_pattern": SPACE} | options}
+    """A schema with our options for llguidance. Raises InvalidRequest for a client's own: they can make it lenient."""
+    if "x-guidance" in schema:
+        raise InvalidRequest(f"{field}: x-guidance is not supported, got {shown(schema['x-guidance'])}", param=field)
+    return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> str:

@@ -1,11 +1,16 @@
 """Objects with declared properties have no others, unless their schema speaks of others or is joined with one."""
 
+import json
 from typing import Any
 
 import jsonschema
 import pytest
 
+from model.errors import ParameterError
+from model.grammar import Compiler
 from service.json_schemas import closed
+from service.structured import json_grammar
+from tests.fakes import IntegerTokenizer
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
@@ -47,6 +52,7 @@ def test_what_is_not_declared_goes(schema: Any, declared: Any, more: Any) -> Non
         {**A, "required": ["a", "elsewhere"]},
         {**A, "minProperties": 2},
         {"allOf": [A, B]},
+        {"oneOf": [A, B]},
         {**A, "anyOf": [B]},
         {**A, "$ref": "#/$defs/b", "$defs": {"b": B}},
         {"items": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "$defs": {"a": A, "b": B}},
@@ -59,3 +65,44 @@ def test_what_is_not_declared_goes(schema: Any, declared: Any, more: Any) -> Non
 )
 def test_what_speaks_of_others_stays_as_it_is(schema: Any) -> None:
     assert closed(schema) == schema
+
+
+COMPILER = Compiler.of(IntegerTokenizer(), [0], 256)
+NUMBERS = (
+    "0",
+    "-0",
+    "0.0",
+    "0.001",
+    "0.4",
+    "0.5",
+    "0.6",
+    "1",
+    "1.0",
+    "1.3",
+    "2",
+    "2.01",
+    "-0.3",
+    "-1",
+    "-1.2",
+    "100",
+    "99.9",
+)
+
+
+@pytest.mark.parametrize(
+    "lower", [{}, *({key: n} for key in ("minimum", "exclusiveMinimum") for n in (0, 1, 2.0, -1, 0.4, -0.3))]
+)
+@pytest.mark.parametrize(
+    "upper", [{}, *({key: n} for key in ("maximum", "exclusiveMaximum") for n in (0, 1, 0.5, 1.3, 2.01, 100))]
+)
+def test_bounds_of_numbers_hold(lower: Any, upper: Any) -> None:
+    schema = {"type": "number", **lower, **upper}
+    try:
+        matcher = COMPILER.compile(json_grammar(schema, "schema"))
+    except ParameterError:
+        assert not any(takes(schema, json.loads(text)) for text in NUMBERS)
+        return
+    for text in NUMBERS:
+        tokens, fresh = list(text.encode()), matcher.deep_copy()
+        if fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting():
+            assert takes(schema, json.loads(text)), (schema, text)
