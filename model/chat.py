@@ -30,7 +30,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 class ChatFormat(Protocol):
     """How a model wants a conversation written.
 
-    `call_style` says how it writes calls of functions: "mistral", "mistral-args", "hermes", "llama"; None: not at all.
+    `call_style` says how it writes calls of functions: "mistral", "mistral-v3", "mistral-args", "hermes", "llama";
+    None: not at all.
     """
 
     call_style: str | None

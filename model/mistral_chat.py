@@ -8,6 +8,8 @@ from model.errors import ModelError, ParameterError
 from model.messages import NOTHING, Message, checked
 from model.tokenizers.base import Tokenizer
 
+_CALLS_ALONE = ("v2", "v3")
+"""Versions whose messages have text or calls."""
 _NEW_CALLS = ("v11", "v13", "v15")
 """Versions of Mistral's tokenizers whose calls are a name and arguments, not a JSON list."""
 
@@ -24,8 +26,9 @@ class MistralChat:
             self._format = MistralTokenizer.from_file(file)
         except (MistralCommonException, ImportError, ValueError) as error:
             raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
-        version = self._format.instruct_tokenizer.tokenizer.version
-        self.call_style = "mistral-args" if version.value in _NEW_CALLS else None if version == "v1" else "mistral"
+        version = self._format.instruct_tokenizer.tokenizer.version.value
+        styles = {"v1": None, **dict.fromkeys(_CALLS_ALONE, "mistral-v3"), **dict.fromkeys(_NEW_CALLS, "mistral-args")}
+        self.call_style = styles.get(version, "mistral")
 
     def encode(
         self,

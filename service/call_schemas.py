@@ -1,10 +1,10 @@
 """Tools as clients describe them, and the calls of earlier turns."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import from_json
 
 from service.errors import InvalidRequest, shown
 from service.fields import Body, Items, expect, optional, unsupported
@@ -73,8 +73,8 @@ class Called(Body):
     def parsed(self) -> Json:
         """Chat templates want the object."""
         try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = from_json(self.arguments or "{}", allow_inf_nan=False)
+        except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             raise unsupported("arguments", f"arguments must be a JSON object as a string, got {shown(self.arguments)}")
@@ -94,10 +94,26 @@ class Call(Body):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ToolsBody(Body):
+class OfferBody(Body):
     """A body that may offer functions to call."""
 
     tools: Items[Tool] | None = optional("Functions that the model may call.", max_length=MAX_TOOLS)
+
+    @property
+    def offered(self) -> list[Function]:
+        return [tool.function for tool in self.tools or ()]
+
+    def check_tools(self) -> None:
+        """Raises InvalidRequest for two functions of one name."""
+        names = [function.name for function in self.offered]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidRequest(f"tools has two functions of the name {twice}", param="tools")
+
+
+class ToolsBody(OfferBody):
+    """A body that may offer functions, and say which of them are to be called."""
+
     tool_choice: Choice | None = optional(
         "none, auto, required, one function or `allowed_tools`. Default: auto with tools, else none."
     )
@@ -106,10 +122,8 @@ class ToolsBody(Body):
     @property
     def functions(self) -> list[Function]:
         """Those that may be called."""
-        if not self.tools or self.tool_choice == "none":
-            return []
-        names = self._chosen()
-        return [tool.function for tool in self.tools if names is None or tool.function.name in names]
+        names = [] if self.tool_choice == "none" else self._chosen()
+        return [function for function in self.offered if names is None or function.name in names]
 
     @property
     def must_call(self) -> bool:
@@ -123,11 +137,9 @@ class ToolsBody(Body):
         return self.parallel_tool_calls is False or isinstance(self.tool_choice, Reference)
 
     def check_tools(self) -> None:
-        """Raises InvalidRequest for a choice among tools that are not there."""
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidRequest(f"tools has two functions of the name {twice}", param="tools")
+        """Raises InvalidRequest also for a choice among tools that are not there."""
+        super().check_tools()
+        names = [function.name for function in self.offered]
         if not names and self.tool_choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice needs tools, and there are none", param="tool_choice")
         missing = [name for name in self._chosen() or () if name not in names]

@@ -49,12 +49,13 @@ def _calls(body: ToolsBody, style: Style, tokenizer: Tokenizer) -> Iterator[str]
 
 def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
     """Rules of `start`: free text, or calls, after text where the style has it so."""
-    if style.anchored:
+    if style.marker in tokenizer.control:
+        yield f"start: TEXT {'| calls' if style.anchored else 'calls?'}"
+        spelled = rf"(.|\n)*{re.escape(style.marker)}(.|\n)*"  # which would be read as the token
+        yield rf"TEXT: /(.|\n)*/ & ~/{spelled}/"
+    elif style.anchored:
         yield "start: TEXT | calls"
         yield r"TEXT: /([^{](.|\n)*)?/"
-    elif style.marker in tokenizer.control:
-        yield "start: TEXT calls?"
-        yield r"TEXT: /(.|\n)*/"
     else:
         yield f"start: TEXT | text_to_marker {_words(style.first.removeprefix(style.marker), tokenizer)} call others"
         yield rf"text_to_marker[lazy]: /(.|\n)*{re.escape(style.marker)}/"

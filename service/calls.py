@@ -1,13 +1,22 @@
 """How models write calls of functions, and how such text is read while it comes."""
 
+import hashlib
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from model.tokenizers.base import Tokenizer
 from service.served import ServedModel
+
+Json = dict[str, Any]
+
+SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+NAME_CHARS = string.ascii_letters + string.digits + "_.-"
+MAX_HEAD_CHARS = 256
+"""Of what precedes a call's arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +45,41 @@ class Style:
     anchored: bool = False
     short_ids: bool = False
 
-    @property
-    def control(self) -> tuple[str, ...]:
-        """Names of tokens that must be seen to tell a call."""
-        return tuple(re.findall(r"\[[A-Z_]+\]", self.first + self.opening + self.middle))
+    def control(self, tokenizer: Tokenizer) -> frozenset[str]:
+        """Names of the tokens that must be seen to tell a call."""
+        return frozenset(name for name in tokenizer.control if name in self.first + self.opening + self.middle)
 
     def new_id(self) -> str:
         """Mistral's formats take nine letters or digits, others anything."""
         letters = string.ascii_letters + string.digits
         return "".join(secrets.choice(letters) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
 
+    def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
+        """The messages with ids of calls as the format takes them: others' are shortened, each always to the same."""
+        return [self._with_ids(message) for message in messages] if self.short_ids else messages
 
+    def _with_ids(self, message: Json) -> Json:
+        calls = [call | {"id": _short_id(call["id"])} for call in message.get("tool_calls", ())]
+        answers = message.get("tool_call_id")
+        changed = {"tool_calls": calls or None, "tool_call_id": answers and _short_id(answers)}
+        return message | {key: value for key, value in changed.items() if value}
+
+
+def _short_id(name: str) -> str:
+    return name if SHORT_ID.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
+MISTRAL = Style(
+    marker="[TOOL_CALLS]",
+    first="[TOOL_CALLS][",
+    opening='{"name": "',
+    middle='", "arguments": ',
+    closing="}",
+    between=", ",
+    last="]",
+    extra='(, "id": "[a-zA-Z0-9]{9}")?',
+    short_ids=True,
+)
 STYLES: Mapping[str, Style] = {
     "hermes": Style(
         marker="<tool_call>",
@@ -65,17 +98,8 @@ STYLES: Mapping[str, Style] = {
         between="; ",
         anchored=True,
     ),
-    "mistral": Style(
-        marker="[TOOL_CALLS]",
-        first="[TOOL_CALLS][",
-        opening='{"name": "',
-        middle='", "arguments": ',
-        closing="}",
-        between=", ",
-        last="]",
-        extra='(, "id": "[a-zA-Z0-9]{9}")?',
-        short_ids=True,
-    ),
+    "mistral": MISTRAL,
+    "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has text or calls
     "mistral-args": Style(
         marker="[TOOL_CALLS]",
         first="",
@@ -128,22 +152,39 @@ class CallReader:
         return pieces
 
     def finish(self, reason: str | None) -> str | None:
-        """The finish_reason of an answer that may have called."""
-        return "tool_calls" if reason == "stop" and self.n_calls else reason
+        """The finish_reason of an answer that may have called; not where a stop string has cut the last call."""
+        called = self.n_calls and self._state != self._arguments
+        return "tool_calls" if reason == "stop" and called else reason
 
     def _text(self, pieces: list[Piece], final: bool) -> bool:
-        marker = self._style.marker
-        at = -1 if self._style.anchored and self._begun else self._rest.find(marker)
-        if at > 0 and self._style.anchored:
-            at = -1
-        shown = at if at >= 0 else len(self._rest) - (0 if final else self._held())
+        at = next((at for at in self._markers() if self._calls(at) is not False), None)
+        called = at is not None and self._calls(at)
+        shown = len(self._rest) - (0 if final else self._held()) if at is None else at
         if shown:
             pieces.append(self._rest[:shown])
             self._begun = True
         self._rest = self._rest[shown:]
-        if at >= 0:
+        if called:
             self._state = self._before
-        return at >= 0
+        return bool(called)
+
+    def _markers(self) -> Iterator[int]:
+        """Places of markers where a call may begin."""
+        marker = self._style.marker
+        if self._style.anchored:
+            return iter([0] if self._rest.startswith(marker) and not self._begun else [])
+        return (match.start() for match in re.finditer(re.escape(marker), self._rest))
+
+    def _calls(self, at: int) -> bool | None:
+        """Whether the text goes on there as a call begins, and not as text about one; None: so far."""
+        text, style = self._rest[at : at + MAX_HEAD_CHARS], self._style
+        head, middle = (words.replace(" ", "") for words in (style.first + style.opening, style.middle))
+        found = text.replace(" ", "")  # after a control token there may be one
+        rest = found.removeprefix(head).lstrip(NAME_CHARS)
+        if found.startswith(head) and rest.startswith(middle):
+            return True
+        begun = middle.startswith(rest) if found.startswith(head) else head.startswith(found)
+        return None if begun and len(text) < MAX_HEAD_CHARS else False
 
     def _held(self) -> int:
         """Characters at the end of the text that may be the beginning of a marker."""

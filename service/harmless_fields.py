@@ -18,6 +18,8 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncation_side": ("left",),
     "logits_processors": ([],),
+    "guided_decoding_backend": ("auto", "guidance"),
+    "guided_whitespace_pattern": (),
     "return_tokens_as_token_ids": (False,),
     # llama.cpp
     "cache_prompt": (True,),
@@ -54,6 +56,7 @@ HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
 }
 HARMLESS_STRUCTURED: Mapping[str, tuple[Any, ...]] = {
+    "disable_fallback": (False,),
     "disable_any_whitespace": (False,),
     "disable_additional_properties": (False,),
     "whitespace_pattern": (),
@@ -142,10 +145,7 @@ HARMLESS_EMBEDDINGS: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "truncate_prompt_tokens": (),
 }
-HARMLESS_TEMPLATE: Mapping[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "tools": ([],),
-}
+HARMLESS_TEMPLATE: Mapping[str, tuple[Any, ...]] = {"chat_template": ()}
 HARMLESS_TOKENIZE: Mapping[str, tuple[Any, ...]] = {**HARMLESS_TEMPLATE, "parse_special": (True,)}
 
 

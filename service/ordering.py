@@ -43,7 +43,8 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
 
 def order_chat(body: ChatBody, served: ServedModel) -> Order:
     """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
-    asked = _chat_constraint(body, served)
+    form = _constraint(body, served)
+    asked = _chat_constraint(body, served, form)
     if body.token_limit is not None:
         params = _chat_sampling(body, served, body.token_limit, asked)  # refused, if so, before the work of tokenizing
     messages = [message.plain() for message in body.messages]
@@ -52,9 +53,9 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
     if body.token_limit is None:
         params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)), asked)
     check_prompt(tokens, params.max_tokens, served)
-    shown = frozenset(style_of(served).control) if body.functions else frozenset()
+    shown = style_of(served).control(served.tokenizer) if body.functions else frozenset()
     wishes = {**_wishes(body), "grammar_field": asked.field, "shown_control": shown}
-    starts = not body.continue_final_message
+    starts = not body.continue_final_message and form.grammar is None  # a form says itself how an answer starts
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **wishes)
 
 
@@ -110,20 +111,22 @@ def conversation(
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
     if served.chat.call_style is None:
         return served.chat, explained(messages, functions), None
-    return served.chat, messages, tools or None
+    return served.chat, style_of(served).with_ids(messages), tools or None
 
 
-def _chat_constraint(body: ChatBody, served: ServedModel) -> Constraint:
+def _chat_constraint(body: ChatBody, served: ServedModel, form: Constraint) -> Constraint:
     """The form of the answer and the calls in its place; a form alone if nothing may be called."""
-    form = _constraint(body, served)
     if not body.functions:
         return form
     grammar = call_grammar(body, style_of(served), served.tokenizer, form.grammar)
-    return Constraint("tools", checked_size(grammar, "tools"))
+    return _can_end(Constraint("tools", checked_size(grammar, "tools")), served)
 
 
 def _constraint(body: GenerationBody, served: ServedModel) -> Constraint:
-    asked = constraint(body)
+    return _can_end(constraint(body), served)
+
+
+def _can_end(asked: Constraint, served: ServedModel) -> Constraint:
     if asked.grammar is not None and not served.defaults.eos_token_ids:
         raise InvalidRequest(f"{asked.field} needs a model with an end token, and this one has none", param=asked.field)
     return asked

@@ -231,6 +231,9 @@ class TemplateBody(Body):
         if messages[-1].role != "assistant":
             message = f"continue_final_message needs a last message of role assistant, got {messages[-1].role}"
             raise InvalidRequest(message, param="continue_final_message")
+        if messages[-1].tool_calls:
+            message = "the last message calls functions: no answer can continue it, send their results"
+            raise InvalidRequest(message, param="messages")
 
 
 class ChatBody(GenerationBody, TemplateBody, ToolsBody):

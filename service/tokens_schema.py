@@ -2,13 +2,14 @@
 
 from pydantic import Field
 
+from service.call_schemas import OfferBody
 from service.errors import InvalidRequest
 from service.fields import Body, Items, TokenIds, optional
 from service.harmless_fields import HARMLESS_TEMPLATE, HARMLESS_TOKENIZE
 from service.schemas import Message, TemplateBody
 
 
-class ApplyTemplateBody(TemplateBody):
+class ApplyTemplateBody(TemplateBody, OfferBody):
     """`POST /apply-template`."""
 
     harmless = HARMLESS_TEMPLATE
@@ -19,9 +20,10 @@ class ApplyTemplateBody(TemplateBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
+        self.check_tools()
 
 
-class TokenizeBody(TemplateBody):
+class TokenizeBody(TemplateBody, OfferBody):
     """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
     harmless = HARMLESS_TOKENIZE
@@ -48,10 +50,11 @@ class TokenizeBody(TemplateBody):
             raise InvalidRequest("add_special needs content", param="add_special")
         if self.add_special_tokens is not None and self.content is not None:
             raise InvalidRequest("content goes with add_special, not with add_special_tokens", param="content")
-        for name in TemplateBody.model_fields:
-            if self.messages is None and getattr(self, name) is not None:
+        for name in (*TemplateBody.model_fields, *OfferBody.model_fields):
+            if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
         self.check_continuation(self.messages or [])
+        self.check_tools()
 
 
 class DetokenizeBody(Body):

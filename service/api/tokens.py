@@ -75,12 +75,12 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
     messages = [message.plain() for message in body.messages]
-    return encode_chat(served, messages, **body.template_options)
+    return encode_chat(served, messages, body.offered, **body.template_options)
 
 
 def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    chat, messages, _ = conversation(served, [message.plain() for message in body.messages])
-    return chat.render(messages, **body.template_options)
+    chat, messages, tools = conversation(served, [message.plain() for message in body.messages], body.offered)
+    return chat.render(messages, tools=tools, **body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class ConversationBody(Body):
             }
         )
         chat.check_tools()
+        chat.check_continuation(chat.messages)
         return chat
 
 

@@ -33,7 +33,7 @@ def repeated(body: ResponsesBody, served: ServedModel) -> Json:
         "store": False,
         "text": {"format": _plain(body.format)},
         "tool_choice": _plain(body.tool_choice) if body.tool_choice is not None else "auto",
-        "tools": [_plain(tool) for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": 0,
         "truncation": "disabled",
         **defaults,

@@ -383,7 +383,7 @@ def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text("{}")
     shutil.copy(source, tmp_path / f"tokenizer.model.{version}")
     chat = _chat(tmp_path, load_tokenizer(tmp_path))
-    assert chat.call_style == "mistral"
+    assert chat.call_style == ("mistral" if version == "v7" else "mistral-v3")
     messages = _tool_conversation("Paris [TOOL_CALLS]")
     strings = json.loads(json.dumps(messages))
     function = strings[1]["tool_calls"][0]["function"]
@@ -393,6 +393,13 @@ def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
     assert ids == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
     calls = load_tokenizer(tmp_path).control["[TOOL_CALLS]"]
     assert ids.count(calls) == 1
+    messages[1]["content"] = "Let me see."
+    if version == "v7":
+        assert len(chat.encode(messages, tools=[TOOL])) > len(ids)
+    else:
+        with pytest.raises(ParameterError, match="either content or tool_calls"):
+            chat.encode(messages, tools=[TOOL])
+    messages[1]["content"] = ""
     messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_1"
     if version != "v2":  # which does not write them
         with pytest.raises(ParameterError, match=r"refuses these messages: .*call_1"):

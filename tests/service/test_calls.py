@@ -47,6 +47,10 @@ TEXTS = {
         '{"name": "time.now", "arguments": {}}]',
         "Well [TOOL",
     ),
+    "mistral-v3": (
+        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
+        "",
+    ),
     "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
 }
 
@@ -112,10 +116,41 @@ def test_plain_text_is_text_to_its_last_character(style: str) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
+def test_a_marker_is_text_where_no_call_follows(style: str) -> None:
+    """As in an answer about the format, or in one of a form: JSON in which Llama's style sees a beginning."""
+    for text in (
+        "Before calls stands [TOOL_CALLS], or <tool_call> and </tool_call>: see there.",
+        "<tool_call>[TOOL_CALLS]<tool_call>.",
+        '{"name": "Bob <tool_call>", "parameters": 3}',
+        '{"name": "weather", "arguments": 3, "parameter": [TOOL_CALLS] [] }',
+        f'[TOOL_CALLS][{{"name": "{"a" * 300}", "arguments": {{}}}}]',
+    ):
+        assert read(style, list(text)) == read(style, [text]) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("style", ["mistral", "mistral-v3", "mistral-args"])
+def test_what_is_read_as_a_control_token_is_not_spelled(style: str) -> None:
+    matcher = COMPILER.compile(grammar(style))
+    text = b"Calls begin with [TOOL_CALLS"
+    assert matcher.try_consume_tokens(list(text)) == len(text)
+    assert matcher.try_consume_tokens(list(b"]")) == 0
+    assert matcher.is_accepting()
+
+
+def test_control_tokens_of_a_style_are_seen() -> None:
+    """Where a tokenizer has Hermes' words as control tokens, too."""
+    special = Tokenizer()
+    special.control = MappingProxyType({"<end>": 0, "<tool_call>": 253, "[ARGS]": 255})
+    assert STYLES["hermes"].control(special) == {"<tool_call>"}
+    assert STYLES["mistral-args"].control(TOKENIZER) == {"[TOOL_CALLS]", "[ARGS]"}
+    assert STYLES["llama"].control(TOKENIZER) == frozenset()
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_a_call_that_is_cut_short_keeps_what_is_there(style: str) -> None:
     whole, text = TEXTS[style]
     begun = whole[: whole.index('{"city": "') + 10]
-    assert read(style, [begun])[:2] == (text, [("weather", '{"city": "')])
+    assert read(style, [begun]) == (text, [("weather", '{"city": "')], "stop")  # by a stop string
     assert read(style, [whole[: whole.index("weather") + 3]])[:2] == (text, [])
 
 
@@ -146,7 +181,8 @@ def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
     one = {"type": "function", "function": {"name": "weather"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
     single = {"hermes": first.rpartition("\n<tool_call>")[0], "llama": first.rpartition("; ")[0]}
-    single |= {"mistral": first.rpartition(", ")[0] + "]", "mistral-args": first.rpartition("[TOOL_CALLS]")[0]}
+    single |= dict.fromkeys(("mistral", "mistral-v3"), first.rpartition(", ")[0] + "]")
+    single |= {"mistral-args": first.rpartition("[TOOL_CALLS]")[0]}
     for choice in (one, allowed, "required"):
         assert accepts(grammar(style, tool_choice=choice), single[style]), choice
         assert accepts(grammar(style, tool_choice=choice), whole[len(text) :]) == (choice == "required")
@@ -189,6 +225,25 @@ def test_random_answers_that_must_call_are_read_and_valid(style: str, seed: int)
     for name, arguments in calls:
         schema = {"weather": WEATHER, "time.now": {"maxProperties": 0}}[name]
         jsonschema.validate(json.loads(arguments), schema)
+
+
+def test_ids_of_others_are_made_fit() -> None:
+    def ids(style: str, *names: str) -> list[str]:
+        calls = [{"id": name, "type": "function"} for name in names]
+        asked, *results = STYLES[style].with_ids(
+            [{"role": "assistant", "content": "", "tool_calls": calls}]
+            + [{"role": "tool", "content": "", "tool_call_id": name} for name in names]
+        )
+        assert [call["id"] for call in asked["tool_calls"]] == [result["tool_call_id"] for result in results]
+        return [result["tool_call_id"] for result in results]
+
+    names = ("call_0123456789", "call_0123456788", "a", "abcdefgh1")
+    for style in ("mistral", "mistral-v3", "mistral-args"):
+        found = ids(style, *names)
+        assert len({*found}) == 4
+        assert found[3] == "abcdefgh1"
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", name) for name in found)
+    assert ids("hermes", *names) == [*names]
 
 
 def test_ids_are_what_a_format_takes() -> None:
@@ -296,6 +351,10 @@ ASSISTANT = {"role": "assistant", "content": None}
 USER = {"role": "user", "content": "hi"}
 
 
+def called(arguments: str) -> dict[str, Any]:
+    return {**ASSISTANT, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -323,7 +382,7 @@ USER = {"role": "user", "content": "hi"}
                 "tool_choice": "required",
             },
             "tools",
-            ["x-guidance", "1"],
+            ["x-guidance", "not supported", "1"],
         ),
         (
             {
@@ -334,6 +393,10 @@ USER = {"role": "user", "content": "hi"}
             ["cannot be enforced", "not"],
         ),
         ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", ["grammar"]),
+        ({"messages": [USER, called('{"a": "\\ud83d"}')]}, None, ["JSON object", "ud83d"]),
+        ({"messages": [USER, called('{"a": NaN}')]}, None, ["JSON object", "NaN"]),
+        ({"messages": [USER, called('{"a":' + "[" * 400 + "]" * 400 + "}")]}, None, ["JSON object"]),
+        ({"messages": [USER, called("{}")], "continue_final_message": True}, "messages", ["calls functions"]),
         ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id", ["tool"]),
         ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", ["tool"]),
         (

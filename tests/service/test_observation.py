@@ -71,6 +71,18 @@ def test_tokenize_messages(live: Live) -> None:
     assert bytes(closed) == b"u:hi;"
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def test_tools_are_tokenized_as_chat_does(live: Live) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
+    answer = live.post("/v1/chat/completions", {**body, "max_tokens": 1, "return_token_ids": True}).json()
+    assert live.post("/tokenize", body).json()["tokens"] == answer["prompt_token_ids"]
+    text = live.post("/apply-template", body).json()["prompt"]
+    assert list(text.encode()) == answer["prompt_token_ids"]
+    assert '"name": "f"' in text
+
+
 def test_tokenize_as_llama_cpp_does(live: Live) -> None:
     """A piece is text, or bytes where it is a part of a character."""
     body = {"content": "hé<end>", "with_pieces": True, "add_special": False, "parse_special": True}
@@ -107,6 +119,8 @@ def test_apply_template(live: Live) -> None:
             {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True},
             "add_special_tokens",
         ),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL, TOOL]}, "tools"),
         ("/tokenize", {"prompt": "a", "color": "red"}, "color"),
         ("/detokenize", {"tokens": [VOCAB]}, "tokens"),
         ("/detokenize", {"tokens": [0, -1]}, "tokens"),
