@@ -62,14 +62,14 @@ class Grammars:
             message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
         digest = hashlib.sha256(grammar.encode()).digest()
-        async with self._lock:
-            if digest not in self._found:
-                self._found[digest] = await self._try(served, grammar)
-                if len(self._found) > MAX_REMEMBERED:
-                    self._found.popitem(last=False)
-            self._found.move_to_end(digest)
-            problem = self._found[digest]
-        if problem:
+        if digest not in self._found:  # what is known waits for nobody's bomb
+            async with self._lock:
+                if digest not in self._found:
+                    self._found[digest] = await self._try(served, grammar)
+        self._found.move_to_end(digest)
+        if len(self._found) > MAX_REMEMBERED:
+            self._found.popitem(last=False)
+        if problem := self._found[digest]:
             raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
