@@ -64,6 +64,7 @@ Choice = Annotated[
 class Called(Body):
     name: str = Field(max_length=64, description="The function's.")
     arguments: str = Field(description="A JSON object, as a string.")
+    parsed_arguments: Any = optional("What an SDK made of the arguments; without effect.")
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:

@@ -148,7 +148,10 @@ def error_response(error: Exception, path: str) -> Response:
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    about: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":  # their tool runner goes on without
+        about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": about}
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:

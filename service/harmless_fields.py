@@ -100,6 +100,7 @@ HARMLESS_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "diagnostics": (),
     "inference_geo": (),
+    "thread": (),
     "service_tier": ("auto", "standard_only"),
 }
 HARMLESS_INPUT_PART: Mapping[str, tuple[Any, ...]] = {"annotations": ([],), "logprobs": ([],)}
@@ -108,6 +109,8 @@ HARMLESS_INPUT_ITEM: Mapping[str, tuple[Any, ...]] = {
     "status": ("completed", "incomplete"),
 }
 HARMLESS_CALL_ITEM: Mapping[str, tuple[Any, ...]] = {
+    "async": (False,),
+    "async_": (False,),  # as the SDK dumps it
     "caller": ({"type": "direct"},),
     "namespace": (),
     "status": ("completed", "incomplete"),

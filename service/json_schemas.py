@@ -5,7 +5,7 @@ Objects have the properties that are declared, and no others; what it gets wrong
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 Json = dict[str, Any]
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -86,5 +86,5 @@ def bounded(schema: Any) -> Any:
     return changed
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and abs(value) < MAX_EXACT

@@ -175,6 +175,7 @@ class Message(Body):
     name: str | None = optional("Given to chat templates, which may use it.", max_length=MAX_NAME)
     tool_calls: Items[Call] | None = optional("An assistant's calls.", max_length=MAX_CALLS)
     tool_call_id: str | None = optional("Of the call that a message of role tool answers.", max_length=MAX_NAME)
+    parsed: Any = optional("What an SDK made of the content; without effect.")
 
     @model_validator(mode="after")
     def _check_turn(self) -> Self:

@@ -24,6 +24,7 @@ class InputPart(Body):
     harmless = HARMLESS_INPUT_PART
     type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
     text: str = Field(description="Parts are joined without a space.")
+    parsed: Any = optional("What an SDK made of the text; without effect.")
 
 
 Parts = Annotated[

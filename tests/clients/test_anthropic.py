@@ -97,6 +97,27 @@ def test_a_tool_is_called_and_answers(client: anthropic.Anthropic) -> None:
     assert again.content[0].text
 
 
+def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -> None:
+    said = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Tells the weather of a city."""
+        said.append(city)
+        return "It is sunny."
+
+    runner = client.beta.messages.tool_runner(
+        model=ASK["model"],
+        max_tokens=200,
+        tools=[weather],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        max_iterations=2,
+    )
+    assert len(list(runner)) == 2
+    assert said
+
+
 def test_async_streams_in_parallel() -> None:
     async def one(client: anthropic.AsyncAnthropic) -> str:
         async with client.messages.stream(**ASK) as stream:

@@ -104,6 +104,26 @@ def test_tools_parsed(client: openai.OpenAI) -> None:
     assert client.chat.completions.create(**asked, tool_choice="none").choices[0].message.tool_calls is None
 
 
+def test_what_was_parsed_goes_back(client: openai.OpenAI) -> None:
+    asked = {**LONG, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    for message in (
+        client.chat.completions.parse(**asked).choices[0].message,
+        client.chat.completions.parse(**LONG, response_format=Weather).choices[0].message,
+    ):
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "Dry."} for call in message.tool_calls or ()]
+        turns = [*LONG["messages"], message, *results, {"role": "user", "content": "Go on."}]
+        assert client.chat.completions.create(**{**LONG, "messages": turns}).choices[0].message.content
+    tool = {"type": "function", **WEATHER["function"]}
+    first = client.responses.parse(
+        **INPUT | {"max_output_tokens": 100}, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Dry."}
+    for sent in (call, call.model_dump()):
+        turns = [{"role": "user", "content": INPUT["input"]}, sent, result]
+        assert client.responses.create(**INPUT | {"input": turns}).output_text
+
+
 def test_a_call_and_its_result_go_back(client: openai.OpenAI) -> None:
     """The message object itself, as the SDK's users send it, and its dump with all nulls."""
     asked = {**LONG, "tools": [WEATHER, NOW]}

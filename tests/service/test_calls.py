@@ -338,9 +338,10 @@ def test_a_stream_has_deltas_with_ids_and_index(reciting: Live) -> None:
 
 def test_calls_of_earlier_turns_go_to_the_model(reciting: Live) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}, "index": 0}
+    call["function"] |= {"parsed_arguments": {"city": "x"}}  # the openai package's
     messages = [
         {"role": "user", "content": "How is it?"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "parsed": {"a": 1}},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
     ]
     answer = reciting.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS}).json()

@@ -272,3 +272,16 @@ def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
     said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
     assert said["content"] == [{"type": "text", "text": text}]
     assert said["stop_reason"] == "max_tokens"
+
+
+def test_a_thread_is_refused_so_that_the_tool_runner_goes_on_without(live: Live) -> None:
+    body = {"messages": USER, "max_tokens": 3, "thread": {"type": "create"}}
+    response = live.post(PATH, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert live.post(PATH, body | {"thread": None}).status_code == 200
+    last = {"role": "assistant", "content": [{"type": "text", "text": "so"}, CALL]}
+    response = live.post(PATH, {"messages": [*USER, last], "max_tokens": 3})
+    assert response.status_code == 400
+    assert "calls functions" in response.json()["error"]["message"]

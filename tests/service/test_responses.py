@@ -190,7 +190,7 @@ def test_calls_and_outputs_are_chats_messages() -> None:
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "Let me see."},
         CALL,
-        CALL | {"call_id": "call_2", "status": "completed", "id": "fc_2"},
+        CALL | {"call_id": "call_2", "status": "completed", "id": "fc_2", "async_": None, "parsed_arguments": {}},
         {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
