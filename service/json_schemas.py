@@ -27,8 +27,8 @@ class _Joined(Exception):
 def closed(schema: Json) -> Json:
     """The schema, in which objects with `properties` have no others unless `additionalProperties` says so.
 
-    As it is where schemas are joined, as with `allOf`: what one of them does not declare, another may. With `oneOf` the
-    closed form of one could be an open form of another, which is two.
+    As it is where schemas are joined, as with `allOf`: what one of them does not declare, another may. So with `oneOf`,
+    where closing one makes room for what is two; not where a discriminator, which is then required, keeps them apart.
     Without this a model goes on with properties of its own until its tokens run out.
     """
     try:
@@ -43,6 +43,8 @@ def _closed(schema: Any) -> Any:
     if _joins(schema):
         raise _Joined
     changed = {key: _inner(key, value, _closed) for key, value in schema.items()}
+    if (tag := _tag(schema)) is not None and isinstance(changed["oneOf"], list):
+        changed["oneOf"] = [{"allOf": [branch], "required": [tag]} for branch in changed["oneOf"]]
     names = schema.get("properties")
     if isinstance(names, dict) and not any(key in schema for key in SPEAKS_OF_OTHERS):
         required = schema.get("required", [])
@@ -52,9 +54,17 @@ def _closed(schema: Any) -> Any:
 
 
 def _joins(schema: Json) -> bool:
-    several = any(not isinstance(found := schema.get(key, [1]), list) or len(found) != 1 for key in CHOOSING)
+    choosing = [key for key in CHOOSING if key in schema and (key == "allOf" or _tag(schema) is None)]
+    several = any(not isinstance(schema[key], list) or len(schema[key]) != 1 for key in choosing)
     beside = "properties" in schema and any(key in schema for key in ("anyOf", "oneOf", "allOf", "$ref"))
     return several or beside or any(key in schema for key in JOINED)
+
+
+def _tag(schema: Json) -> str | None:
+    """The property by which the schemas of `oneOf` are told apart, as OpenAPI and pydantic declare it."""
+    discriminator = schema.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) and "oneOf" in schema else None
+    return name if isinstance(name, str) else None
 
 
 def _inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:

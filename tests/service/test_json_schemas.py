@@ -106,3 +106,22 @@ def test_bounds_of_numbers_hold(lower: Any, upper: Any) -> None:
         tokens, fresh = list(text.encode()), matcher.deep_copy()
         if fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting():
             assert takes(schema, json.loads(text)), (schema, text)
+
+
+def test_a_discriminator_is_required_and_keeps_closed_branches_apart() -> None:
+    """As pydantic writes a union whose kinds have defaults, so that no branch requires its own."""
+    one = {"type": "object", "properties": {"kind": {"const": "a", "default": "a"}, **A["properties"]}}
+    two = {"type": "object", "properties": {"kind": {"const": "b", "default": "b"}}}
+    union = {"oneOf": [{"$ref": "#/$defs/a"}, two], "discriminator": {"propertyName": "kind"}}
+    schema = {"type": "object", "properties": {"item": union}, "required": ["item"], "$defs": {"a": one}}
+    matcher = COMPILER.compile(json_grammar(schema, "schema"))
+    for item, passes in (
+        ({"kind": "a", "a": 1}, True),
+        ({"kind": "b"}, True),
+        ({"a": 1}, False),
+        ({}, False),
+        ({"kind": "b", "a": 1}, False),
+    ):
+        tokens, fresh = list(json.dumps({"item": item}).encode()), matcher.deep_copy()
+        assert (fresh.try_consume_tokens(tokens) == len(tokens) and fresh.is_accepting()) == passes, item
+        assert takes(schema, {"item": item}) or not passes
