@@ -79,11 +79,15 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives."""
+    """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.
+
+    `rank`, of tokens of a prompt, is the token's place among all, from 1; ties by id.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

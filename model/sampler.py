@@ -119,6 +119,15 @@ def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int
     return Scores(logprobs, _index(tokens, logprobs.device), counts).read()
 
 
+def ranks(logprobs: Tensor, tokens: Sequence[int]) -> list[int]:
+    """The place of tokens[i] among all of row i of `logprobs`, from 1, ties by id."""
+    (picked,) = upload([np.array(tokens, dtype=np.int64)], logprobs.device)
+    own, ids = logprobs.gather(1, picked[:, None]), torch.arange(logprobs.shape[1], device=logprobs.device)
+    before = (logprobs > own) | ((logprobs == own) & (ids < picked[:, None]))
+    places: list[int] = (before.sum(dim=-1) + 1).tolist()
+    return places
+
+
 def _keys(values: Tensor) -> Tensor:
     """Distinct int64 keys [n, vocab_size]: greater for greater values, and for lower ids among equals."""
     bits = (values + 0.0).view(torch.int32)  # + 0.0 makes -0 and 0 equal

@@ -56,10 +56,7 @@ def chunk_usage(asked: StreamOptions, usage: Usage) -> Json:
 
 
 def prompt_scores(delta: Delta, tokenizer: Tokenizer) -> Json:
-    """`prompt_logprobs` as vLLM has it, if asked for: by token id, the first token has none.
-
-    The rank of a token is known among the alternatives that were asked for only.
-    """
+    """`prompt_logprobs` as vLLM has it, if asked for: by token id, the first token has none."""
     if delta.prompt_logprobs is None:
         return {}
 
@@ -67,7 +64,7 @@ def prompt_scores(delta: Delta, tokenizer: Tokenizer) -> Json:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(item.top, 1)}
         return {
             str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.name(token)}
-            for token, (logprob, rank) in ({item.token: (item.logprob, None)} | ranked).items()
+            for token, (logprob, rank) in ({item.token: (item.logprob, item.rank)} | ranked).items()
         }
 
     return {"prompt_logprobs": [None, *map(scores, delta.prompt_logprobs)]}

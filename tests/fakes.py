@@ -99,7 +99,7 @@ class FakeRunner:
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)
-            scored = tuple(TokenLogprob(item.tokens[p + 1], -float(p + 1)) for p in range(item.start, stop))
+            scored = tuple(TokenLogprob(item.tokens[p + 1], -float(p + 1), rank=p + 2) for p in range(item.start, stop))
         known = len(item.tokens) - item.n_draft
         tokens: list[int] = []
         assert item.n_draft == 0 or (item.stop == len(item.tokens) and item.start < known), "a draft is in the way"

@@ -177,11 +177,11 @@ def _decode_update(row: list[Any]) -> Update:
 
 
 def _encode_logprobs(items: tuple[TokenLogprob, ...]) -> list[Any]:
-    return [(item.token, item.logprob, item.top) for item in items]
+    return [(item.token, item.logprob, item.top, item.rank) for item in items]
 
 
 def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top))) for token, logprob, top in items)
+    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top)), rank) for token, logprob, top, rank in items)
 
 
 def _encode_report(report: Report) -> dict[str, Any]:

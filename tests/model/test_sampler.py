@@ -13,7 +13,7 @@ from torch import Tensor
 from model import sampler
 from model.batch import Slice, TokenLogprob
 from model.kernels import native
-from model.sampler import NO_TOKEN, log_softmax, noise, noise_keys, token_logprobs
+from model.sampler import NO_TOKEN, log_softmax, noise, noise_keys, ranks, token_logprobs
 from model.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -155,6 +155,7 @@ def test_penalties_follow_bias_in_order() -> None:
         {"temperature": 0.3},
         {"top_k": 1},
         {"top_k": 7},
+        {"top_p": 0.0},
         {"top_p": 0.1},
         {"top_p": 1e-50},
         {"top_p": 0.9},
@@ -319,6 +320,17 @@ def test_alternatives_tie_by_id_and_are_as_many_as_asked() -> None:
     assert second.logprob == pytest.approx(math.log(0.25))
     (most,) = token_logprobs(logprobs[1:], [0], [20])
     assert [i for i, _ in most.top] == [0, 1, 2, 3]
+
+
+def test_ranks_are_places_in_a_sorted_list() -> None:
+    source = random.Random(5)
+    rows = [[float(source.randrange(6)) for _ in range(40)] for _ in range(30)]
+    tokens = [source.randrange(40) for _ in rows]
+    places = [
+        sorted(range(40), key=lambda i, row=row: (-row[i], i)).index(token) + 1
+        for row, token in zip(rows, tokens, strict=True)
+    ]
+    assert ranks(torch.tensor(rows), tokens) == places
 
 
 def test_rows_without_logprobs_have_none() -> None:
