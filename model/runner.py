@@ -165,7 +165,9 @@ class ModelRunner:
             logprobs = sampler.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
             after = item.start + first + 1
             tokens = item.tokens[after : after + len(logprobs)]
-            found += sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
+            scores = sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
+            ranks = sampler.ranks(logprobs, tokens)
+            found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
@@ -244,7 +246,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         embeddings=dtype,
     )
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
-    description = _describe(config, device, (dtype, kv_dtype), attention_name, scheme)
+    description = _describe(checkpoint, device, (dtype, kv_dtype), attention_name, scheme)
 
     def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
         ahead = device.type == "cuda"
@@ -328,11 +330,12 @@ def _fit(
 
 
 def _describe(
-    config: ModelConfig, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], attention: str, scheme: str
+    checkpoint: Checkpoint, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], attention: str, scheme: str
 ) -> dict[str, str]:
     return {
-        "family": config.family,
-        "parameters": str(config.n_parameters),
+        "family": checkpoint.config.family,
+        "parameters": str(checkpoint.config.n_parameters),
+        "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "dtype": name_of(dtypes[0]),
         "kv_dtype": name_of(dtypes[1]),

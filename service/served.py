@@ -54,7 +54,7 @@ class ServedModel:
             SamplingParams(**sampling)
         except ParameterError as error:
             raise ModelError(f"the model's generation defaults cannot be used: {error}") from error
-        object.__setattr__(self, "fingerprint", fingerprint(self.names[0], self.info))
+        object.__setattr__(self, "fingerprint", fingerprint(self.info))
 
     @property
     def max_prompt_bytes(self) -> int:
@@ -62,9 +62,9 @@ class ServedModel:
         return self.info.max_model_len * self.longest_piece
 
 
-def fingerprint(name: str, info: RunnerInfo) -> str:
+def fingerprint(info: RunnerInfo) -> str:
     """What answers depend on besides the request: version and scheme in words, weights and backend in a hash."""
-    about = {"model": name, "version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 

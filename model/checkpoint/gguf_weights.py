@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model.blocks import GROUP, Blocks, Encoded, Matrix
+from model.checkpoint.cache import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf_index import FLOATS, Entry, Index
 from model.errors import ModelError
 from model.memory import BLOCK_BITS
@@ -25,6 +26,10 @@ class GgufWeights:
     @property
     def quantized(self) -> bool:
         return self.index.quantized
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.index.path, SAMPLE_BLOCKS)
 
     @property
     def block_bits(self) -> float:

@@ -1,11 +1,13 @@
 """A model directory as a stream of (name, matrix): safetensors, shard by shard through a memory map, or a GGUF."""
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from model.blocks import Matrix
+from model.checkpoint.cache import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
 from model.checkpoint.gguf_index import INDEX, read_index
 from model.checkpoint.gguf_weights import GgufWeights
@@ -25,6 +27,11 @@ class Safetensors:
     @property
     def quantized(self) -> bool:
         return False
+
+    @property
+    def fingerprint(self) -> str:
+        shards = "-".join(fingerprint(shard.path, SAMPLE_BLOCKS) for shard in self.shards)
+        return f"{zlib.crc32(shards.encode()):08x}"
 
     @property
     def block_bits(self) -> float:
@@ -65,6 +72,11 @@ class Checkpoint:
     def quantized(self) -> bool:
         """Whether weights come in blocks or in another form of few bits."""
         return self.weights.quantized
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same weights in the same files; of a sample of each, for reading all would delay the start."""
+        return self.weights.fingerprint
 
     @property
     def block_bits(self) -> float:

@@ -61,6 +61,7 @@ class RandomWeights:
     config: ModelConfig
     quantized: bool = False
     block_bits: float = 5.0
+    fingerprint: str = "random"
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         return random_tensors(self.config)

@@ -36,6 +36,15 @@ def _native(directory: Path, weights: dict[str, torch.Tensor], **changes: object
     return directory
 
 
+def test_a_checkpoint_is_known_by_its_weights(tmp_path: Path) -> None:
+    prints = []
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        weights = {"norm.weight": torch.full((8,), value)}
+        prints.append(open_checkpoint(_native(tmp_path / name, weights)).fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(llama: Path) -> None:
     assert len(list(llama.glob("model-*-of-*.safetensors"))) > 2
     checkpoint = open_checkpoint(llama)
