@@ -79,8 +79,6 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, (least, greatest) in RANGES.items():
             _check_range(name, getattr(self, name), least, greatest)
-        if self.top_p == 0.0:
-            raise ParameterError("top_p", "top_p must be greater than 0, got 0")
         if self.min_tokens > self.max_tokens:
             raise ParameterError(
                 "min_tokens", f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from model.batch import TokenLogprob
 from model.sampling_params import SamplingParams
-from model.tokenizers.base import Tokenizer
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.errors import ApiError, InvalidRequest
@@ -16,10 +15,14 @@ from service.text import TextStream
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text to give back before the answer (None: no echo)."""
+    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
+
+    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
+    """
 
     tokens: list[int]
     echo: str | None = None
+    starts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class Choice:
         """Over all generated tokens; needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, self.n_generated)
 
-    def absorb(self, update: Update, tokenizer: Tokenizer) -> Delta:
+    def absorb(self, update: Update) -> Delta:
         """Take an update in. With a stop string the sequence ends here: the engine is told to forget it."""
         if update.finish == "error":
             if update.failure is not None:
@@ -130,7 +133,7 @@ class Choice:
         progress = None if update.processed is None else self._progress(update.processed)
         if not update.tokens and update.finish is None:
             return Delta(progress=progress)
-        opening = None if self._opened else self._open(tokenizer)
+        opening = None if self._opened else self._open()
         before = self.n_generated
         cut = self._push(update)
         finish = "stop" if cut else update.finish
@@ -169,7 +172,7 @@ class Choice:
             scored.append(_scored(self._waiting.popleft(), offset + self._text.length))
         return tuple(scored)
 
-    def _open(self, tokenizer: Tokenizer) -> Delta:
+    def _open(self) -> Delta:
         """What comes before the first token: the prompt, as far as it was asked for."""
         self._opened = True
         text = self._prompt.echo or ""
@@ -177,22 +180,18 @@ class Choice:
         asked = self._order.prompt_logprobs
         return Delta(
             text,
-            self._echoed(tokenizer, text) if self._prompt.echo is not None else (),
+            self._echoed() if self._prompt.starts else (),
             prompt_tokens=self._prompt.tokens if self._order.return_token_ids else None,
             prompt_logprobs=None if asked is None else tuple(_trimmed(item, asked) for item in self._prompt_logprobs),
         )
 
-    def _echoed(self, tokenizer: Tokenizer, text: str) -> tuple[Scored, ...]:
-        params = self._order.params
-        if params.logprobs is None or params.prompt_logprobs is None:
-            return ()
-        stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
-        for token in self._prompt.tokens:
-            stream.push(token)
-        starts = stream.take(final=True).starts
-        later = zip(self._prompt_logprobs, starts[1:], strict=False)  # fewer, if its time was up before
-        scored = (_scored(_trimmed(item, params.logprobs), min(start, len(text))) for item, start in later)
-        return (Scored(self._prompt.tokens[0], None, (), 0), *scored)
+    def _echoed(self) -> tuple[Scored, ...]:
+        n_top = self._order.params.logprobs or 0
+        later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if its time was up before
+        return (
+            Scored(self._prompt.tokens[0], None, (), 0),
+            *(_scored(_trimmed(item, n_top), start) for item, start in later),
+        )
 
 
 def _scored(item: TokenLogprob, start: int) -> Scored:

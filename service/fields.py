@@ -11,6 +11,8 @@ from service.errors import shown
 from service.harmless_fields import accepts
 
 SHOWN_FIELDS = 8
+MAX_ITEMS = 2**14
+"""Of messages, of parts of one, of texts to choose from: more would hold up everybody's tokenizing."""
 
 T = TypeVar("T")
 
@@ -55,10 +57,10 @@ def expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def ranged(name: str, description: str) -> Any:
-    """An optional field with the range that the sampler's parameter of this name has."""
-    least, greatest = RANGES[name]
-    return Field(None, ge=least, le=greatest, description=description)
+def ranged(name: str, description: str, *, least: int | None = None) -> Any:
+    """An optional field with the range that the sampler's parameter of this name has, or from `least` on."""
+    lowest, greatest = RANGES[name]
+    return Field(None, ge=lowest if least is None else least, le=greatest, description=description)
 
 
 def optional(description: str, **limits: Any) -> Any:

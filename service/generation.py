@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from model.tokenizers.base import Tokenizer
-from service.choice import Choice, Delta, Order
+from service.choice import Choice, Delta, Order, Prompt
 from service.engine.client import EngineClient
+from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.metrics import Metrics
 from service.middleware import RequestRecord
@@ -60,9 +61,7 @@ class Generation:
         try:
             for prompt in order.prompts:
                 for number in range(order.n):
-                    mailbox = client.submit(
-                        prompt.tokens, params, number, priority=order.priority, cache_salt=order.cache_salt
-                    )
+                    mailbox = self._mailbox(prompt, number, order, client)
                     text = TextStream(
                         self._tokenizer,
                         stops,
@@ -78,6 +77,12 @@ class Generation:
         if order.timeout is not None:
             left = order.timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+
+    @staticmethod
+    def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
+        if not prompt.tokens:
+            return Mailbox.late()
+        return client.submit(prompt.tokens, order.params, number, priority=order.priority, cache_salt=order.cache_salt)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -138,7 +143,7 @@ class Generation:
     async def _follow(self, choice: Choice) -> AsyncIterator[Event]:
         async for update in choice.mailbox:
             before = choice.n_generated
-            delta = choice.absorb(update, self._tokenizer)
+            delta = choice.absorb(update)
             self._measure(choice, update, choice.n_generated - before)
             if delta.progress is not None:
                 delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
@@ -151,7 +156,8 @@ class Generation:
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
         if update.queued is not None:
             self._metrics.observe_queue(update.queued)
-            self._record.queue_seconds = max(self._record.queue_seconds or 0.0, update.queued)
+            if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
+                self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
             self.usage.cached += update.cached
         if not n_tokens:

@@ -23,6 +23,7 @@ from service.messages.schema import (
     Turn,
 )
 from service.messages.tools import TextBlock, ToolChoice, ToolOffer, ToolResult, ToolUse
+from service.middleware import GENERATION_PATHS
 from service.responses.items import CallItem, InputMessage, InputPart, OutputItem
 from service.responses.schema import Format, ResponsesBody, TextConfig
 from service.responses.tools import AllowedTools, FunctionChoice, FunctionTool
@@ -83,6 +84,11 @@ ERRORS = {
     500: "A failure of the server.",
     503: "Loading, restarting or draining; try again after `retry-after` seconds.",
 }
+HEADERS: Mapping[str, tuple[str, str]] = {
+    "x-request-id": ("string", "The client's, or a new one."),
+    "x-queue-ms": ("number", "The wait for the engine's first step, unless a stream began with a keep-alive."),
+    "retry-after": ("integer", "Seconds."),
+}
 EVENT: Json = {
     "type": "object",
     "description": "One event of many, if `stream` is true.",
@@ -127,7 +133,12 @@ def _responses(path: str, example: Example) -> Json:
     content: Json = {example.media_type: _described(example.answers)}
     if example.streams:
         content["text/event-stream"] = {"schema": EVENT}
-    return {"200": {"description": "The answer.", "content": content}, **_errors(path)}
+    named = ("x-request-id", "x-queue-ms") if path in GENERATION_PATHS else ("x-request-id",)
+    return {"200": {"description": "The answer.", "content": content, "headers": _headers(*named)}, **_errors(path)}
+
+
+def _headers(*names: str) -> Json:
+    return {name: {"description": HEADERS[name][1], "schema": {"type": HEADERS[name][0]}} for name in names}
 
 
 def _errors(path: str) -> Json:
@@ -138,7 +149,15 @@ def _errors(path: str) -> Json:
     body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error.body()
     content = {"application/json": _described((body,))}
     statuses = [status for status in ERRORS if path in BODIES or status not in OF_BODIES]
-    return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}
+    named = {429: ("x-request-id", "retry-after"), 503: ("x-request-id", "retry-after")}
+    return {
+        str(status): {
+            "description": ERRORS[status],
+            "content": content,
+            "headers": _headers(*named.get(status, ("x-request-id",))),
+        }
+        for status in statuses
+    }
 
 
 def _described(examples: tuple[Json, ...]) -> Json:

@@ -14,10 +14,11 @@ from service.call_schemas import Function
 from service.calling import call_grammar, explained
 from service.calls import style_of
 from service.choice import Order, Prompt
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, shown
 from service.schemas import ChatBody, CompletionBody, GenerationBody
 from service.served import ServedModel
 from service.structured import Constraint, checked_size, constraint
+from service.text import TextStream
 
 COMPLETION_TOKENS = 16
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -49,7 +50,7 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
         params = _chat_sampling(body, served, body.token_limit, asked)  # refused, if so, before the work of tokenizing
     messages = [message.plain() for message in body.messages]
     whole = encode_chat(served, messages, body.functions, **body.template_options)
-    tokens = _truncated(whole, body, body.token_limit or 1, served)
+    tokens = _truncated(whole, _n_begin(whole, served.tokenizer), body, body.token_limit or 1, served)
     if body.token_limit is None:
         params = _chat_sampling(body, served, max(1, served.info.max_model_len - len(tokens)), asked)
     check_prompt(tokens, params.max_tokens, served)
@@ -57,6 +58,11 @@ def order_chat(body: ChatBody, served: ServedModel) -> Order:
     wishes = {**_wishes(body), "grammar_field": asked.field, "shown_control": shown}
     starts = not body.continue_final_message and form.grammar is None  # a form says itself how an answer starts
     return Order((Prompt(tokens),), params, body.n_choices, starts_message=starts, **wishes)
+
+
+def order_late(body: GenerationBody) -> Order:
+    """Of a request whose time was up before it was an order: choices that have nothing but their end."""
+    return Order((Prompt([]),) * body.n_prompts, SamplingParams(max_tokens=0), body.n_choices)
 
 
 def renamed(order: Order, field: str) -> Order:
@@ -145,25 +151,63 @@ def _chat_sampling(body: ChatBody, served: ServedModel, max_tokens: int, asked: 
 
 
 def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, served: ServedModel) -> Prompt:
-    whole = encode_text(served, prompt) if isinstance(prompt, str) else prompt
-    tokens = _truncated(whole, body, max_tokens, served)
+    whole = _encoded(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
+    n_begin = _n_begin(whole, served.tokenizer) if isinstance(prompt, str) else 0
+    tokens = _truncated(whole, n_begin, body, max_tokens, served)
     check_prompt(tokens, max_tokens, served)
     if not body.echo:
         return Prompt(tokens)
     if isinstance(prompt, str) and len(tokens) == len(whole):
-        return Prompt(tokens, prompt)
-    return Prompt(tokens, served.tokenizer.decode(tokens, keep_control=True))
+        text = prompt
+    else:
+        text = served.tokenizer.decode(tokens[n_begin:], keep_control=True)
+    return Prompt(tokens, text, () if body.logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
 
 
-def _truncated(tokens: list[int], body: GenerationBody, max_tokens: int, served: ServedModel) -> list[int]:
-    """The last `truncate_prompt_tokens` tokens, or as many as `max_tokens` leave room for."""
+def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
+    """Ids of a prompt; with a suffix as mistral-common writes a gap to fill, the suffix first."""
+    if not suffix:
+        return encode_text(served, prompt)
+    check_size([prompt, suffix], "suffix", served)
+    tokenizer = served.tokenizer
+    if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
+        message = f"suffix needs a model with the tokens [SUFFIX] and [PREFIX], this one has none, got {shown(suffix)}"
+        raise InvalidRequest(message, param="suffix")
+    return [
+        *tokenizer.encode("", add_bos=True, parse_control=True),
+        tokenizer.control["[SUFFIX]"],
+        *encode_inner(tokenizer, suffix),
+        tokenizer.control["[PREFIX]"],
+        *tokenizer.encode(prompt, add_bos=False, parse_control=False),
+    ]
+
+
+def _n_begin(tokens: list[int], tokenizer: Tokenizer) -> int:
+    """How many of the tokens the tokenizer puts before any text."""
+    begin = tokenizer.encode("", add_bos=True, parse_control=True)
+    return len(begin) if tokens[: len(begin)] == begin else 0
+
+
+def _starts(tokens: list[int], n_begin: int, text: str, tokenizer: Tokenizer) -> list[int]:
+    """Where in `text` each token starts; the first `n_begin` are not in it."""
+    stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
+    for token in tokens[n_begin:]:
+        stream.push(token)
+    return [0] * n_begin + [min(start, len(text)) for start in stream.take(final=True).starts]
+
+
+def _truncated(
+    tokens: list[int], n_begin: int, body: GenerationBody, max_tokens: int, served: ServedModel
+) -> list[int]:
+    """The last `truncate_prompt_tokens` tokens, or as many as `max_tokens` leave room for; the begin token stays."""
     most, limit = body.truncate_prompt_tokens, served.info.max_model_len
     if most is None:
         return tokens
     if most > limit:
         message = f"truncate_prompt_tokens must be at most the context of {limit} tokens, got {most}"
         raise InvalidRequest(message, param="truncate_prompt_tokens")
-    return tokens[-most if most > 0 else -max(1, limit - max_tokens) :]
+    n_last = (most if most > 0 else max(1, limit - max_tokens)) - n_begin
+    return tokens if len(tokens) <= n_begin + n_last else tokens[:n_begin] + tokens[len(tokens) - n_last :]
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

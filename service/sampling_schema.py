@@ -20,7 +20,9 @@ class SamplingBody(Body):
 
     min_tokens: int | None = ranged("min_tokens", "No end before as many; at most `max_tokens`. Default: 0.")
     temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
-    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    top_p: float | None = ranged(
+        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
+    )
     top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
     min_p: float | None = ranged("min_p", "Keeps tokens this much as likely as the likeliest. Default: 0.")
     presence_penalty: float | None = ranged("presence_penalty", "On tokens of the output. Default: 0.")

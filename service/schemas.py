@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from service.call_schemas import MAX_CALLS, Call, ToolsBody
 from service.errors import InvalidRequest, shown
-from service.fields import Body, Items, TokenIds, expect, optional, ranged, unsupported
+from service.fields import MAX_ITEMS, Body, Items, TokenIds, expect, optional, ranged, unsupported
 from service.harmless_fields import (
     HARMLESS_CHAT,
     HARMLESS_COMPLETION,
@@ -27,6 +27,7 @@ MAX_NAME = 256
 MAX_SALT = 1024
 MAX_TIMEOUT = 86400.0
 MAX_USER = 512
+CHAT_TOKENS = "Within the context, together with the prompt. Default: what the context leaves."
 
 Prompts = Annotated[
     str | Items[str] | TokenIds | Items[TokenIds],
@@ -68,9 +69,7 @@ class GenerationBody(SamplingBody, FormBody):
     return_progress: bool | None = optional(
         "Chunks with `prompt_progress` while the prompt is computed. Only when `stream` is true."
     )
-    max_tokens: int | None = ranged(
-        "max_tokens", "Within the context, together with the prompt. Default: 16; in chat, what the context leaves."
-    )
+    max_tokens: int | None = ranged("max_tokens", "Within the context, together with the prompt. Default: 16.")
     prompt_logprobs: int | None = ranged(
         "prompt_logprobs", "Logprobs of the prompt's tokens, with as many alternatives; not with `stream`."
     )
@@ -92,6 +91,10 @@ class GenerationBody(SamplingBody, FormBody):
     )
     user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
     safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
+
+    @property
+    def n_prompts(self) -> int:
+        return 1
 
     @property
     def n_choices(self) -> int:
@@ -121,6 +124,10 @@ class CompletionBody(GenerationBody):
     prompt: Prompts = Field(
         description="A string, a list of strings, token ids, a list of those; at most 1024 prompts."
     )
+    suffix: str | None = optional(
+        "What comes after the answer, which fills the gap: for models with the tokens `[SUFFIX]` and `[PREFIX]`; not "
+        "with `echo`."
+    )
     echo: bool | None = optional("The prompt before the answer; scored with `logprobs`; allows `max_tokens` 0.")
     logprobs: int | None = optional("Logprobs of the tokens, with as many alternatives.", ge=0, le=5)
     best_of: int | None = optional(
@@ -128,6 +135,10 @@ class CompletionBody(GenerationBody):
         ge=1,
         le=MAX_CHOICES,
     )
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
 
     @property
     def n_drawn(self) -> int:
@@ -150,6 +161,11 @@ class CompletionBody(GenerationBody):
             name = "best_of" if self.best_of else "n"
             message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_drawn}"
             raise InvalidRequest(message, param=name)
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            message = "suffix goes neither with echo nor with truncate_prompt_tokens: the prompt is not the beginning"
+            raise InvalidRequest(message, param="suffix")
+        if self.suffix and not isinstance(self.prompts[0], str):
+            raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
 
@@ -160,8 +176,11 @@ class TextPart(Body):
 
 
 Content = Annotated[
-    str | Items[TextPart],
-    expect("a string or a list of parts {'type': 'text', 'text': ...} (images and other parts are not supported)"),
+    str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)],
+    expect(
+        f"a string or a list of at most {MAX_ITEMS} parts {{'type': 'text', 'text': ...}} (images and other parts are "
+        "not supported)"
+    ),
 ]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -241,8 +260,10 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
 
     harmless = HARMLESS_CHAT
-    messages: Items[Message] = Field(description="At least one.")
-    max_completion_tokens: int | None = ranged("max_tokens", "Another name of `max_tokens`.")
+    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
+    max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
+    max_completion_tokens: int | None = ranged("max_tokens", "Another name of `max_tokens`.", least=1)
+    prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
     logprobs: bool | None = optional("Logprobs of the tokens.")
     top_logprobs: int | None = optional("As many alternatives beside each token.", ge=0, le=20)
 
@@ -256,11 +277,10 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
         self.check_tools()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            message = f"top_logprobs needs logprobs to be true, got {self.top_logprobs} without"
+            raise InvalidRequest(message, param="top_logprobs")
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits) > 1:
             message = f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) differ"
             raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
-        if 0 in limits:
-            raise InvalidRequest("max_tokens must be at least 1, got 0", param="max_tokens")

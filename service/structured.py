@@ -8,7 +8,7 @@ from pydantic import Field
 
 from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.errors import InvalidRequest, shown
-from service.fields import Body, Items, optional
+from service.fields import MAX_ITEMS, Body, Items, optional
 from service.harmless_fields import HARMLESS_STRUCTURED
 from service.json_schemas import bounded, closed
 
@@ -39,7 +39,7 @@ class StructuredOutputs(Body):
     json_: Json | str | None = optional("A JSON schema, or one as a string.", alias="json")
     json_object: bool | None = optional("Any JSON object.")
     regex: str | None = optional("What the whole answer must match.")
-    choice: Items[str] | None = optional("Texts, one of which is the answer.")
+    choice: Items[str] | None = optional("Texts, one of which is the answer.", max_length=MAX_ITEMS)
     grammar: str | None = optional("Lark, as llguidance takes it.")
 
 
@@ -52,7 +52,7 @@ class FormBody(Body):
     )
     guided_json: Json | str | None = optional("A JSON schema, or one as a string.")
     guided_regex: str | None = optional("What the whole answer must match.")
-    guided_choice: Items[str] | None = optional("Texts, one of which is the answer.")
+    guided_choice: Items[str] | None = optional("Texts, one of which is the answer.", max_length=MAX_ITEMS)
     guided_grammar: str | None = optional("Lark, as llguidance takes it.")
 
 

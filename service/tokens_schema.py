@@ -4,7 +4,7 @@ from pydantic import Field
 
 from service.call_schemas import OfferBody
 from service.errors import InvalidRequest
-from service.fields import Body, Items, TokenIds, optional
+from service.fields import MAX_ITEMS, Body, Items, TokenIds, optional
 from service.harmless_fields import HARMLESS_TEMPLATE, HARMLESS_TOKENIZE
 from service.schemas import Message, TemplateBody
 
@@ -14,7 +14,7 @@ class ApplyTemplateBody(TemplateBody, OfferBody):
 
     harmless = HARMLESS_TEMPLATE
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    messages: Items[Message] = Field(description="At least one.")
+    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
 
     def check(self) -> None:
         if not self.messages:
@@ -32,7 +32,7 @@ class TokenizeBody(TemplateBody, OfferBody):
     content: str | None = optional(
         "A string, as llama.cpp has it: with `add_special` in place of `add_special_tokens`."
     )
-    messages: Items[Message] | None = optional("At least one.")
+    messages: Items[Message] | None = optional("At least one.", max_length=MAX_ITEMS)
     add_special_tokens: bool | None = optional("The model's begin token before a prompt. Default: true.")
     add_special: bool | None = optional("The model's begin token before a content. Default: false.")
     return_token_strs: bool | None = optional("Adds `token_strs`.")

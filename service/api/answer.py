@@ -1,5 +1,7 @@
 """The common walk of a completion and a chat request: admit, tokenize, submit, then stream or wait."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol
@@ -13,7 +15,9 @@ from service.choice import Delta, Order, joined
 from service.generation import Generation, Usage
 from service.logs import hashed
 from service.middleware import RequestRecord
+from service.ordering import order_late
 from service.response_shapes import Shape
+from service.schemas import GenerationBody
 from service.served import ServedModel
 from service.sse import EventStream, Json, while_connected
 
@@ -61,10 +65,24 @@ async def started(
     record.user = hashed(body.end_user)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
-    order = await state.admission.off_loop(lambda: make_order(served))
-    await state.grammars.check(served, order)
+    order = await _ordered(state, served, body, make_order, record.started)
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
+
+
+async def _ordered(
+    state: State, served: ServedModel, body: Asked, make_order: Callable[[ServedModel], Order], started: float
+) -> Order:
+    """The order, checked; an empty one if its time was up before. `started` is when the request came."""
+    timeout = body.timeout if isinstance(body, GenerationBody) else None
+    try:
+        async with asyncio.timeout(None if timeout is None else started + timeout - time.perf_counter()):
+            order = await state.admission.off_loop(lambda: make_order(served))
+            await state.grammars.check(served, order)
+            return order
+    except TimeoutError:
+        assert isinstance(body, GenerationBody)  # nobody else has a deadline
+        return order_late(body)
 
 
 async def gathered(

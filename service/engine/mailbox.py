@@ -60,6 +60,13 @@ class Mailbox:
         if self._pending is None or self._pending.finish is None:
             self.put(Update(self.id, finish="timeout"))
 
+    @classmethod
+    def late(cls) -> "Mailbox":
+        """Of a sequence whose time was up before the engine was asked."""
+        mailbox = cls(0, lambda sequence_id: None)
+        mailbox.expire()
+        return mailbox
+
     def close(self) -> None:
         """Abort the sequence unless it has finished. May be called again."""
         self._on_close(self.id)

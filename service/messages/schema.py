@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.call_schemas import MAX_TOOLS
 from service.errors import InvalidRequest
-from service.fields import Body, Items, expect, optional, ranged, unsupported
+from service.fields import MAX_ITEMS, Body, Items, expect, optional, ranged, unsupported
 from service.harmless_fields import (
     HARMLESS_CONVERSATION,
     HARMLESS_MESSAGES,
@@ -22,9 +22,10 @@ Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 Blocks = Annotated[
-    str | Items[TextBlock | ToolUse | ToolResult],
+    str | Annotated[Items[TextBlock | ToolUse | ToolResult], Field(max_length=MAX_ITEMS)],
     expect(
-        "a string or a list of blocks of type text, tool_use or tool_result (images and thinking are not supported)"
+        f"a string or a list of at most {MAX_ITEMS} blocks of type text, tool_use or tool_result (images and "
+        "thinking are not supported)"
     ),
 ]
 OF_ROLES = {"user": ToolUse, "assistant": ToolResult}
@@ -74,7 +75,9 @@ class ConversationBody(Body):
 
     harmless = HARMLESS_CONVERSATION
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    messages: Items[Turn] = Field(description="At least one; the answer continues a last one of the assistant's.")
+    messages: Items[Turn] = Field(
+        max_length=MAX_ITEMS, description="At least one; the answer continues a last one of the assistant's."
+    )
     output_config: OutputConfig | None = optional("Only `format`.")
     system: Texts | None = optional("A string, or a list of text blocks.")
     tools: Items[ToolOffer] | None = optional("What the model may call.", max_length=MAX_TOOLS)
@@ -116,7 +119,9 @@ class MessagesBody(ConversationBody):
     stop_sequences: Items[Sentence] | None = optional("The text ends before any of them.", max_length=MAX_STOPS)
     stream: bool | None = optional("Server-sent events in place of one answer.")
     temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
-    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    top_p: float | None = ranged(
+        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
+    )
     top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
 
     @property

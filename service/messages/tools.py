@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from service.call_schemas import NAME
-from service.fields import Body, Items, expect, optional, unsupported
+from service.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
 from service.harmless_fields import HARMLESS_TEXT_BLOCK, HARMLESS_TOOL_OFFER, HARMLESS_TOOL_RESULT, HARMLESS_TOOL_USE
 from service.schemas import MAX_NAME
 
@@ -20,8 +20,10 @@ class TextBlock(Body):
 
 
 Texts = Annotated[
-    str | Items[TextBlock],
-    expect("a string or a list of blocks {'type': 'text', 'text': ...} (images are not supported)"),
+    str | Annotated[Items[TextBlock], Field(max_length=MAX_ITEMS)],
+    expect(
+        f"a string or a list of at most {MAX_ITEMS} blocks {{'type': 'text', 'text': ...}} (images are not supported)"
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from service.call_schemas import Called
-from service.fields import Body, Items, expect, optional
+from service.fields import MAX_ITEMS, Body, Items, expect, optional
 from service.harmless_fields import (
     HARMLESS_CALL_ITEM,
     HARMLESS_INPUT_ITEM,
@@ -28,8 +28,11 @@ class InputPart(Body):
 
 
 Parts = Annotated[
-    str | Items[InputPart],
-    expect("a string or a list of parts of type input_text or output_text (images and files are not supported)"),
+    str | Annotated[Items[InputPart], Field(max_length=MAX_ITEMS)],
+    expect(
+        f"a string or a list of at most {MAX_ITEMS} parts of type input_text or output_text (images and files are "
+        "not supported)"
+    ),
 ]
 
 

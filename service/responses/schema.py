@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from model.sampling_params import RANGES
 from service.errors import InvalidRequest
-from service.fields import Body, Items, optional, ranged, unsupported
+from service.fields import MAX_ITEMS, Body, Items, optional, ranged, unsupported
 from service.harmless_fields import HARMLESS_RESPONSES, HARMLESS_TEXT_CONFIG
 from service.responses.items import Item, as_messages
 from service.responses.tools import CallingBody
@@ -49,7 +49,7 @@ class ResponsesBody(CallingBody):
     harmless = HARMLESS_RESPONSES
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
-        description="What a user says; or all items of a conversation."
+        max_length=MAX_ITEMS, description="What a user says; or all items of a conversation."
     )
     instructions: str | None = optional("A system message before all others.")
     max_output_tokens: int | None = optional("Within the context, together with the prompt.", ge=1, le=MAX_TOKENS)
@@ -58,7 +58,9 @@ class ResponsesBody(CallingBody):
     stream: bool | None = optional("Server-sent events in place of one answer.")
     temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
     text: TextConfig | None = optional("The answer's form.")
-    top_p: float | None = ranged("top_p", "Keeps the likeliest tokens that reach this share; above 0. Default: 1.")
+    top_p: float | None = ranged(
+        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
+    )
     user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
 
     @property

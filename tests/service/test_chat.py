@@ -66,7 +66,10 @@ def test_harmless_fields_pass(live: Live) -> None:
         "use_beam_search": False,
         "n_probs": 0,
         "stream_options": None,
-        "reasoning_effort": None,
+        "reasoning_effort": "none",
+        "verbosity": "medium",
+        "prompt_cache_key": "mine",
+        "top_logprobs": 0,
     }
     assert live.chat("hi", max_tokens=4, **harmless)["choices"][0]["message"]["content"] == answer(said("hi"), 4)
 

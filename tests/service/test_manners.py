@@ -28,6 +28,14 @@ def test_timings_of_a_whole_answer(live: Live) -> None:
     assert (nothing_drawn["predicted_n"], nothing_drawn["predicted_ms"]) == (0, 0)
 
 
+def test_the_wait_of_later_choices_is_no_time_of_the_first() -> None:
+    """One sequence at a time, of 20 ms a step: the second waits until the first has said all."""
+    with running(model="slow", max_sequences=1) as live:
+        timings = live.complete(prompt=["one", "two"], max_tokens=5)["timings"]
+    assert timings["prompt_ms"] >= 20
+    assert timings["predicted_ms"] >= 160
+
+
 def test_only_the_last_chunk_of_a_stream_has_timings(live: Live) -> None:
     for options in ({}, {"stream_options": {"include_usage": True}}):
         body = {"prompt": PROMPT, "max_tokens": 5, "n": 2, **options}
@@ -63,8 +71,10 @@ def test_the_fingerprint_is_that_of_the_server(live: Live) -> None:
 def test_the_fingerprint_changes_with_what_answers_depend_on() -> None:
     info = make_info()
     other = make_info(max_model_len=64)
-    assert fingerprint("a", info) == fingerprint("a", make_info())
-    assert len({fingerprint("a", info), fingerprint("b", info), fingerprint("a", other)}) == 3
+    trained = make_info()
+    trained.description["weights"] = "another"
+    assert fingerprint(info) == fingerprint(make_info())
+    assert len({fingerprint(info), fingerprint(trained), fingerprint(other)}) == 3
 
 
 def test_a_models_card_says_how_it_is_run() -> None:

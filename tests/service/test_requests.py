@@ -8,7 +8,7 @@ import pytest
 
 from service.fields import Body
 from service.schemas import ChatBody, CompletionBody, Message, StreamOptions
-from tests.fakes import END
+from tests.fakes import END, IntegerTokenizer
 from tests.service.live import Live, answer, eventually, running
 from tests.service.test_chat import said
 from tests.service.test_chat import stream as chat_stream
@@ -25,6 +25,7 @@ def test_null_means_default_in_every_field(kind: type[Body], least: dict[str, An
 
 def test_null_and_empty_extras_in_a_message() -> None:
     extras = {"refusal": None, "annotations": [], "audio": None, "name": None, "function_call": None, "tool_calls": []}
+    extras |= {"parsed": {"x": 1}, "reasoning": None, "thinking_blocks": None, "images": []}
     assert Message(role="user", content="x", **extras).plain() == {"role": "user", "content": "x"}
     assert Message(role="user", content="x", name="Ann").plain()["name"] == "Ann"
     assert not StreamOptions.model_validate_json('{"include_usage": null, "include_obfuscation": null}').include_usage
@@ -123,7 +124,7 @@ def test_a_prompt_is_truncated_to_what_fits() -> None:
 def expected_prompt_logprobs(prompt: str) -> list[Any]:
     later = enumerate(prompt[1:], 1)
     return [None] + [
-        {str(ord(char)): {"logprob": -float(place), "rank": None, "decoded_token": char}} for place, char in later
+        {str(ord(char)): {"logprob": -float(place), "rank": place + 1, "decoded_token": char}} for place, char in later
     ]
 
 
@@ -256,6 +257,32 @@ def test_waiting_counts_for_the_deadline() -> None:
         assert (plain["text"], plain["finish_reason"]) == ("", "timeout")
         chunks = chat_stream(live, "late", timeout=0.1)
         assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "timeout"]
+
+
+class Held(IntegerTokenizer):
+    """Reads no text with an "x" until it may."""
+
+    may = threading.Event()
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        assert "x" not in text or self.may.wait(30)
+        return super().encode(text, add_bos=add_bos, parse_control=parse_control)
+
+
+def test_tokenizing_counts_for_the_deadline() -> None:
+    """The answer comes although the prompt is not read, and does not wait for others' either."""
+    with running(tokenizer=Held()) as live:
+        body = {"prompt": ["x", "a"], "n": 2, "best_of": 2, "timeout": 0.1, "logprobs": 1, "echo": True}
+        reply = live.complete(**body)
+        late = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        assert reply["choices"] == [
+            {"index": index, "text": "", "logprobs": late, "finish_reason": "timeout"} for index in range(4)
+        ]
+        assert reply["usage"]["total_tokens"] == 0
+        assert [chunk["choices"][0]["finish_reason"] for chunk in stream(live, prompt="a", timeout=0.1)] == ["timeout"]
+        Held.may.set()
+        assert live.complete(prompt="x", max_tokens=4, timeout=30)["choices"][0]["text"] == answer("x", 4)
+        assert live.metric("noria_requests_total", outcome="timeout") == 2
 
 
 def test_a_deadline_that_is_not_met_changes_nothing(live: Live) -> None:

@@ -24,7 +24,7 @@ def serve(ends: tuple[Any, ...] = (), **sampling: Any) -> ServedModel:
         ((), {"temperature": float("nan")}, ["temperature", "nan"]),
         ((), {"top_k": 50.5}, ["top_k", "integer", "50.5"]),
         ((), {"top_k": True}, ["top_k", "True"]),
-        ((), {"top_p": 0}, ["top_p", "greater than 0"]),
+        ((), {"top_p": 1.1}, ["top_p", "1.0", "1.1"]),
         ((2, VOCAB), {}, ["eos_token_id", "256", "0..255"]),
         (("</s>",), {}, ["eos_token_id", "'</s>'"]),
     ],
