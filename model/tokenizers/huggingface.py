@@ -50,7 +50,8 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch lets other threads run meanwhile, a single text does not: the service's would stand still.
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return self._prefix + ids if add_bos else ids
 
     def piece(self, token: int) -> bytes:

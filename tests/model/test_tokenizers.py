@@ -3,6 +3,8 @@
 import codecs
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -38,6 +40,7 @@ TEXTS = [
     "▁ the mark itself",
     "don't we'll I'M",
 ]
+ASKED = {"add_bos": False, "parse_control": True}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TEXTS)
 
 
@@ -97,6 +100,16 @@ def test_byte_level_pieces_are_exact(byte_level: Tokenizer, embedded: Path, text
     assert ids == library.encode(text).ids
     assert _stream(byte_level, ids) == byte_level.decode(ids) == library.decode(ids)
     assert byte_level.encode(text, add_bos=False, parse_control=False) == ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    thread = threading.Thread(target=byte_level.encode, args=["lorem ipsum " * 2**17], kwargs=ASKED)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
 
 
 @cache
