@@ -81,7 +81,7 @@ class StepBatch:
 class TokenLogprob:
     """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.
 
-    `rank`, of tokens of a prompt, is the token's place among all, from 1; ties by id.
+    `rank`, of tokens of a prompt, is one more than how many tokens are likelier.
     """
 
     token: int

@@ -120,12 +120,11 @@ def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int
 
 
 def ranks(logprobs: Tensor, tokens: Sequence[int]) -> list[int]:
-    """The place of tokens[i] among all of row i of `logprobs`, from 1, ties by id."""
+    """One more than how many tokens are likelier than tokens[i] in row i of `logprobs`."""
     (picked,) = upload([np.array(tokens, dtype=np.int64)], logprobs.device)
-    own, ids = logprobs.gather(1, picked[:, None]), torch.arange(logprobs.shape[1], device=logprobs.device)
-    before = (logprobs > own) | ((logprobs == own) & (ids < picked[:, None]))
-    places: list[int] = (before.sum(dim=-1) + 1).tolist()
-    return places
+    likelier = logprobs > logprobs.gather(1, picked[:, None])
+    found: list[int] = (likelier.sum(dim=-1, dtype=torch.int32) + 1).tolist()  # int64 takes five times as long
+    return found
 
 
 def _keys(values: Tensor) -> Tensor:
