@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model import device, memory, runner
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
-from model.checkpoint.open import Checkpoint
+from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError
 from model.kernels import native
 from model.runner import ModelRunner, create
@@ -195,6 +195,7 @@ def test_info_tells_what_runs(saved: Any) -> None:
     assert info.description == {
         "family": "llama",
         "parameters": "21664",
+        "weights": open_checkpoint(saved[0]).fingerprint,
         "device": "cpu",
         "dtype": "float32",
         "kv_dtype": "float32",
