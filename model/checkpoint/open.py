@@ -75,7 +75,7 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same weights in the same files; of a sample of each, for reading all would delay the start."""
+        """The same for the same weights in the same files: of a sample of each, as reading all would take time."""
         return self.weights.fingerprint
 
     @property
