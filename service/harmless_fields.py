@@ -21,8 +21,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "guided_decoding_backend": ("auto", "guidance"),
     "guided_whitespace_pattern": (),
     "return_tokens_as_token_ids": (False,),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "vllm_xargs": (),
     # llama.cpp
