@@ -115,12 +115,15 @@ def plan(
     show(Settings(**served), memory, as_json=json)
 
 
-def _parameters(command: Any) -> inspect.Signature:
-    """Those of `plan`, as `typer` is to see them."""
-    own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "served"]
+def _borrow() -> inspect.Signature:
+    """The parameters of `plan`, as `typer` is to see them."""
+    own = [parameter for parameter in inspect.signature(plan).parameters.values() if parameter.name != "served"]
     of_serve = inspect.signature(serve).parameters
     borrowed = [of_serve[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in PLANNED]
     return inspect.Signature([*own, *borrowed])
+
+
+plan.__signature__ = _borrow()  # type: ignore[attr-defined]
 
 
 def run(settings: Settings) -> int:
@@ -188,7 +191,6 @@ def build(arguments: list[str]) -> typer.Typer:
         from service.tools.bench import bench
         from service.tools.terminal import chat
 
-        plan.__signature__ = _parameters(plan)  # type: ignore[attr-defined]
         app.command(context_settings={"auto_envvar_prefix": "NORIA"})(plan)
         app.command()(chat)
         app.command()(bench)

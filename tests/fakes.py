@@ -183,9 +183,12 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What a host loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "broken" or "crash"."""
+    """What a host loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "large",
+    "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
+    if model == "large":
+        time.sleep(3)
     if model == "broken":
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":

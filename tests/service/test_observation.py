@@ -23,11 +23,11 @@ def test_probes(live: Live) -> None:
 
 
 def test_while_loading_only_life_is_certain() -> None:
-    with running(model="broken", wait="failed") as live:
+    with running(model="large", wait="loading") as live:
         assert live.http.get("/live").status_code == 200
         response = live.http.get("/ready")
         assert response.status_code == 503
-        assert response.json() == {"status": "failed", "stage": "loading weights", "progress": 0.5}
+        assert response.json() == {"status": "loading", "stage": "loading weights", "progress": 0.5}
         assert live.http.get("/health").status_code == 503
         for method, path in [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/tokenize")]:
             response = live.http.request(method, path, json={"prompt": "hi"})
