@@ -16,6 +16,8 @@ from torch import Tensor
 from model.batch import Slice, StepBatch
 
 Ints = NDArray[np.int64]
+TABLE_WIDTH = 5
+"""Columns of `PoolInputs.table`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PoolInputs:
-    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order."""
+    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
+
+    `table` [S, 5] is what kernels read of `spans`: row, n_queries, start, first_key and page, int64. Who fills a step
+    up to a fixed size gives the rows that are too many slot -1, which is never written, and the slices no queries.
+    """
 
     window: int | None
     page_size: int
     slots: Tensor
     pages: Tensor
+    table: Tensor
     spans: tuple[Span, ...]
 
 
@@ -91,15 +98,17 @@ def pack(batch: StepBatch, page_size: int, windows: Sequence[int | None], device
     spans: list[tuple[Span, ...]] = []
     for index, window in enumerate(windows):
         pages, pool_spans = _place(slices, rows, index, window, page_size)
-        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages]
+        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages, _table(pool_spans)]
         spans.append(pool_spans)
     token_ids, where, draw_rows, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
         pools=tuple(
-            PoolInputs(window, page_size, placed[2 * i], placed[2 * i + 1], spans[i])
-            for i, window in enumerate(windows)
+            PoolInputs(window, page_size, slots, pages, table.view(-1, TABLE_WIDTH), pool_spans)
+            for window, slots, pages, table, pool_spans in zip(
+                windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
+            )
         ),
         draw_rows=draw_rows,
         score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
@@ -136,6 +145,12 @@ def _place(
         )
         pages.extend(visible)
     return np.array(pages, dtype=np.int64), tuple(spans)
+
+
+def _table(spans: Sequence[Span]) -> Ints:
+    """`PoolInputs.table`, flat."""
+    rows = [(span.row, span.n_queries, span.start, span.first_key, span.page) for span in spans]
+    return np.array(rows, dtype=np.int64).ravel()
 
 
 def _ascends(pages: Sequence[int]) -> bool:

@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]
 Drawn = tuple[int, TokenLogprob | None]
 LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Part of the memory free after the weights that keys and values get by default."""
 
@@ -183,10 +183,10 @@ def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.devi
 
 
 def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values: that of the model, or int8."""
-    if name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
-    return torch.int8 if name == "int8" else dtype
+    """Of keys and values: that of the model, or one of eight bits."""
+    if name != "auto" and name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: auto, {', '.join(KV_DTYPES)}")
+    return KV_DTYPES.get(name, dtype)
 
 
 def _check_counts(options: RunnerOptions) -> None:

@@ -24,6 +24,14 @@ class Attention(ABC):
     dtypes: frozenset[torch.dtype] = frozenset((torch.float32, torch.bfloat16, torch.float16))
     """Formats of keys and values in the cache that it serves."""
 
+    @classmethod
+    def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot serve keys and values in `dtype` on `device` here, as a clause for a person; None if it can."""
+        if dtype in cls.dtypes:
+            return None
+        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in cls.dtypes))
+        return f"keeps keys and values in {known}, not in {str(dtype).removeprefix('torch.')}"
+
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Memory for the key, or the value, of one head at one position."""
         return head_dim * dtype.itemsize
@@ -51,7 +59,7 @@ class Attention(ABC):
         `turn` [T, 2, head_dim/2] are their rotations. Returns [T, n_heads, head_dim] in the format of qkv.
         """
         n_turned = (qkv.shape[1] + n_heads) // 2
-        dtype = cache.k.dtype
+        dtype = cache.k.dtype if cache.k.dtype is not torch.float8_e4m3fn else qkv.dtype
         turned = rotate(qkv[:, :n_turned], turn).to(dtype)
         q, k, v = turned[:, :n_heads], turned[:, n_heads:], qkv[:, n_turned:].to(dtype)
         return self.attend(q, k, v, cache, prepared).to(qkv.dtype)
