@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model.batch import PoolSpec
@@ -26,10 +27,12 @@ class LayerCache:
         return self.k.flatten(0, 1), self.v.flatten(0, 1)
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [T, n_kv_heads, head_dim] at `slots` [T]."""
-        keys, values = self.slots()
-        keys.index_copy_(0, slots, k)
-        values.index_copy_(0, slots, v)
+        """Store k, v [T, n_kv_heads, head_dim] at `slots` [T]; in float8, what is beyond its range as its largest."""
+        for rows, new in zip(self.slots(), (k, v), strict=True):
+            if rows.dtype is torch.float8_e4m3fn:
+                limit = torch.finfo(rows.dtype).max
+                rows, new = rows.view(torch.uint8), new.clamp(-limit, limit).to(rows.dtype).view(torch.uint8)
+            rows.index_copy_(0, slots, new)
 
 
 @dataclass(frozen=True, slots=True)

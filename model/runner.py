@@ -34,7 +34,7 @@ from model.upload import uploaded
 
 Progress = Callable[[str, float], None]
 CPU = torch.device("cpu")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Started(NamedTuple):
@@ -283,10 +283,10 @@ def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.devi
 
 
 def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values: that of the model, or int8."""
-    if name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
-    return torch.int8 if name == "int8" else dtype
+    """Of keys and values: that of the model, or one of eight bits."""
+    if name != "auto" and name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: auto, {', '.join(KV_DTYPES)}")
+    return KV_DTYPES.get(name, dtype)
 
 
 def _check(options: RunnerOptions) -> None:

@@ -6,6 +6,8 @@ from model.attention.base import Attention
 from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
+from model.attention.triton import TritonAttention
+from model.attention.varlen import VarlenAttention
 from model.errors import OptionError
 from model.kernels import native
 
@@ -13,6 +15,15 @@ BACKENDS: dict[str, type[Attention]] = {
     "paged": PagedAttention,
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
+    "triton": TritonAttention,
+    "varlen": VarlenAttention,
+}
+ON_CUDA = ("triton", "varlen")
+"""What serves there, best first, before sdpa."""
+
+NARROW = {
+    torch.int8: "--kv-dtype int8 needs --attention paged (a CPU, compiled kernels)",
+    torch.float8_e4m3fn: "--kv-dtype fp8 needs --attention triton (a GPU of compute capability 8.9 or more)",
 }
 
 
@@ -21,24 +32,32 @@ def choose(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     activations: torch.dtype = torch.float32,
+    *,
+    deterministic: bool = False,
 ) -> tuple[str, Attention]:
     """The backend called `name` for keys and values in `dtype`, and its name.
 
-    "auto" is paged on a CPU with compiled kernels for float32 `activations` or keys and values in int8, else sdpa.
-    Raises OptionError for an unknown name or one that does not serve `device` or `dtype`.
+    "auto" is paged on a CPU with compiled kernels for float32 `activations` or keys and values in int8; triton or
+    varlen on a CUDA device where they run; else sdpa. With `deterministic` a row has the same bits in any step.
+    Raises OptionError for an unknown name or one that does not serve `device` or `dtype`, or is not deterministic.
     """
     if name == "auto":
-        compiled = device.type == "cpu" and native.kernels() is not None
-        suits = dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
-        name = "paged" if compiled and suits else "sdpa"
+        name = _auto(device, dtype, activations)
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
-    if name == "paged" and device.type != "cpu":
-        raise OptionError(f"--attention paged runs on a CPU only, the device is {device.type}; use --attention sdpa")
-    backend = BACKENDS[name]()
-    if dtype is torch.int8 and dtype not in backend.dtypes:
-        raise OptionError(f"--kv-dtype int8 needs --attention paged (a CPU, compiled kernels), here it is {name}")
-    if dtype not in backend.dtypes:
-        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in backend.dtypes))
-        raise OptionError(f"--attention {name} keeps keys and values in {known}, not in {dtype}".replace("torch.", ""))
-    return name, backend
+    if dtype in NARROW and dtype not in BACKENDS[name].dtypes:
+        raise OptionError(f"{NARROW[dtype]}, here it is {name}")
+    if (why := BACKENDS[name].obstacle(device, dtype)) is not None:
+        raise OptionError(f"--attention {name} {why}")
+    if not deterministic:
+        return name, BACKENDS[name]()
+    if name not in ("paged", "triton"):
+        raise OptionError(f"--deterministic needs --attention paged (a CPU) or triton (a GPU), here it is {name}")
+    return name, TritonAttention(deterministic=True) if name == "triton" else BACKENDS[name]()
+
+
+def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype) -> str:
+    if device.type == "cuda":
+        return next((name for name in ON_CUDA if BACKENDS[name].obstacle(device, dtype) is None), "sdpa")
+    suits = dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
+    return "paged" if native.kernels() is not None and suits else "sdpa"

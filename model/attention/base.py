@@ -28,6 +28,14 @@ class Attention(ABC):
     """Whether a step that only decodes can be recorded and repeated: nothing in it depends on what the host knows but
     the number of slices and the greatest length; slot -1 is not written, a slice without queries not computed."""
 
+    @classmethod
+    def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot serve keys and values in `dtype` on `device` here, as a clause for a person; None if it can."""
+        if dtype in cls.dtypes:
+            return None
+        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in cls.dtypes))
+        return f"keeps keys and values in {known}, not in {str(dtype).removeprefix('torch.')}"
+
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Memory for the key, or the value, of one head at one position."""
         return head_dim * dtype.itemsize
@@ -55,7 +63,7 @@ class Attention(ABC):
         `turn` [T, 2, head_dim/2] are their rotations. Returns [T, n_heads, head_dim] in the format of qkv.
         """
         n_turned = (qkv.shape[1] + n_heads) // 2
-        dtype = cache.k.dtype
+        dtype = cache.k.dtype if cache.k.dtype is not torch.float8_e4m3fn else qkv.dtype
         turned = rotate(qkv[:, :n_turned], turn).to(dtype)
         q, k, v = turned[:, :n_heads], turned[:, n_heads:], qkv[:, n_turned:].to(dtype)
         return self.attend(q, k, v, cache, prepared).to(qkv.dtype)

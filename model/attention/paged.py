@@ -46,19 +46,23 @@ class Prepared:
 
 
 class PagedAttention(Attention):
-    """On CPUs, over pages in bfloat16, float32 or int8: bytes with a scale for each position, head, and key or value.
-
-    Raises OptionError where the kernels are missing.
-    """
+    """On CPUs, over pages in bfloat16, float32 or int8: bytes, and a scale for each position, head, key or value."""
 
     page_size = native.PAGE_SIZE
     dtypes = frozenset(_KINDS)
 
     def __init__(self) -> None:
         kernels = native.kernels()
-        if kernels is None:
-            raise OptionError("--attention paged needs the compiled kernels; build them: python -m model.kernels.build")
+        assert kernels is not None
         self._kernels = kernels
+
+    @classmethod
+    def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cpu":
+            return f"runs on a CPU only, the device is {device.type}; use --attention sdpa"
+        if native.kernels() is None:
+            return "needs the compiled kernels; build them: python -m model.kernels.build"
+        return super().obstacle(device, dtype)
 
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         return head_dim * dtype.itemsize if dtype is not torch.int8 else padded(head_dim, 16) + 4

@@ -20,9 +20,10 @@ class Prepared:
 
 
 class ReferenceAttention(Attention):
-    """Materialises the rule as a boolean matrix."""
+    """Materialises the rule as a boolean matrix. Float8 is served, to tell what it costs in quality."""
 
     page_size = 32
+    dtypes = Attention.dtypes | {torch.float8_e4m3fn}
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
         device = inputs.slots.device

@@ -3,18 +3,32 @@
 import itertools
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
+from model.attention import BACKENDS
 from model.attention.base import Attention
+from model.attention.triton import TritonAttention
+from model.attention.varlen import VarlenAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.cache import LayerCache
 from model.packing import pack
 from model.sampling_params import SamplingParams
+from tests.model import flash
 
 CPU = torch.device("cpu")
+SWIFT = sorted(BACKENDS.keys() - {"triton"})
+"""Backends that whole networks can be tested with: under its interpreter a program of Triton's takes 10 ms."""
 Heads = tuple[Tensor, Tensor, Tensor]
 """q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim] of one sequence."""
+
+
+def make(name: str) -> Attention:
+    """The backend of this name, on the CPU: triton under its interpreter, varlen with a kernel in plain PyTorch."""
+    if name == "triton":
+        pytest.importorskip("triton")
+    return VarlenAttention(flash.varlen_attn) if name == "varlen" else BACKENDS[name]()
 
 
 def random_heads(
@@ -36,6 +50,11 @@ def cut(length: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
     raise AssertionError
 
 
+def few(cuts: list[tuple[int, int]], n: int = 4) -> list[tuple[int, int]]:
+    """All but the last n chunks in one."""
+    return [(0, cuts[-n][0]), *cuts[-n:]] if len(cuts) > n + 1 else cuts
+
+
 def attend(
     backend: Attention,
     data: Sequence[Heads],
@@ -48,7 +67,7 @@ def attend(
 ) -> list[Tensor]:
     """Compute all sequences together on `device`, each cut into chunks; the result [n, n_heads, head_dim] of each.
 
-    `chunks` are the sizes of all, or of each sequence.
+    `chunks` are the sizes of all, or of each sequence; a slow backend computes most of many in one.
     The cache, in `kv_dtype` or that of the keys, starts as NaN, so that reading what no one wrote shows.
     """
     size = backend.page_size
@@ -61,7 +80,10 @@ def attend(
     forget(cache)
     results: list[list[Tensor]] = [[] for _ in data]
     sizes = [chunks if isinstance(chunks[0], int) else chunks[i] for i in range(len(data))]
-    for step in itertools.zip_longest(*(cut(n, part) for n, part in zip(lengths, sizes, strict=True))):  # type: ignore[arg-type]
+    cuts = [cut(n, part) for n, part in zip(lengths, sizes, strict=True)]  # type: ignore[arg-type]
+    if isinstance(backend, TritonAttention) and device == CPU:
+        cuts = [few(part) for part in cuts]
+    for step in itertools.zip_longest(*cuts):
         active = [(i, *part) for i, part in enumerate(step) if part]
         slices = tuple(
             Slice(i, [0] * stop, lengths[i], start, stop, (_table(pages[i], start, window, size),), SamplingParams())

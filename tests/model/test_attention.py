@@ -8,16 +8,17 @@ from torch import Tensor
 
 from model.attention import BACKENDS, choose
 from model.attention.base import Attention
+from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.packing import pack
 from model.sampling_params import SamplingParams
-from tests.model.attending import CPU, attend, cut, forget, random_heads
+from tests.model.attending import CPU, attend, cut, forget, make, random_heads
 
 
 @pytest.fixture(params=sorted(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Attention:
-    return BACKENDS[request.param]()
+    return make(request.param)
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
@@ -49,16 +50,21 @@ def run(
         torch.testing.assert_close(result.double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
 
 
+def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
+    """One group of them for Triton, whose interpreter takes 10 ms for each: `test_grouped_queries` has several."""
+    return (n_heads // n_kv_heads, 1) if isinstance(backend, TritonAttention) else (n_heads, n_kv_heads)
+
+
 @pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])
 @pytest.mark.parametrize("chunks", [[1], [7], [200], [40, 1, 1, 3]])
 def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [75], chunks, window, (4, 2))
+    run(backend, [75], chunks, window, heads(backend, 4, 2))
 
 
 @pytest.mark.parametrize("window", [None, 5, 40])
 @pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
 def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [1, 3, 64, 37, 38, 65], chunks, window, (4, 2))
+    run(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
 
 
 @pytest.mark.parametrize("window", [None, 5, 40])
@@ -69,9 +75,9 @@ def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     lengths = [68, 9, 70, 20, 71, 10, 66]
     chunks = [[length - 3, 1, 1, 1] for length in lengths]
     chunks[3] = [11, 3]
-    run(backend, lengths, chunks, window, (6, 2), dtype=dtype)
+    run(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
     lengths = [40, 42, 41, 43]  # alike enough to share a group, and the whole batch
-    run(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, (6, 2), dtype=dtype)
+    run(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
@@ -91,7 +97,7 @@ HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat1
 
 @pytest.mark.parametrize(("name", "dtype"), [pair for pair in HALVES if pair[1] in BACKENDS[pair[0]].dtypes])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    run(BACKENDS[name](), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
+    run(make(name), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
 
 
 def test_page_size_is_within_limits(backend: Attention) -> None:
@@ -133,7 +139,7 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa"
+        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa, triton, varlen"
     ):
         choose("flash", CPU)
 

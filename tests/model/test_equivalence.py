@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS
 from model.config import ModelConfig
+from tests.model.attending import SWIFT, make
 from tests.model.driving import Driver, Rider, random_model, tiny
 
 WINDOW = 37
@@ -28,7 +28,7 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
     return CONFIGS[request.param]
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=SWIFT)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -38,7 +38,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def whole(config: ModelConfig, tokens: list[int]) -> Tensor:
-    return Driver(random_model(config), BACKENDS["reference"]()).whole(tokens)
+    return Driver(random_model(config), make("reference")).whole(tokens)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -47,7 +47,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, WINDOW, None])
 def test_chunked_equals_whole_on_scattered_pages(config: ModelConfig, backend: str, chunk: int | None) -> None:
-    driver = Driver(random_model(config), BACKENDS[backend](), shuffle=1)
+    driver = Driver(random_model(config), make(backend), shuffle=1)
     for length in LENGTHS:
         tokens = prompt(length, seed=length)
         close(driver.whole(tokens, chunk), whole(config, tokens))
@@ -56,7 +56,7 @@ def test_chunked_equals_whole_on_scattered_pages(config: ModelConfig, backend: s
 def test_packed_equals_alone(config: ModelConfig, backend: str) -> None:
     """Sequences of many lengths ride together, in steps that mix single tokens and chunks."""
     random_steps = random.Random(7)
-    driver = Driver(random_model(config), BACKENDS[backend](), shuffle=2)
+    driver = Driver(random_model(config), make(backend), shuffle=2)
     riders = [driver.start(prompt(length, seed=length)) for length in (*LENGTHS, 1, 3, 50, 64)]
     parts: dict[int, list[Tensor]] = {id(rider): [] for rider in riders}
     while waiting := [rider for rider in riders if rider.done < len(rider.tokens)]:
@@ -76,6 +76,6 @@ def _next(rider: Rider, source: random.Random) -> int:
 def test_windowed_sequence_holds_bounded_pages(backend: str) -> None:
     """200 tokens through a window of 37 in chunks of 7: at most ceil((36 + 7) / 32) + 1 = 3 pages at any time."""
     config = CONFIGS["windowed"]
-    driver = Driver(random_model(config), BACKENDS[backend](), n_pages=3)
+    driver = Driver(random_model(config), make(backend), n_pages=3)
     tokens = prompt(200)
     close(driver.whole(tokens, 7), whole(config, tokens))

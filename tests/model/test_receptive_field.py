@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.attention import BACKENDS
+from tests.model.attending import SWIFT, make
 from tests.model.driving import Driver, random_model, tiny
 
 WINDOW, LAYERS = 5, 3
@@ -11,7 +11,7 @@ REACH = LAYERS * (WINDOW - 1)
 LENGTH = REACH + 8
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", SWIFT)
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 def test_edge_of_the_receptive_field(backend: str, chunk: int | None) -> None:
     model = random_model(tiny((WINDOW,) * LAYERS))
@@ -20,7 +20,7 @@ def test_edge_of_the_receptive_field(backend: str, chunk: int | None) -> None:
         tokens = [(7 * i) % 64 for i in range(LENGTH)]
         if changed is not None:
             tokens[changed] = 63 - tokens[changed]
-        return Driver(model, BACKENDS[backend]()).whole(tokens, chunk)[-1]
+        return Driver(model, make(backend)).whole(tokens, chunk)[-1]
 
     plain = last_logits(None)
     last = LENGTH - 1

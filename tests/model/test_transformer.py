@@ -9,11 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model import weights
-from model.attention import BACKENDS
 from model.checkpoint.open import open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.transformer import Transformer
+from tests.model.attending import SWIFT, make
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 
 SHAPE = {
@@ -117,11 +117,11 @@ def save_native(hf: Path, directory: Path) -> None:
     save_file(tensors, directory / "consolidated.safetensors")
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize("backend", SWIFT)
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "llama-3.1", "mistral", "mixtral"])
 def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path)
-    driver = Driver(load(tmp_path), BACKENDS[backend](), shuffle=0)
+    driver = Driver(load(tmp_path), make(backend), shuffle=0)
     torch.testing.assert_close(driver.whole(TOKENS), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(driver.whole(TOKENS, 7), expected, atol=1e-4, rtol=1e-4)
 
@@ -130,7 +130,7 @@ def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path)
 def test_native_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path / "hf")
     save_native(tmp_path / "hf", tmp_path / "native")
-    driver = Driver(load(tmp_path / "native"), BACKENDS["sdpa"]())
+    driver = Driver(load(tmp_path / "native"), make("sdpa"))
     torch.testing.assert_close(driver.whole(TOKENS, 20), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -159,7 +159,7 @@ def _whole(config: ModelConfig, rotation: str, tensors: dict[str, Tensor]) -> Te
     with torch.device("meta"):
         model = Transformer(config)
     weights.load(model, config, rotation, tensors.items(), torch.float32, CPU, lambda done: None)
-    return Driver(model, BACKENDS["reference"]()).whole([11, 5, 9, 60, 2, 33])
+    return Driver(model, make("reference")).whole([11, 5, 9, 60, 2, 33])
 
 
 @pytest.mark.parametrize(

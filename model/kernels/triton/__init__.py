@@ -1,0 +1,36 @@
+"""Kernels in Triton for CUDA devices: one file a family, imported only where `obstacle` finds nothing.
+
+On a CPU they run under Triton's interpreter, slowly, for tests: TRITON_INTERPRET=1 before such a file is imported. For
+real devices `tests/model/test_triton_compiles.py` compiles what is launched.
+"""
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+OLDEST = (8, 0)
+"""The least compute capability whose tensor cores Triton uses."""
+
+
+def interpreted() -> bool:
+    """Whether kernels run under the interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Why kernels cannot run on `device`, as a clause for a person; None if they can."""
+    if find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    if interpreted():
+        return None
+    if device.type != "cuda":
+        return f"runs on a CUDA device, here it is {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        return f"needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or more, this one has {_dotted(capability)}"
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
