@@ -17,6 +17,15 @@
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 
+/* Tiles that fill the registers there are; those of BF16, which has sums of one kind only, are twice as tall. */
+#if defined(__AVX512VNNI__)
+enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
+#elif defined(__AVX2__)
+enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
+#else
+enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
+#endif
+
 #define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN)
 #define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN)
 #define QUADS(format) (format == INT8 || format == BF16 ? 16 : 8)
@@ -64,7 +73,7 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
     const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
     const uint8_t *w = c->w->packed + block * next;
     const float *x = (const float *)c->q + row * stride;
-    vf totals[4][4 * VECTORS];
+    vf totals[2 * TALL][4 * VECTORS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
     for (int p = 0; p < PAIRS; p++, w += 64, x += WORDS) {
         vi part[4 * VECTORS];
@@ -147,15 +156,6 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 }
 #endif
 
-/* Tiles that fill the registers there are. */
-#if defined(__AVX512VNNI__)
-enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
-#elif defined(__AVX2__)
-enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
-#else
-enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
-#endif
-
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
@@ -172,6 +172,8 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
 #endif
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
+        for (; FORMAT == BF16 && row + 2 * TALL <= end; row += 2 * TALL)
+            tile(c, FORMAT, 2 * TALL, BROAD, row, block, row == top ? BROAD : 0);
         for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block, row == top ? BROAD : 0);
         for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block, row == top ? BROAD : 0);
         for (; row < end; row++)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 GROUP, BLOCK = 64, 16
-"""Channels that share an activation's scale beside int8 weights (in bfloat16 just a unit), outputs packed together."""
+"""Channels that share an activation's scale beside int8 weights, and outputs packed together."""
 BLOCK_GROUP = 32
 """Channels that share a scale in blocks, weights' and activations'."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)

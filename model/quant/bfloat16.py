@@ -38,7 +38,7 @@ class BFloat16Linear(Quantized):
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
-        """In bfloat16."""
+        """The result is left in bfloat16."""
         assert not self._missing, "the weights have not come"
         if has_onednn():
             return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
