@@ -7,6 +7,7 @@ from torch import Tensor
 from model import quant, weights
 from model.attention import choose
 from model.blocks import Blocks
+from model.errors import OptionError
 from model.kernels import native, packed
 from model.kernels.native import Kernels
 from model.kernels.packed import PackedWeights
@@ -156,3 +157,5 @@ def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
     assert quant.form("none", torch.bfloat16, CPU) == "bfloat16"
     others = [("none", torch.float32, CPU), ("none", torch.bfloat16, cuda), ("int8", torch.bfloat16, CPU)]
     assert [quant.form(*other) for other in others] == ["none", "none", "int8"]
+    with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, int8, int4"):
+        quant.choose("bfloat16", "auto", CPU)
