@@ -148,7 +148,7 @@ def check_weights(config: ModelConfig, needed: int, form: str, free: int, where:
     """Raises OptionError if weights of `needed` bytes, in the dtype or scheme `form`, exceed what is `free`."""
     if needed <= free:
         return
-    half = config.n_parameters * 2
+    half = weight_bytes(config, 2, 16)
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
     raise OptionError(f"the weights need {size(needed)} in {form}, {where} has {size(free)} free; {hint}")
 

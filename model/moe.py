@@ -38,9 +38,9 @@ class MoE(nn.Module):
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
         counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
         groups = x.index_select(0, order // self.n_used).split(counts)  # n_experts x [n, dim]
-        results = [expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)]
-        y = torch.empty(len(order), x.shape[1], dtype=x.dtype, device=x.device)
-        y[order] = torch.cat(results)  # back to (token, choice) order
+        results = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)])
+        y = torch.empty_like(results)
+        y[order] = results  # back to (token, choice) order
         weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
         y = weighted.sum(dim=1)  # [T, dim]
         return y if onto is None else onto.add_(y)

@@ -73,7 +73,9 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
     scheme = _scheme(options, quantized=index is not None and index.quantized)
     dtype = _dtype(options, config, scheme)
-    bits = _bits(scheme, options.device, config, BLOCK_BITS["Q4_1"] if index is None else index.block_bits)
+    on_gpu = options.device == "cuda"
+    form = "bfloat16" if scheme == "none" and dtype == "bfloat16" and not on_gpu else scheme  # as `quant.form`
+    bits = _bits(form, options.device, config, BLOCK_BITS["Q4_1"] if index is None else index.block_bits)
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
     sizes = PoolPlan(
         config,
@@ -82,9 +84,8 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
         options.max_step_tokens,
         options.max_sequences,
     )
-    on_gpu = options.device == "cuda"
     weights = memory.weight_bytes(config, VALUE_BYTES[dtype], bits, head=not on_gpu)
-    step = sizes.step_bytes(VALUE_BYTES[dtype] if on_gpu or scheme == "none" else 4) + CONTEXT_BYTES * on_gpu
+    step = sizes.step_bytes(VALUE_BYTES[dtype] if on_gpu or form == "none" else 4) + CONTEXT_BYTES * on_gpu
     sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
     cache = None if total is None else _cache(options, total, weights, step)
@@ -153,7 +154,7 @@ def _dtype(options: RunnerOptions, config: ModelConfig, scheme: str) -> str:
 def _bits(scheme: str, device: str, config: ModelConfig, block_bits: float) -> float | None:
     """As `quant.bits` has them: a scale for each output, or on a GPU scale and zero for each group of 64 channels."""
     int4 = block_bits if device == "cpu" else 4.5
-    return {"none": None, "int8": 8 + 32 / config.dim, "fp8": 8 + 32 / config.dim, "int4": int4}[scheme]
+    return {"none": None, "bfloat16": 16, "int8": 8 + 32 / config.dim, "fp8": 8 + 32 / config.dim, "int4": int4}[scheme]
 
 
 def _head_bytes(kv_dtype: str, head_dim: int) -> int:

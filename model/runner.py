@@ -223,17 +223,18 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     native.use_threads(threads)
     torch.set_num_threads(threads)
     dtype = _cache_dtype(options.dtype, config, scheme, device)
-    activations = dtype if scheme == "none" else torch.float32
+    form = quant.form(scheme, dtype, device)
+    activations = dtype if form == "none" else torch.float32
     kv_dtype = _kv_dtype(options.kv_dtype, dtype)
     attention_name, attention = choose(options.attention, device, kv_dtype, activations)
     head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
     plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
-    bits = quant.bits(scheme, config, checkpoint.block_bits)
+    bits = quant.bits(form, config, checkpoint.block_bits)
     needed = memory.weight_bytes(config, dtype.itemsize, bits)
     gpu = profile.watched(device) if options.cache_memory is None else None
-    length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options, gpu)
+    length, budget = _fit(plan, needed, form if bits else name_of(dtype), device, options, gpu)
     with torch.device("meta"):
-        model = Transformer(config, scheme)
+        model = Transformer(config, form)
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -258,7 +259,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         progress("measuring a step", 0.0)
         length, budget = _measure(plan, length, options, gpu, build)
     runner = build(length, plan.pools(length, budget))
-    if scheme != "none" and native.kernels() is not None:
+    if form != "none" and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)

@@ -10,7 +10,6 @@ from model.blocks import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.quant.base import Quantized
-from model.quant.none import Linear
 from model.rope import adjacent_to_half
 from model.transformer import Transformer
 
@@ -69,9 +68,6 @@ def load(
     if places:
         others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.pack()
 
 
 def _tie(model: Transformer, embeddings: Matrix) -> None:

@@ -12,6 +12,7 @@ by one block of threads a key head, and has the same bits beside any others.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,8 @@ def installed() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn if inspect.signature(varlen_attn).parameters.keys() >= NEEDED else None
+    kernel: Any = varlen_attn  # it gives a pair only if asked for more
+    return kernel if inspect.signature(varlen_attn).parameters.keys() >= NEEDED else None
 
 
 @dataclass(frozen=True, slots=True)

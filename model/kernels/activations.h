@@ -1,5 +1,5 @@
-/* Rows of activations to signed bytes, one scale for each row and group of channels; the norm or the gate before the
- * product is applied on the way.
+/* Rows of activations to signed bytes, one scale for each row and group of channels, or to bfloat16; the norm or the gate
+ * before the product is applied on the way.
  */
 #pragma once
 #include "linear.h"
@@ -7,7 +7,7 @@
 
 enum { LONGEST_GROUP = 64 };
 
-/* For each row and group: bytes `q`, their scale, where integer sums start (`zero`), and scale times the bytes' sum. */
+/* For each row and group: bytes `q` (beside BF16 factors instead of all that follows), their scale, where integer sums start (`zero`), and scale times the bytes' sum. */
 typedef struct {
     const weights *w;
     const float *x, *norm;
@@ -72,6 +72,11 @@ static void quantize_row(const call *c, int row) {
     const float *x = c->x + (int64_t)row * n * (c->kind == GATED ? 2 : 1);
     float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
     int64_t at = (int64_t)row * c->n_groups;
+    if (c->w->format == BF16) {
+        char *to = (char *)c->q + at * c->group * FACTOR;
+        for (int i = 0; i < c->n_groups * c->group; i += LANES) store_factors(to + i * FACTOR, channel(c, x, i, factor));
+        return;
+    }
     for (int g = 0; g < c->n_groups; g++, at++)
         if (c->group == 64) quantize_group(c, 64, x, at, g * 64, factor);
         else quantize_group(c, 32, x, at, g * 32, factor);

@@ -103,14 +103,8 @@ typedef struct {
 
 /* n weights or half a query as words, n a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
-#if defined(__AVX512BF16__)
-    for (int i = 0; kind == BF16 && i < n; i += LANES) {
-        __m256bh half = _mm512_cvtneps_pbh((__m512)load(x + i));
-        memcpy((char *)words + i * 2, &half, sizeof half);
-    }
-    if (kind == BF16) return;
-#endif
-    if (words != x) memcpy(words, x, (size_t)n * 4);
+    for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
+    if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
 }
 
 INLINE int32_t sum_bytes(const int8_t *q, int n) {

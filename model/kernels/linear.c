@@ -1,4 +1,4 @@
-/* y = W x with weights of 8 or 4 bits and activations of 8.
+/* y = W x with weights of 8 or 4 bits and activations of 8, or with both in bfloat16.
  *
  * Weights are packed [N/16][K/group] into records, each the weights of a group of channels for 16 outputs:
  *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups
@@ -6,9 +6,10 @@
  *   Q4      group 32: [4 quads][16 outputs][4] bytes, the low half quad i and the high half quad i + 4, each w + 8;
  *           then 16 scales
  *   Q8_MIN, Q4_MIN    the same and 16 minima; the 4-bit weights are 0..15 then
+ *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
  * An INT8 record of 1024 bytes is also what a B tile of AMX looks like. Sums within a group are exact integers; groups
  * are added in float, in order, by the same operations however many rows there are: what a row gives depends on that row
- * alone.
+ * alone. So too in bfloat16, where each output is one chain of additions in float, in the order of the channels.
  */
 #include "activations.h"
 #include "amx.h"
@@ -16,11 +17,20 @@
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 
+/* Tiles that fill the registers there are; those of BF16, which has sums of one kind only, are twice as tall. */
+#if defined(__AVX512VNNI__)
+enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
+#elif defined(__AVX2__)
+enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
+#else
+enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
+#endif
+
 #define IS_NIBBLES(format) (format == Q4 || format == Q4_MIN)
 #define HAS_MINIMA(format) (format == Q8_MIN || format == Q4_MIN)
-#define QUADS(format) (format == INT8 ? 16 : 8)
+#define QUADS(format) (format == INT8 || format == BF16 ? 16 : 8)
 #define RECORD(format) \
-    (format == INT8 ? 1024 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
+    (format == INT8 ? 1024 : format == BF16 ? 2048 : (IS_NIBBLES(format) ? 256 : 512) + (HAS_MINIMA(format) ? 4 : 2) * BLOCK)
 
 INLINE void finish(const call *c, const int FORMAT, int row, int block, const vf *totals) {
     const weights *w = c->w;
@@ -57,9 +67,32 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
+/* `tile` of BF16. */
+INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, int ahead) {
+    const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
+    const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
+    const uint8_t *w = c->w->packed + block * next;
+    const float *x = (const float *)c->q + row * stride;
+    vf totals[2 * TALL][4 * VECTORS];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) totals[r][v] = splat(0);
+    for (int p = 0; p < PAIRS; p++, w += 64, x += WORDS) {
+        vi part[4 * VECTORS];
+        UNROLL for (int b = 0; b < C; b++) __builtin_prefetch(w + (b + ahead) * next, 0, 2);
+        UNROLL for (int v = 0; v < V; v++) part[v] = load_int(w + v / VECTORS * next + v % VECTORS * WIDTH);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+            totals[r][v] = add_pair(totals[r][v], part[v], x + r * stride, 1);
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int b = 0; b < C; b++)
+        finish(c, BF16, row + r, block + b, totals[r] + b * VECTORS);
+}
+
 /* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. What lies `ahead` blocks further is
  * fetched meanwhile: hardware does not look beyond the end of a memory page. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
+    if (FORMAT == BF16) {
+        tile_pairs(c, R, C, row, block, ahead);
+        return;
+    }
     const int V = C * VECTORS, G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
     const int64_t stride = (int64_t)G * CHANNELS, next = (int64_t)G * RECORD(FORMAT), first = (int64_t)row * G;
     const uint8_t *record = c->w->packed + block * next;
@@ -123,22 +156,13 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 }
 #endif
 
-/* Tiles that fill the registers there are. */
-#if defined(__AVX512VNNI__)
-enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
-#elif defined(__AVX2__)
-enum { TALL = 2, BROAD = 1, BROAD_ONE = 2 };
-#else
-enum { TALL = 1, BROAD = 1, BROAD_ONE = 1 };
-#endif
-
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
 /* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
     int block = first;
 #ifdef TILES
-    int whole = end - (end - top) % TILE_ROWS;
+    int whole = FORMAT == BF16 ? top : end - (end - top) % TILE_ROWS;
     tiles_begin(QUADS(FORMAT) * 4);
     for (; block < last; block++)
         for (int row = top; row < whole; row += TILE_ROWS) slab(c, FORMAT, row, block);
@@ -148,6 +172,8 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
 #endif
     for (; block + BROAD <= last; block += BROAD) {
         int row = top;
+        for (; FORMAT == BF16 && row + 2 * TALL <= end; row += 2 * TALL)
+            tile(c, FORMAT, 2 * TALL, BROAD, row, block, row == top ? BROAD : 0);
         for (; row + TALL <= end; row += TALL) tile(c, FORMAT, TALL, BROAD, row, block, row == top ? BROAD : 0);
         for (; TALL > 2 && BROAD > 1 && row + 2 <= end; row += 2) tile(c, FORMAT, 2, BROAD, row, block, row == top ? BROAD : 0);
         for (; row < end; row++)
@@ -181,6 +207,7 @@ PRODUCTS(Q8)
 PRODUCTS(Q8_MIN)
 PRODUCTS(Q4)
 PRODUCTS(Q4_MIN)
+PRODUCTS(BF16)
 
 /* How many of n blocks make a task: a multiple of `step`, at most `most` if that is 4 or more, such that the thread with
  * most tasks has the fewest blocks. */
@@ -195,7 +222,7 @@ static int balanced(int n, int most, int step) {
 
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
-    static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN};
+    static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN, products_BF16};
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows};
     int format = (int)w->format;
     c.group = QUADS(format) * 4;

@@ -3,7 +3,7 @@
 #include "vectors.h"
 
 /* How weights lie, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
-enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN };
+enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16 };
 enum { PLAIN, NORMED, GATED };
 
 /* Padded to whole groups and blocks of 16 outputs. `scales`, one an output, are those of INT8 alone. */
@@ -14,6 +14,7 @@ typedef struct {
 } weights;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group,
+ * beside BF16 4 for each channel. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch);

@@ -101,9 +101,10 @@ class Kernels:
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
-        """rows [n, n_in] of floats to outputs first.. of int8 `weights`: each row's greatest magnitude becomes 127.
+        """rows [n, n_in] of floats to outputs first.. of `weights` in bfloat16 or int8, to the nearest values.
 
-        Worked example: [1.0, -0.5] gets the scale 1/127 and becomes [127, -64] (-63.5 to the even neighbour).
+        In int8 each row's greatest magnitude becomes 127. Worked example: [1.0, -0.5] gets the scale 1/127 and becomes
+        [127, -64] (-63.5 to the even neighbour).
         Raises ValueError if a value is infinite or none.
         """
         n, n_in = rows.shape

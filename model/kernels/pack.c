@@ -59,24 +59,51 @@ INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8
     return !(amax < INFINITY);
 }
 
+/* One output to pairs of bfloat16, to the nearest. Returns whether a value is infinite then, or none. */
+INLINE int round_row(const int KIND, const char *row, const weights *w, uint8_t *to) {
+    const int size = KIND == FLOAT32 ? 4 : 2;
+    char room[CHANNELS * 4];
+    uint32_t rounded[CHANNELS];
+    vi most = {0};
+    for (int64_t g = 0; g < (w->n_in + CHANNELS - 1) / CHANNELS; g++) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) {
+            vi bits = (vi)value(KIND, x, i);
+            most = larger_bits(magnitude((vf)bits), most);
+            bits += splat_int(0x7FFF) + ((bits >> 16) & splat_int(1));
+            memcpy(rounded + i, &bits, sizeof bits);
+        }
+        for (int i = 0; i < CHANNELS; i += 2, to += OUTPUTS * 4) {
+            uint32_t pair = rounded[i] >> 16 | (rounded[i + 1] & 0xFFFF0000);
+            memcpy(to, &pair, 4);
+        }
+    }
+    return !(greatest_magnitude(most) < 0x1.FFp127f);
+}
+
+INLINE int pack_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
+    return w->format == BF16 ? round_row(KIND, row, w, to) : quantize_row(KIND, row, w, to, scale);
+}
+
 static void quantize_outputs(void *context, int task, int thread) {
     floats *c = context;
     const weights *w = c->w;
     const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS, block = c->first / OUTPUTS + task;
+    const int64_t bytes = groups * CHANNELS * OUTPUTS * (w->format == BF16 ? 2 : 1);
     (void)thread;
     for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
         if (n < c->first || n >= c->first + c->n) continue;
         const char *row = c->rows + (n - c->first) * w->n_in * (c->kind == FLOAT32 ? 4 : 2);
-        uint8_t *to = (uint8_t *)w->packed + block * groups * CHANNELS * OUTPUTS + n % OUTPUTS * 4;
+        uint8_t *to = (uint8_t *)w->packed + block * bytes + n % OUTPUTS * 4;
         float *scale = (float *)w->scales + n;
-        int broken = c->kind == FLOAT32   ? quantize_row(FLOAT32, row, w, to, scale)
-                     : c->kind == FLOAT16 ? quantize_row(FLOAT16, row, w, to, scale)
-                                          : quantize_row(BFLOAT16, row, w, to, scale);
+        int broken = c->kind == FLOAT32   ? pack_row(FLOAT32, row, w, to, scale)
+                     : c->kind == FLOAT16 ? pack_row(FLOAT16, row, w, to, scale)
+                                          : pack_row(BFLOAT16, row, w, to, scale);
         if (broken) __atomic_store_n(&c->broken, 1, __ATOMIC_RELAXED);
     }
 }
 
-/* Outputs first..first+n-1 of INT8 weights from rows [n, n_in]. Returns whether a value is infinite or none. */
+/* Outputs first..first+n-1 of INT8 or BF16 weights from rows [n, n_in]. Returns whether a value is infinite or none. */
 int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
     floats c = {rows, kind, n, first, w, 0};
     noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));

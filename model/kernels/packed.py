@@ -10,7 +10,7 @@ GROUP, BLOCK = 64, 16
 """Channels that share an activation's scale beside int8 weights, and outputs packed together."""
 BLOCK_GROUP = 32
 """Channels that share a scale in blocks, weights' and activations'."""
-_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN = range(5)
+_INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
 
 
 class Weights(ctypes.Structure):
@@ -37,8 +37,9 @@ class PackedWeights:
     struct: Weights
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """For the rows as bytes, with what belongs to each group of them."""
-        return n_rows * padded(self.n_in, self.group) // self.group * (self.group + 12)
+        """For the rows as bytes, with what belongs to each group of them; beside bfloat16 as floats."""
+        a_group = 4 * self.group if self.struct.format == _BFLOAT16 else self.group + 12
+        return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
 
 def padded(n: int, multiple: int) -> int:
@@ -54,6 +55,14 @@ def int8(n_out: int, n_in: int) -> PackedWeights:
     scales = torch.zeros(rows)
     struct = Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
     return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
+
+
+def bfloat16(n_out: int, n_in: int) -> PackedWeights:
+    """Room for bfloat16."""
+    n_blocks = padded(n_out, BLOCK) // BLOCK
+    packed = torch.empty(n_blocks, padded(n_in, GROUP) // GROUP, GROUP * BLOCK * 2, dtype=torch.uint8)
+    packed[-1] = 0
+    return PackedWeights(n_out, n_in, GROUP, packed, None, Weights(packed.data_ptr(), None, n_out, n_in, _BFLOAT16))
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:

@@ -5,11 +5,6 @@
 #pragma once
 #include "cells.h"
 
-#if defined(__AVX512BF16__)
-enum { PAIRED = 1 }; /* a pair of bfloat16 is one word of a query too; else it is two floats */
-#else
-enum { PAIRED = 0 };
-#endif
 enum { TILE = 8 };
 
 /* Words `first`..`last` - 1 of all rows; of the last pair the second was never written if `odd`. From one row of a to the
@@ -26,15 +21,7 @@ typedef struct {
 /* acc + a row of words of b, already loaded, by the i-th word of a query. */
 INLINE vf multiply(const int kind, vf acc, vi b, const float *a, int i, int64_t a_word) {
     a += (kind == BF16 && !PAIRED ? 2 : 1) * i * a_word;
-    if (kind == FLOAT32) return fused(splat(*a), (vf)b, acc);
-#if defined(__AVX512BF16__)
-    int32_t pair;
-    memcpy(&pair, a, 4);
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
-#else
-    acc = fused(splat(a[0]), (vf)(b << 16), acc);
-    return fused(splat(a[a_word]), (vf)(b & splat_int((int32_t)0xFFFF0000)), acc);
-#endif
+    return kind == FLOAT32 ? fused(splat(*a), (vf)b, acc) : add_pair(acc, b, a, a_word);
 }
 
 INLINE vi load_words(const char *b, int n) {

@@ -226,6 +226,30 @@ INLINE vi dot(vi acc, quads w, int32_t x) {
 INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
 
+/* Products of bfloat16, two to a lane: what multiplies them is pairs too where the processor has such products, else it
+ * stays in float. `store_factors` writes LANES factors, FACTOR bytes each; `add_pair` takes two, `stride` floats apart in
+ * the second case. */
+#if defined(__AVX512BF16__)
+enum { PAIRED = 1, FACTOR = 2 };
+INLINE void store_factors(char *p, vf v) {
+    __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
+    memcpy(p, &rounded, sizeof rounded);
+}
+INLINE vf add_pair(vf acc, vi w, const float *x, int64_t stride) {
+    int32_t pair;
+    (void)stride;
+    memcpy(&pair, x, 4);
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)w);
+}
+#else
+enum { PAIRED = 0, FACTOR = 4 };
+INLINE void store_factors(char *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vf add_pair(vf acc, vi w, const float *x, int64_t stride) {
+    acc = fused(splat(x[0]), (vf)(w << 16), acc);
+    return fused(splat(x[stride]), (vf)(w & splat_int((int32_t)0xFFFF0000)), acc);
+}
+#endif
+
 INLINE void load_nibbles(const uint8_t *p, quads *low, quads *high) {
     vi both = load_int(p), mask = splat_int(0x0F0F0F0F);
 #if defined(__AVX2__)

@@ -9,11 +9,19 @@ from model.errors import OptionError
 from model.kernels import native
 from model.kernels.packed import BLOCK_GROUP
 from model.quant.base import Projection
+from model.quant.bfloat16 import BFloat16Linear
 from model.quant.blocks import BlockLinear
 from model.quant.int8 import Int8Linear
 from model.quant.none import Linear
 
-SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear, "int4": BlockLinear}
+SCHEMES: Mapping[str, type[Projection]] = {
+    "none": Linear,
+    "bfloat16": BFloat16Linear,
+    "int8": Int8Linear,
+    "int4": BlockLinear,
+}
+NAMES = ("none", "int8", "int4")
+"""Those to ask for; bfloat16 is what none is on a CPU in that format."""
 
 
 def runs_in_blocks(config: ModelConfig) -> bool:
@@ -34,11 +42,16 @@ def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = Fal
         if not compiled or dtype != "auto":
             return "none"
         return "int4" if quantized else "int8"
-    if name not in SCHEMES:
-        raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(SCHEMES)}")
+    if name not in NAMES:
+        raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
     if name != "none" and device.type != "cpu":
         raise OptionError(f"--quantize {name} runs on a CPU only, the device is {device.type}; use --quantize none")
     return name
+
+
+def form(scheme: str, dtype: torch.dtype, device: torch.device) -> str:
+    """The scheme that serves for what `choose` gave, in `dtype`."""
+    return "bfloat16" if scheme == "none" and dtype is torch.bfloat16 and device.type == "cpu" else scheme
 
 
 def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
@@ -46,4 +59,4 @@ def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
 
     `block_bits` is what it takes in the checkpoint's own blocks.
     """
-    return {"none": None, "int8": 8 + 32 / config.dim, "int4": block_bits}[scheme]
+    return {"none": None, "bfloat16": 16, "int8": 8 + 32 / config.dim, "int4": block_bits}[scheme]

@@ -1,13 +1,14 @@
 """What a projection is to the network, whatever its scheme."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from model.blocks import Matrix
+from model.blocks import Matrix, parts
 from model.kernels import native
 from model.kernels.packed import PackedWeights
 from model.norm import RMSNorm
@@ -65,8 +66,17 @@ class Quantized(Projection):
     def multiply_plainly(self, x: Tensor) -> Tensor:
         """W x in PyTorch: [T, n_in] float32 -> [T, n_out]."""
 
+    def _fill(self, room: Callable[[int, int], PackedWeights], first: int, rows: Matrix) -> None:
+        """`take` with kernels, into `room` for n_out, n_in."""
+        assert self._kernels is not None
+        if self.packed is None:
+            self.packed = room(self.n_out, self.n_in)
+        for part in [rows] if isinstance(rows, Tensor) else parts(rows):
+            self._kernels.quantize(self.packed, first, part)
+            first += len(part)
+
     def multiply(self, x: Tensor) -> Tensor:
-        return self.multiply_plainly(x.float()) if self._kernels is None else self._run(x)
+        return self.multiply_plainly(x) if self._kernels is None else self._run(x)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         if self._kernels is None:

@@ -38,12 +38,8 @@ class Int8Linear(Quantized):
     def take(self, first: int, rows: Matrix) -> None:
         if self._kernels is None:
             self._take_plainly(first, rows)
-            return
-        if self.packed is None:
-            self.packed = int8(self.n_out, self.n_in)
-        for part in [rows] if isinstance(rows, Tensor) else parts(rows):
-            self._kernels.quantize(self.packed, first, part)
-            first += len(part)
+        else:
+            self._fill(int8, first, rows)
 
     def _take_plainly(self, first: int, rows: Matrix) -> None:
         self._parts[first] = quantize(rows)

@@ -1,4 +1,4 @@
-"""int8 and own blocks on the real network: no bit of tokens or logprobs depends on how a request is served."""
+"""int8, own blocks and bfloat16 on the real network: no bit of tokens or logprobs depends on how one is served."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +13,22 @@ from service.engine.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
+SERVED = [("auto", "auto"), ("int8", "auto"), ("int8", "int8"), ("none", "auto")]
 Answer = list[tuple[int, TokenLogprob | None]]
 
 
-@pytest.fixture(scope="module", params=[("auto", "auto"), ("int8", "auto"), ("int8", "int8")], ids=str)
+@pytest.fixture(scope="module", params=SERVED, ids=str)
 def runner(embedded_model: Path, request: pytest.FixtureRequest) -> ModelRunner:
     scheme, kv_dtype = request.param
-    options = {"quantize": scheme, "kv_dtype": kv_dtype, "max_model_len": 256, "cache_memory": 128 * 2**20}
+    options = {"kv_dtype": kv_dtype, "max_model_len": 256, "cache_memory": 128 * 2**20, **_weights(scheme)}
     made = create(lambda stage, done: None, model=str(embedded_model), device="cpu", **options)
-    assert made.info.description["quantize"] == ("int4" if scheme == "auto" else "int8")
+    assert made.info.description["quantize"] == ("int4" if scheme == "auto" else scheme)
     assert made.info.description["kernels"].startswith("native")
     return made
+
+
+def _weights(scheme: str) -> dict[str, str]:
+    return {"quantize": scheme, "dtype": "bfloat16" if scheme == "none" else "auto"}
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -99,7 +104,7 @@ def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
         max_model_len=128,
         cache_memory=5 * 32 * (12240 if in_bytes else 23040),
         kv_dtype="int8" if in_bytes else "auto",
-        quantize=served["quantize"],
+        **_weights(served["quantize"]),
     )
     growing = [(prompt(20 + i, 20), SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)) for i in range(2)]
     asked = [*growing, MINE[1]]

@@ -22,6 +22,15 @@ def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
     return made
 
 
+def bfloat16(weight: Tensor) -> Tensor:
+    """weight [n_out, n_in] bfloat16; padded with zeros."""
+    n_blocks, n_groups = -(-weight.shape[0] // 16), -(-weight.shape[1] // 64)
+    whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.bfloat16)
+    whole[: weight.shape[0], : weight.shape[1]] = weight
+    records = whole.view(n_blocks, 16, n_groups, 32, 2)
+    return records.permute(0, 2, 3, 1, 4).flatten(2).contiguous().view(torch.uint8)
+
+
 def blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> Tensor:
     """quants [n_out, n_in/32, 32] int8 or [n_out, n_in/32, 16] uint8, scales and mins float16; n_out of whole 16s."""
     n_out, n_groups, _ = quants.shape

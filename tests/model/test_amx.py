@@ -9,6 +9,7 @@ import torch
 
 from model.kernels import build, native
 from model.kernels.native import Kernels
+from model.kernels.packed import bfloat16
 from tests.model import records
 from tests.model.test_block_products import KINDS, blocks
 
@@ -36,12 +37,15 @@ def _function(library: Path) -> object:
     return function
 
 
-@pytest.mark.parametrize("kind", ["int8", *KINDS])
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
 @pytest.mark.parametrize("n_rows", [16, 33, 150])
 def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int) -> None:
     if kind == "int8":
         weight = torch.randint(-127, 128, (72, 200), dtype=torch.int8)
         packed = records.int8(weight, torch.rand(72))
+    elif kind == "bfloat16":  # not by tiles
+        packed = bfloat16(72, 200)
+        native.variant("avx512vnni").quantize(packed, 0, torch.randn(72, 200))
     else:
         packed = records.packed(native.variant("avx512vnni"), *blocks(kind, 72, 6))
     x = torch.randn(n_rows, packed.n_in)

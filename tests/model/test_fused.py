@@ -20,7 +20,7 @@ def quantized(scheme: str, **changes: object) -> Transformer:
     return model.eval()
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("chunk", [None, 1, 33])
 def test_bits_are_the_same(scheme: str, chunk: int | None) -> None:
     model = quantized(scheme, dim=64, hidden_dim=96)

@@ -48,7 +48,7 @@ def test_grouping_equals_one_token_at_a_time(n_tokens: int) -> None:
         torch.testing.assert_close(row, expected)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 def test_a_token_gets_the_same_bits_beside_any_others(scheme: str) -> None:
     torch.manual_seed(0)
     block = MoE(512, 64, 8, 2, scheme).requires_grad_(False)
