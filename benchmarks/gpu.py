@@ -7,7 +7,10 @@ Rows run in processes of their own, a group after the other: one that fails says
 
     --only "decode 64,prefill"   rows whose name contains one of these (the ceilings always)
     --budget 470                 seconds for everything: what would not fit any more is left out
+    --option attention=varlen    of our runner, for all rows; repeat for more
     --quick                      small shapes, for a test on any machine: its numbers say nothing
+
+`--only start` measures how long a 7B checkpoint takes from the page cache to readiness; it is left out otherwise.
 """
 
 import argparse
@@ -45,9 +48,8 @@ Run = Callable[[str, Sequence[str], float], Results]
 """Measures rows of a group, within so many seconds."""
 
 
-def here(device: torch.device, *, quick: bool, emit: Callable[[str, Measured], None], names: Sequence[str]) -> None:
+def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], None]) -> None:
     """Measure rows, one after the other, until one fails: what it leaves on the device may spoil the next."""
-    bench = Bench(QUICK if quick else FULL, device)
     for row in ROWS:
         if row.name in names:
             try:
@@ -149,7 +151,8 @@ class Verdict:
 def goal(row: Row) -> str:
     """In words."""
     least, most = row.between
-    parts = [] if row.goal is None else [f"<= {row.goal:g} x" if row.goal > 1 else f">= {row.goal:.0%}"]
+    parts = [] if row.goal is None else [f">= {row.goal:.0%}"]
+    parts += [] if row.most is None else [f"<= {row.most:g}"]
     parts += [f">= {least:g} x {row.beside}"] if least else []
     parts += [f"< {most:g} x {row.beside}"] if most < math.inf else []
     return ", ".join(parts)
@@ -171,9 +174,9 @@ def judge(row: Row, found: Results) -> Verdict:
     other = found.get(row.beside or "", {}).get("value")
     ratio = None if other is None else value / other
     goals = []
-    if measured["unit"] == "x":
-        goals.append(value <= (row.goal or 0) and not measured["pages_grown"] and not measured["bytes_grown"])
-    elif row.goal is not None and share is not None:
+    if row.most is not None:
+        goals.append(value <= row.most and not measured.get("pages_grown") and not measured.get("bytes_grown"))
+    if row.goal is not None and share is not None:
         goals.append(share >= row.goal)
     if ratio is not None and row.between != (0.0, math.inf):
         goals.append(row.between[0] <= ratio < row.between[1])
@@ -207,6 +210,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated parts of names")
     parser.add_argument("--budget", type=float, default=470.0)
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of model.config.RunnerOptions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-GPU.json")
@@ -218,18 +222,20 @@ def main() -> None:
     asked = arguments()
     device = torch.device(asked.device)
     if asked.child is not None:
-        _answer(*asked.child, device, quick=asked.quick)
+        _answer(*asked.child, Bench(QUICK if asked.quick else FULL, device, _options(asked.option)))
         return
     if device.type == "cpu" and not asked.quick:
         raise SystemExit("there is no CUDA device: --quick tries the benchmark out on a CPU")
-    chosen = [row for row in ROWS if row.group == "ceilings" or any(part in row.name for part in asked.only.split(","))]
+    chosen = list(choose(asked.only))
     started = datetime.now(UTC)
     about = {"started": started.isoformat(timespec="seconds"), "quick": asked.quick, "budget": asked.budget}
+    about["options"] = _options(asked.option)
     about |= machine.describe_gpu(device)
     file = asked.output or (
         None if asked.quick else RESULTS / f"{started:%Y-%m-%d}-{_slug(about['machine']['device'])}.json"
     )
-    run = Processes(["--device", device.type, *(["--quick"] if asked.quick else [])])
+    options = [text for option in asked.option for text in ("--option", option)]
+    run = Processes(["--device", device.type, *(["--quick"] if asked.quick else []), *options])
     verdicts = [Verdict(row, {"failed": "left out"}) for row in chosen]
     for found in measure(chosen, run, asked.budget):
         verdicts = [judge(row, found) for row in chosen]
@@ -246,13 +252,33 @@ def main() -> None:
     raise SystemExit(int(any("failed" in found.get(name, {}) for name in (COPY, PRODUCT, CHECK))))
 
 
-def _answer(names: str, file: str, device: torch.device, *, quick: bool) -> None:
+def choose(only: str) -> Iterator[Row]:
+    """Those whose name contains one of the parts, and the ceilings."""
+    for row in ROWS:
+        named = any(part in row.name for part in only.split(",") if part or not row.asked)
+        if named or row.group == "ceilings":
+            yield row
+
+
+def _answer(names: str, file: str, bench: Bench) -> None:
     with Path(file).open("a") as answers:
 
         def emit(name: str, measured: Measured) -> None:
             print(json.dumps([name, measured]), file=answers, flush=True)
 
-        here(device, quick=quick, emit=emit, names=json.loads(names))
+        here(bench, json.loads(names), emit)
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    """Numbers and the words of JSON as such, all else as text."""
+    options: dict[str, Any] = {}
+    for option in given:
+        name, _, text = option.partition("=")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    return options
 
 
 def _slug(name: str) -> str:

@@ -33,10 +33,9 @@ def _network(shapes: Shapes, device: torch.device) -> Any:
             ),
             dtype=torch.bfloat16,
         )
-    return network.eval()
+    return network.requires_grad_(False).eval()
 
 
-@torch.inference_mode()
 def static(shapes: Shapes, device: torch.device) -> float:
     """Tokens/s of one stream: `generate` over a static cache, compiled where transformers does so (not on a CPU).
 

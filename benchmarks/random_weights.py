@@ -1,9 +1,12 @@
-"""A checkpoint that is not there: random weights, made on the device as the network takes them."""
+"""Checkpoints of random weights: one that is not there, made on the device as the network takes them, or in a file."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model import weights
@@ -37,3 +40,12 @@ class RandomWeights:
 
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
     return Checkpoint(config, "half", RandomWeights(config, device))
+
+
+def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
+    """In Mistral's own format; all layers have the same window."""
+    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
+    params = {name: getattr(config, name) for name in names} | {"sliding_window": config.windows[0]}
+    (directory / "params.json").write_text(json.dumps(params))
+    tensors = {name: tensor.cpu() for name, tensor in RandomWeights(config, device).tensors()}
+    save_file(tensors, directory / "consolidated.safetensors")

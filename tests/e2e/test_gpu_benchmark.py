@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import Processes, Results, here, judge, measure, table
-from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS
+from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench
 from benchmarks.gpu_shapes import FULL, QUICK, decode_bytes, prefill_flops, projections
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def found() -> Results:
     """Of every row, in this process."""
     results: Results = {}
     for row in ROWS:
-        here(CPU, quick=True, emit=results.__setitem__, names=[row.name])
+        here(Bench(QUICK, CPU, {}), [row.name], results.__setitem__)
     return results
 
 
@@ -153,14 +153,25 @@ def test_what_would_not_fit_into_the_budget_is_left_out() -> None:
     assert asked == [group for group, seconds in SECONDS.items() if seconds < budget]
     assert "90 s would be needed" in found["decode 64"]["failed"]
     assert set(found) == {row.name for row in ROWS}
-    assert sum(SECONDS.values()) < 470
+    assert sum(SECONDS[group] for group in {row.group for row in gpu.choose("")}) < 470
 
 
 def test_the_command_needs_no_service(tmp_path: Path) -> None:
     """Its own processes and all: the ceilings, without what a machine with nothing but torch does not have."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_THERE!r}))\n")
     file = tmp_path / "out.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--quick", "--device", "cpu", "--only", "none of these"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--quick",
+        "--device",
+        "cpu",
+        "--only",
+        "none of these",
+        "--option",
+        "attention=sdpa",
+    ]
     done = subprocess.run(
         [*command, "--output", str(file)],
         cwd=ROOT,
@@ -174,6 +185,18 @@ def test_the_command_needs_no_service(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert [made["row"] for made in report["rows"]] == [COPY, PRODUCT, CHECK]
     assert report["versions"]["torch"] == torch.__version__
+
+
+def test_rows_are_chosen_by_parts_of_their_names() -> None:
+    names = {only: [row.name for row in gpu.choose(only)][3:] for only in ("", "decode 64,prefill", "start")}
+    assert len(names[""]) == len(ROWS) - 4
+    assert names["decode 64,prefill"] == ["decode 64", "prefill 8k"]
+    assert names["start"] == ["start 7b"]
+
+
+def test_options_of_the_runner() -> None:
+    given = ["attention=varlen", "deterministic=true", "cache_memory=1024"]
+    assert gpu._options(given) == {"attention": "varlen", "deterministic": True, "cache_memory": 1024}
 
 
 def test_results_of_a_gpu_are_kept_by_its_name() -> None:
