@@ -4,7 +4,7 @@ import logging
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,12 +22,19 @@ from service.engine.scheduler import Scheduler
 
 
 class Seen(NamedTuple):
-    """A report of the engine: when it came, tokens of the step it is about, what it gave, pages that are held."""
+    """A report of the engine: when it came, tokens of the step it is about, what it gave, pages that are held.
+
+    `memory` is what the probe said, of steps of more tokens than streams: in the others its time would count.
+    """
 
     at: float
     step_tokens: int
     updates: tuple[Update, ...]
     held: int
+    memory: int | None = None
+
+
+Probe = Callable[[], int | None]
 
 
 def load(config: ModelConfig, device: torch.device, shapes: Shapes, length: int, **options: Any) -> ModelRunner:
@@ -50,7 +57,13 @@ def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
     return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
-def serve(runner: ModelRunner, asked: Sequence[Sequence[int]], params: SamplingParams, step_tokens: int) -> list[Seen]:
+def serve(
+    runner: ModelRunner,
+    asked: Sequence[Sequence[int]],
+    params: SamplingParams,
+    step_tokens: int,
+    probe: Probe = lambda: None,
+) -> list[Seen]:
     """What the engine reports of these prompts, the first entry when it was given them. Raises what a step raised."""
     scheduler = Scheduler(runner.info, max_sequences=len(asked), max_step_tokens=step_tokens)
     inbox: list[ToEngine] = [Submit(number, list(prompt), params) for number, prompt in enumerate(asked)]
@@ -69,7 +82,8 @@ def serve(runner: ModelRunner, asked: Sequence[Sequence[int]], params: SamplingP
         stats = message.stats
         if seen:
             held = sum(pool.held for pool in stats.pools)
-            seen.append(Seen(time.perf_counter(), stats.step_tokens, message.updates, held))
+            memory = probe() if stats.step_tokens > len(asked) else None
+            seen.append(Seen(time.perf_counter(), stats.step_tokens, message.updates, held, memory))
         for update in message.updates:
             if update.finish == "error":
                 raise RuntimeError(update.failure or "the engine refused a sequence")
@@ -102,23 +116,28 @@ def greedy(n_tokens: int) -> SamplingParams:
 
 
 class Decoding(NamedTuple):
-    """Steps in which all streams decode: seconds of each, tokens before the one in the middle, most pages held."""
+    """Steps in which all streams decode: seconds of each, tokens before the one in the middle; and all reports."""
 
     seconds: list[float]
     context: int
-    held: int
+    seen: list[Seen]
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
 
+    @property
+    def held(self) -> int:
+        """Pages, at most."""
+        return max(one.held for one in self.seen)
 
-def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int) -> Decoding:
+
+def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int, probe: Probe = lambda: None) -> Decoding:
     """Of streams that begin with `length` tokens each."""
     room = shapes.step_tokens - streams  # of a step, for prompts beside those that decode already
     joining = -(-streams * length // max(room, 1)) + 2
     params = greedy(joining + shapes.warm_up + shapes.tokens)
-    seen = serve(runner, prompts(streams, length, runner.info.vocab_size), params, shapes.step_tokens)
+    seen = serve(runner, prompts(streams, length, runner.info.vocab_size), params, shapes.step_tokens, probe)
     alone = [
         after.at - before.at
         for before, after in pairwise(seen)
@@ -128,7 +147,7 @@ def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int) -> De
     if len(counted) < shapes.tokens // 2:
         raise RuntimeError(f"only {len(alone)} steps had all {streams} streams decode")
     context = length + params.max_tokens - len(counted) // 2
-    return Decoding(counted, context, max(one.held for one in seen))
+    return Decoding(counted, context, seen)
 
 
 def prefill(runner: ModelRunner, shapes: Shapes) -> float:

@@ -179,19 +179,23 @@ def prefill(bench: Bench) -> Measured:
 
 
 def stream(bench: Bench) -> Measured:
-    """Time and memory of a step of a stream that is very long, beside those of one whose window is just full."""
+    """Time and memory of a stream that is very long: its last steps beside those of one whose window is just full, and
+    the memory of the later half of its chunks beside that of the earlier, from where the window is full."""
     shapes, runner = bench.shapes, bench.runner("none")
-    bench.peak()
     early = gpu_engine.decode(runner, shapes, 1, shapes.turned)
-    memory = [bench.peak()]
-    late = gpu_engine.decode(runner, shapes, 1, shapes.stream)
-    memory.append(bench.peak())
-    growth = None if memory[0] is None or memory[1] is None else max(0, memory[1] - memory[0])
+    bench.peak()
+    late = gpu_engine.decode(runner, shapes, 1, shapes.stream, bench.peak)
+    chunks = [one for one in late.seen if one.step_tokens == shapes.step_tokens][shapes.turned // shapes.step_tokens :]
+    halves = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
+    memory, pages = (
+        [max(map(of, half)) for half in halves] for of in (lambda one: one.memory or 0, lambda one: one.held)
+    )
     return {
         "value": late.median / early.median,
         "unit": "x",
-        "pages_grown": late.held - early.held,
-        "bytes_grown": growth,
+        "pages_grown": max(late.held - early.held, pages[1] - pages[0], 0),
+        "bytes_grown": max(0, memory[1] - memory[0]),
+        "memory": memory,
         "early": _steps(early),
         "late": _steps(late),
     }

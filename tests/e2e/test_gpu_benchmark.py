@@ -118,7 +118,7 @@ def test_verdicts() -> None:
 
 @pytest.mark.parametrize(
     ("value", "pages", "n_bytes", "met"),
-    [(1.01, 0, 0, True), (1.2, 0, 0, False), (1.0, 3, 0, False), (1.0, 0, 9, False)],
+    [(1.01, 0, 0, True), (1.2, 0, 0, False), (1.0, 3, 0, False), (1.0, 0, 2**21, False)],
 )
 def test_a_stream_that_grows(value: float, pages: int, n_bytes: int, met: bool) -> None:
     measured = {"value": value, "unit": "x", "pages_grown": pages, "bytes_grown": n_bytes}
