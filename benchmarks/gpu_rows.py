@@ -162,7 +162,8 @@ def _decode(streams: int, scheme: str = "none", *, sparse: bool = False) -> Call
 
 def _steps(steps: Decoding) -> Measured:
     tenths = statistics.quantiles(steps.seconds, n=10, method="inclusive")
-    times = {"median": steps.median, "p10": tenths[0], "p90": tenths[-1]}
+    mean = statistics.fmean(steps.seconds)
+    times = {"median": steps.median, "mean": mean, "p10": tenths[0], "p90": tenths[-1]}
     return {
         "step_ms": {name: 1000 * value for name, value in times.items()},
         "steps": len(steps.seconds),
