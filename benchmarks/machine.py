@@ -4,12 +4,14 @@ import json
 import os
 import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from model.kernels import native
 from service import version
-from service.tools.summary import machine as hardware
 
 ROOT = Path(__file__).parents[1]
 SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16")
@@ -21,13 +23,38 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 def describe(peers: Path | None) -> dict[str, Any]:
     """Processor, its instruction sets, memory, and the versions of everything that is measured."""
+    from service.tools.summary import machine as hardware  # needs more than a GPU's machine may have
+
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
-    versions: dict[str, Any] = {"noria": version(), "revision": _revision(), "python": platform.python_version()}
+    versions = _versions()
     if peers is not None:
         command = [peers / "bin" / "python", "-c", VERSIONS, *PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         versions["peers"] = json.loads(done.stdout)
     return {"machine": hardware() | info, "versions": versions}
+
+
+def describe_gpu(device: torch.device) -> dict[str, Any]:
+    """The same of a GPU (or of a CPU that stands for one), and the packages of this Python."""
+    found: dict[str, Any] = {"platform": platform.platform(), "cpus": os.cpu_count(), "device": device.type}
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        found |= {"device": about.name, "memory_bytes": about.total_memory, "processors": about.multi_processor_count}
+        found |= {"capability": f"{about.major}.{about.minor}", "cuda": torch.version.cuda}
+        found["driver"] = _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    packages = {name: _package(name) for name in ("torch", "triton", "transformers")}
+    return {"machine": found, "versions": _versions() | packages}
+
+
+def _versions() -> dict[str, Any]:
+    return {"noria": version(), "revision": _revision(), "python": platform.python_version()}
+
+
+def _package(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def kind() -> str:
@@ -44,5 +71,11 @@ def instruction_sets() -> list[str]:
 
 
 def _revision() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""

@@ -45,10 +45,10 @@ def load(
     The embeddings are kept in the format `embeddings`, or as all else in `dtype`.
     Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
     """
-    places = dict(_places(config))
-    n_places = len(places)
+    missing = dict(places(config))
+    n_places = len(missing)
     for name, tensor in tensors:
-        place = places.pop(name, None)
+        place = missing.pop(name, None)
         if place is None:
             raise ModelError(f"the checkpoint has a tensor {name!r} that a {config.family} model has no place for")
         if tuple(tensor.shape) != place.shape:
@@ -64,10 +64,10 @@ def load(
                 _tie(model, tensor)
         except ValueError as error:
             raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}") from error
-        progress(1 - len(places) / n_places)
-    if places:
-        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        raise ModelError(f"the checkpoint lacks the tensor {min(places)!r}{others}")
+        progress(1 - len(missing) / n_places)
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the checkpoint lacks the tensor {min(missing)!r}{others}")
 
 
 def _tie(model: Transformer, embeddings: Matrix) -> None:
@@ -94,7 +94,8 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
         target.copy_(part)
 
 
-def _places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
+def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    """Every tensor of a checkpoint by its native name."""
     dim = config.dim
     yield EMBEDDINGS, Place(EMBEDDINGS, 0, (config.vocab_size, dim))
     for layer in range(config.n_layers):

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from model.blocks import Matrix
 from model.checkpoint.cache import SAMPLE_BLOCKS, fingerprint
@@ -15,6 +15,18 @@ from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import canonical_name, read_config
 from model.memory import BLOCK_BITS
+
+
+class Weights(Protocol):
+    """What `Checkpoint` says of the weights it has."""
+
+    @property
+    def quantized(self) -> bool: ...
+
+    @property
+    def block_bits(self) -> float: ...
+
+    def tensors(self) -> Iterator[tuple[str, Matrix]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class Checkpoint:
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    weights: Safetensors | GgufWeights
+    weights: Weights
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and matrices in the file's own format, each weight once."""

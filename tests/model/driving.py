@@ -49,7 +49,7 @@ def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> Mod
 def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
     """A checkpoint under native names, large enough weights to make attention sharp."""
     generator = torch.Generator().manual_seed(seed)
-    for name, place in weights._places(config):
+    for name, place in weights.places(config):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
@@ -69,7 +69,7 @@ class RandomWeights:
 
 def checkpoint(config: ModelConfig) -> Checkpoint:
     """What `runner.load_from` takes, of random weights."""
-    return Checkpoint(config, "half", RandomWeights(config))  # type: ignore[arg-type]
+    return Checkpoint(config, "half", RandomWeights(config))
 
 
 def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:

@@ -1,0 +1,130 @@
+"""What `benchmarks.gpu` measures: networks, lengths, and the least that a step must read or compute. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from model.config import ModelConfig
+
+HEAD_BYTES = 2
+"""Of a weight of the head, which stays in bfloat16 whatever the scheme; so do keys and values."""
+BITS = {"none": 16.0, "fp8": 8.0, "int4": 4.5}
+"""Of a weight of the other projections: 4 bits with a scale and a zero of 16 for each group of 64."""
+MISTRAL_7B = ModelConfig(
+    family="mistral",
+    dim=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    hidden_dim=14336,
+    vocab_size=32_000,
+    norm_eps=1e-5,
+    rope_theta=10_000.0,
+    max_position=32_768,
+    windows=(4096,) * 32,
+)
+EXPERTS = {"family": "mixtral", "n_experts": 8, "n_experts_per_token": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Streams decode after prompts of `prompt` tokens, `tokens` steps that count after `warm_up` that do not.
+
+    `prefill` is a long prompt, `stream` one that is so long that nothing may grow with it. `copy_bytes` and `matrix`
+    (rows and columns) are for the two ceilings, `paging` is what transformers is told of its pages.
+    """
+
+    dense: ModelConfig
+    sparse: ModelConfig
+    streams: tuple[int, int, int]
+    prompt: int
+    warm_up: int
+    tokens: int
+    prefill: int
+    stream: int
+    step_tokens: int
+    repeats: int
+    copy_bytes: int
+    matrix: int
+    paging: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Of the longest sequence."""
+        return self.stream + self.warm_up + self.tokens + 64
+
+    @property
+    def turned(self) -> int:
+        """Tokens after which a stream holds as much as it ever will: its window, and a whole step beside it."""
+        return 2 * self.step_tokens + (self.dense.windows[0] or 0)
+
+
+FULL = Shapes(
+    dense=MISTRAL_7B,
+    sparse=replace(MISTRAL_7B, **EXPERTS, rope_theta=1e6, windows=(None,) * 32),
+    streams=(1, 64, 256),
+    prompt=1024,
+    warm_up=16,
+    tokens=96,
+    prefill=8192,
+    stream=200_000,
+    step_tokens=8192,
+    repeats=5,
+    copy_bytes=2**32,
+    matrix=8192,
+)
+_SMALL = replace(
+    MISTRAL_7B,
+    dim=256,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=64,
+    hidden_dim=256,
+    vocab_size=512,
+    max_position=512,
+    windows=(64,) * 2,
+)
+QUICK = Shapes(
+    dense=_SMALL,
+    sparse=replace(_SMALL, **EXPERTS, windows=(None,) * 2),
+    streams=(1, 3, 5),
+    prompt=24,
+    warm_up=2,
+    tokens=4,
+    prefill=160,
+    stream=900,
+    step_tokens=128,
+    repeats=2,
+    copy_bytes=2**20,
+    matrix=128,
+    paging={"num_blocks": 16, "max_batch_tokens": 128},
+)
+
+
+def projections(config: ModelConfig) -> int:
+    """Weights that multiply each token, without the head: of a sparse network those of the experts that it goes to."""
+    heads = 2 * config.n_heads + 2 * config.n_kv_heads
+    feed_forward = (
+        3 * config.dim * config.hidden_dim * (config.n_experts_per_token or 1) + config.dim * config.n_experts
+    )
+    return config.n_layers * (config.dim * config.head_dim * heads + feed_forward)
+
+
+def decode_bytes(config: ModelConfig, scheme: str, streams: int, context: int) -> float:
+    """What a step reads at least: the weights once, and of each stream the keys and values that its window leaves."""
+    weights = projections(config) * BITS[scheme] / 8 + config.dim * config.vocab_size * HEAD_BYTES
+    visible = sum(min(window or context, context) for window in config.windows)
+    return weights + streams * visible * 2 * config.n_kv_heads * config.head_dim * HEAD_BYTES
+
+
+def prefill_flops(config: ModelConfig, length: int) -> float:
+    """What a prompt computes at least: each weight for each token, each query with its visible keys, the head once."""
+    pairs = sum(_pairs(length, min(window or length, length)) for window in config.windows)
+    attention = 4 * config.head_dim * config.n_heads * pairs
+    return 2 * projections(config) * length + attention + 2 * config.dim * config.vocab_size
+
+
+def _pairs(length: int, window: int) -> int:
+    """Of a query and a key it sees. Worked example: 5 tokens, window 3: 1 + 2 + 3 + 3 + 3."""
+    return window * (window + 1) // 2 + (length - window) * window

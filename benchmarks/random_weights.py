@@ -1,0 +1,51 @@
+"""Checkpoints of random weights: one that is not there, made on the device as the network takes them, or in a file."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model import weights
+from model.checkpoint.open import Checkpoint
+from model.config import ModelConfig
+from model.memory import BLOCK_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWeights:
+    """Magnitudes are those of a network at its initialisation, so activations stay finite; norms are ones."""
+
+    config: ModelConfig
+    device: torch.device
+    seed: int = 0
+    quantized: bool = False
+    block_bits: float = BLOCK_BITS["Q4_1"]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        generator = torch.Generator(self.device).manual_seed(self.seed)
+        deep = (2 * self.config.n_layers) ** -0.5
+        dtype = getattr(torch, self.config.dtype)
+        for name, place in weights.places(self.config):
+            tensor = torch.ones(place.shape, dtype=dtype, device=self.device)
+            if len(place.shape) > 1:
+                gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
+                width = 1 if name == weights.EMBEDDINGS else place.shape[1]
+                tensor.normal_(0.0, gain * width**-0.5, generator=generator)
+            yield name, tensor
+
+
+def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
+    return Checkpoint(config, "half", RandomWeights(config, device))
+
+
+def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
+    """In Mistral's own format; all layers have the same window."""
+    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
+    params = {name: getattr(config, name) for name in names} | {"sliding_window": config.windows[0]}
+    (directory / "params.json").write_text(json.dumps(params))
+    tensors = {name: tensor.cpu() for name, tensor in RandomWeights(config, device).tensors()}
+    save_file(tensors, directory / "consolidated.safetensors")

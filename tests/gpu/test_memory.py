@@ -1,0 +1,100 @@
+"""A GPU's memory: what pools leave of it, what happens when it runs out, how weights get there.
+
+Run with `pytest -m gpu tests/gpu`.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from model import retry
+from model.batch import PageTable, Slice, StepBatch
+from model.config import ModelConfig, RunnerOptions
+from model.memory import GPU_UTILIZATION
+from model.runner import ModelRunner, load_from
+from model.sampling_params import SamplingParams
+from model.upload import Stage
+from tests.model.driving import checkpoint, tiny
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+LEFT = 48 * 2**20
+"""Bytes that the drill leaves free."""
+TOKENS = 4096
+
+
+@pytest.fixture(autouse=True)
+def _cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def wide() -> ModelConfig:
+    """Gate and up of TOKENS rows take 128 MiB in bfloat16."""
+    sizes = {"dim": 1024, "n_heads": 8, "n_kv_heads": 2, "head_dim": 128, "hidden_dim": 8192, "vocab_size": 2048}
+    return tiny((256, None), **sizes, max_position=8192, dtype="bfloat16")
+
+
+def load(config: ModelConfig, **options: Any) -> ModelRunner:
+    values = {"device": "cuda", "max_sequences": 8, "max_step_tokens": TOKENS, **options}
+    return load_from(checkpoint(config), RunnerOptions("", **values), lambda stage, done: None)
+
+
+def test_pools_leave_a_tenth_and_room_for_the_largest_step(caplog: pytest.LogCaptureFixture) -> None:
+    runner = load(wide())
+    free, total = torch.cuda.mem_get_info()
+    assert (total - free) / total == pytest.approx(GPU_UTILIZATION, abs=0.02)
+    torch.cuda.reset_peak_memory_stats()
+    with caplog.at_level(logging.WARNING, logger=retry.__name__):
+        runner.step(batch(runner))
+    assert not caplog.records
+    assert torch.cuda.max_memory_allocated() <= (GPU_UTILIZATION + 0.02) * total
+
+
+def batch(runner: ModelRunner) -> StepBatch:
+    """A long prompt that is scored, and three short ones."""
+    n_pages = -(-TOKENS // runner.info.page_size) + 1
+
+    def part(number: int, tokens: list[int], first_page: int, **more: Any) -> Slice:
+        pages = list(range(first_page, first_page + -(-len(tokens) // runner.info.page_size)))
+        tables = tuple(PageTable(0, pages) for _ in runner.info.pools)
+        params = SamplingParams(temperature=0.0, logprobs=1, **more)
+        return Slice(number, tokens, len(tokens), 0, len(tokens), tables, params)
+
+    prompt = [(31 * i + i * i) % 2048 for i in range(TOKENS - 16)]
+    long = part(0, prompt, 0, prompt_logprobs=0)
+    short = [part(n, prompt[n : n + 6], n_pages + n) for n in (1, 2)]
+    return StepBatch((long, *short, part(3, prompt[:4], n_pages + 3)))
+
+
+def test_a_step_that_does_not_fit_gives_the_same_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    """The memory is taken by somebody else after the start; every request is answered."""
+    runner = load(wide(), cache_memory=2**30, max_model_len=TOKENS)
+    expected = runner.step(batch(runner)).slices
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    ballast = torch.empty(torch.cuda.mem_get_info()[0] - LEFT, dtype=torch.uint8, device=CUDA)
+    with caplog.at_level(logging.WARNING, logger=retry.__name__):
+        found = runner.step(batch(runner)).slices
+    assert caplog.records, "it fitted: the drill proves nothing"
+    del ballast
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.failure is None
+        assert len(mine.tokens) == len(theirs.tokens) == 1
+        assert len(mine.prompt_logprobs) == len(theirs.prompt_logprobs)
+        for one, other in zip(mine.prompt_logprobs, theirs.prompt_logprobs, strict=True):
+            assert one.token == other.token
+            assert one.logprob == pytest.approx(other.logprob, abs=0.25)
+    assert runner.step(batch(runner)).slices == expected, "with memory again, nothing is left of it"
+
+
+@pytest.mark.parametrize("shape", [(1,), (1000, 37), (4096, 513)], ids=str)
+def test_uploads(shape: tuple[int, ...]) -> None:
+    stage = Stage(CUDA, 2**16)
+    tensors = [torch.randn(shape).bfloat16() for _ in range(3)]
+    for mine, theirs in zip([stage.upload(tensor) for tensor in tensors], tensors, strict=True):
+        assert mine.device.type == "cuda"
+        assert torch.equal(mine.cpu(), theirs)
