@@ -89,7 +89,7 @@ def attend(
     results: list[list[Tensor]] = [[] for _ in data]
     sizes = [chunks if isinstance(chunks[0], int) else chunks[i] for i in range(len(data))]
     cuts = [cut(n, part) for n, part in zip(lengths, sizes, strict=True)]  # type: ignore[arg-type]
-    if isinstance(backend, TritonAttention) and device == CPU:
+    if isinstance(backend, TritonAttention | VarlenAttention) and device == CPU:
         cuts = [few(part) for part in cuts]
     for step in itertools.zip_longest(*cuts):
         active = [(i, *part) for i, part in enumerate(step) if part]
