@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
+TRITON = [path for path in (ROOT / "model/kernels/triton").glob("*.py") if path.stem != "__init__"]
+"""Kernels, which are imported where they are launched."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -49,7 +51,8 @@ def test_model_never_imports_the_service(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("model"), ids=str)
 def test_model_needs_five_packages_at_most(path: Path) -> None:
     tops = {name.split(".")[0] for name in imports(path, top_level=True)}
-    assert tops <= MODEL_MAY_NEED | {"model"} | set(sys.stdlib_module_names)
+    kernels = {"triton"} if path in TRITON else set()
+    assert tops <= MODEL_MAY_NEED | kernels | {"model"} | set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("path", sources("service/engine"), ids=str)
@@ -88,7 +91,9 @@ def test_the_engine_runs_on_the_standard_library_alone() -> None:
 
 def test_the_model_imports_without_optional_readers() -> None:
     names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sources("model") if path.stem != "__init__"
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sources("model")
+        if path.stem != "__init__" and path not in TRITON
     ]
     blocked = [
         "gguf",
@@ -99,6 +104,7 @@ def test_the_model_imports_without_optional_readers() -> None:
         "fastapi",
         "pydantic",
         "transformers",
+        "triton",
     ]
     run(
         "import importlib, sys\n"

@@ -51,6 +51,7 @@ WHOLE = {
     (2, 64): Tiles(128, 64, 4, 3),
     (2, 128): Tiles(128, 64, 8, 3),
     (2, 256): Tiles(64, 32, 4, 3),
+    (4, 64): Tiles(64, 32, 4, 2),
     (4, 256): Tiles(16, 16, 4, 2),
 }
 """Of short and of longer slices, by bytes of a value where it is multiplied and greatest head_dim. Not yet tuned. A

@@ -22,7 +22,7 @@ from model.cache import LayerCache
 from model.errors import OptionError
 from model.packing import PoolInputs
 
-Kernel = Callable[..., Tensor]
+Kernel = Callable[..., Any]
 NEEDED = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}
 MISSING = (
     f"needs a PyTorch whose varlen_attn takes block_table and num_splits (2.13 does), this one is {torch.__version__}"
@@ -102,7 +102,7 @@ class VarlenAttention(Attention):
                 "use --attention sdpa"
             )
         cache.write(prepared.slots, k, v)
-        return self._kernel(
+        out: Tensor = self._kernel(
             *(q, cache.k, cache.v, prepared.rows, prepared.ends, prepared.most_queries, prepared.most_keys),
             window_size=prepared.window,
             enable_gqa=True,
@@ -110,6 +110,7 @@ class VarlenAttention(Attention):
             block_table=prepared.blocks,
             num_splits=1,
         )
+        return out
 
 
 def try_out(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import save_file
 
 from model.attention import BACKENDS
+from model.attention.base import Attention
 from model.attention.reference import ReferenceAttention
-from model.attention.sdpa import SdpaAttention
+from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
+from model.packing import PoolInputs, pack
 from model.runner import ModelRunner, create
 from model.sampling_params import SamplingParams
 from tests.model.attending import CPU, attend, random_heads
@@ -35,20 +37,125 @@ def device() -> torch.device:
     return torch.device(os.environ.get("NORIA_TEST_DEVICE", "cuda"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+
+
+def on(device: torch.device, name: str, dtype: torch.dtype = torch.float32) -> Attention:
+    """The backend of this name, if it serves `dtype` on `device`."""
+    if (why := BACKENDS[name].obstacle(device, dtype)) is not None:
+        pytest.skip(f"{name} {why}")
+    return BACKENDS[name]()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4), (6, 1)], ids=str)
 @pytest.mark.parametrize("window", [None, 1, WINDOW])
 @pytest.mark.parametrize("chunks", [[1], [7, 1], [500]], ids=str)
+@pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_attention(
-    device: torch.device, chunks: list[int], window: int | None, heads: tuple[int, int], dtype: torch.dtype
+    device: torch.device,
+    name: str,
+    chunks: list[int],
+    window: int | None,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
 ) -> None:
-    """sdpa and reference, with packed sequences on scattered pages, against the reference on the CPU."""
+    """Every backend, with packed sequences on scattered pages, against the reference on the CPU."""
+    backend = on(device, name, dtype)
     data = random_heads(LENGTHS, heads, width=64, dtype=dtype)
     expected = attend(ReferenceAttention(), data, [500], window)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    for backend in (SdpaAttention(), ReferenceAttention()):
-        for rows, wanted in zip(attend(backend, data, chunks, window, device=device), expected, strict=True):
-            torch.testing.assert_close(rows, wanted, atol=tolerance, rtol=tolerance)
+    for rows, wanted in zip(attend(backend, data, chunks, window, device=device), expected, strict=True):
+        torch.testing.assert_close(rows, wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("width", [16, 32, 80, 96, 128, 256])
+@pytest.mark.parametrize("name", ["triton", "varlen"])
+def test_head_dims_and_long_sequences(device: torch.device, name: str, width: int, dtype: torch.dtype) -> None:
+    """Several parts of keys, and pages of any size."""
+    backend = on(device, name, dtype)
+    data = random_heads([1300, 40], (4, 1), width, dtype)
+    for window in (None, 600):
+        expected = attend(ReferenceAttention(), data, [1300], window)
+        for rows, wanted in zip(attend(backend, data, [1200, 90, 1], window, device=device), expected, strict=True):
+            torch.testing.assert_close(rows, wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [64, 128])
+def test_float8_keys_and_values(device: torch.device, width: int, dtype: torch.dtype) -> None:
+    backend = on(device, "triton", torch.float8_e4m3fn)
+    data = random_heads([100, 40], (4, 2), width, dtype)
+    data[0][1][5] = 0.0
+    data[0][2][5] = 1000.0  # more than fits: 448
+    expected = attend(ReferenceAttention(), data, [500], None, kv_dtype=torch.float8_e4m3fn)
+    found = attend(backend, data, [80, 1, 10], None, device=device, kv_dtype=torch.float8_e4m3fn)
+    for rows, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(rows, wanted, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("chunks", [[1], [1280, 1], [1250, 30, 5]], ids=str)
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("name", ["triton", "varlen"])
+def test_bits_do_not_depend_on_who_is_beside(
+    device: torch.device, name: str, window: int | None, chunks: list[int]
+) -> None:
+    backend = on(device, name, torch.bfloat16)
+    data = random_heads([1300, 1300, 3, 600], (8, 2), 128, torch.bfloat16)
+    (alone,) = attend(backend, data[:1], chunks, window, device=device)
+    assert torch.equal(attend(backend, data, [chunks, [1300], [1], [599, 1]], window, device=device)[0], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("heads", [(8, 2), (4, 4), (5, 1)], ids=str)
+@pytest.mark.parametrize("window", [None, 700])
+def test_deterministic_bits_do_not_depend_on_chunks(
+    device: torch.device, window: int | None, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    on(device, "triton", dtype)
+    backend = TritonAttention(deterministic=True)
+    data = random_heads([1300], heads, 128, dtype)
+    (whole,) = attend(backend, data, [1300], window, device=device)
+    for chunks in ([1], [7], [17], [1000, 250, 1]):
+        assert torch.equal(attend(backend, data, chunks, window, device=device)[0], whole)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int | None) -> None:
+    """A CUDA graph of a step of four sequences of up to 2,000 tokens, replayed for two: the bits of the step itself."""
+    backend = on(device, "triton", torch.bfloat16)
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: there are no graphs elsewhere")
+
+    def step(lengths: Sequence[int]) -> PoolInputs:
+        items = []
+        for i, n in enumerate(lengths):
+            first = 0 if window is None else max(0, n - window) // 32
+            pages = range(64 * i + first, 64 * i + 64)
+            items.append(Slice(i, [0] * n, n, n - 1, n, (PageTable(first, pages),), SamplingParams()))
+        return pack(StepBatch(tuple(items)), 32, [window], device).pools[0]
+
+    cache = backend.allocate((256, 2, 128), torch.bfloat16, device)
+    cache.k.normal_()
+    cache.v.normal_()
+    qkv = torch.randn(4, 8 + 2 * 2, 128, dtype=torch.bfloat16, device=device)
+    turn = torch.randn(4, 2, 64, device=device)
+    longest, shorter = step([2000] * 4), step([700, 30])
+    prepared = backend.prepare(longest)
+    backend.attend_turned(qkv, 8, turn, cache, prepared)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backend.attend_turned(qkv, 8, turn, cache, prepared)
+    longest.slots.fill_(-1)
+    longest.table.zero_()
+    longest.pages.zero_()
+    longest.slots[:2], longest.table[:2] = shorter.slots, shorter.table
+    longest.pages[: len(shorter.pages)] = shorter.pages
+    before = cache.k[2 * 64 :].clone()
+    graph.replay()
+    expected = backend.attend_turned(qkv[:2], 8, turn[:2], cache, backend.prepare(shorter))
+    assert torch.equal(captured[:2], expected)
+    assert torch.equal(cache.k[2 * 64 :], before)
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
@@ -60,7 +167,7 @@ def test_attention(
 def test_logits(device: torch.device, config: ModelConfig, backend: str) -> None:
     """Chunks of sequences that ride together, against each alone and whole on the CPU."""
     reference = Driver(random_model(config), ReferenceAttention())
-    driver = Driver(random_model(config, device=device), BACKENDS[backend](), shuffle=1)
+    driver = Driver(random_model(config, device=device), on(device, backend), shuffle=1)
     riders = [driver.start(prompt) for prompt in PROMPTS]
     parts: list[list[torch.Tensor]] = [[] for _ in riders]
     while waiting := [i for i, rider in enumerate(riders) if rider.done < len(rider.tokens)]:

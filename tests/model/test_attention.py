@@ -1,18 +1,22 @@
 """The contract of every attention backend, against a dense computation that knows no pages."""
 
 import itertools
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS, choose
+from model.attention import BACKENDS, choose, varlen
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
+from model.kernels import triton as triton_kernels
 from model.packing import pack
 from model.sampling_params import SamplingParams
+from tests.model import flash
 from tests.model.attending import CPU, attend, cut, forget, make, random_heads
 
 
@@ -159,3 +163,77 @@ def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatc
     assert choose("auto", CPU, torch.bfloat16)[0] == "sdpa"
     with pytest.raises(OptionError, match="--attention paged needs the compiled kernels"):
         choose("paged", CPU, torch.bfloat16)
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
+    """Pretend a GPU of some compute capability, on which nothing is interpreted and varlen_attn is not offered."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(varlen, "installed", lambda: None)
+    return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton where tensor cores and the package are; else varlen_attn, if PyTorch offers it; else sdpa."""
+    gpu((9, 0))
+    assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
+    assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+    monkeypatch.setattr(varlen, "installed", lambda: flash.varlen_attn)
+    monkeypatch.setattr(varlen, "try_out", lambda *args: None)
+    assert choose("auto", GPU, torch.bfloat16)[0] == "varlen"
+    assert choose("auto", GPU, torch.float32)[0] == "sdpa"
+    gpu((7, 5))
+    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+
+
+REFUSALS = {
+    ("paged", GPU, torch.float16): "--attention paged runs on a CPU only, the device is cuda; use --attention sdpa",
+    ("triton", CPU, torch.float16): "--attention triton runs on a CUDA device, here it is cpu",
+    (
+        "triton",
+        GPU,
+        torch.float16,
+    ): "--attention triton needs a GPU of compute capability 8.0 or more, this one has 7.5",
+    (
+        "triton",
+        GPU,
+        torch.float8_e4m3fn,
+    ): "--attention triton keeps keys and values in fp8 on GPUs of compute capability 8.9 or more only",
+    (
+        "auto",
+        CPU,
+        torch.float8_e4m3fn,
+    ): "--kv-dtype fp8 needs --attention triton (a GPU of compute capability 8.9 or more)",
+    ("triton", GPU, torch.int8): "--kv-dtype int8 needs --attention paged (a CPU, compiled kernels), here it is triton",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSALS, ids=str)
+def test_backends_that_cannot_run_say_why(
+    gpu: Callable[[tuple[int, int]], None], asked: tuple[str, torch.device, torch.dtype]
+) -> None:
+    gpu((7, 5))
+    with pytest.raises(OptionError, match=re.escape(REFUSALS[asked])):
+        choose(*asked)
+
+
+def test_triton_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="--attention triton needs the package triton, which is not installed"):
+        choose("triton", CPU)
+
+
+def test_deterministic_attention(gpu: Callable[[tuple[int, int]], None]) -> None:
+    gpu((8, 0))
+    assert choose("auto", GPU, torch.bfloat16, deterministic=True)[0] == "triton"
+    assert choose("auto", CPU, torch.bfloat16, deterministic=True)[0] == "paged"
+    with pytest.raises(
+        OptionError, match=r"--deterministic needs --attention paged \(a CPU\) or triton \(a GPU\), here"
+    ):
+        choose("sdpa", GPU, torch.bfloat16, deterministic=True)

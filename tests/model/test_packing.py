@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model import packing
 from model.batch import PageTable, Slice, StepBatch
 from model.packing import pack
 from model.sampling_params import SamplingParams
@@ -53,6 +54,32 @@ def test_window_leaves_out_what_it_cannot_see() -> None:
 def test_pages_still_held_but_no_longer_visible_are_skipped() -> None:
     (pool,) = pack(StepBatch((part(list(range(10)), 9, 10, [3, 6, 7]),)), 4, [5], CPU).pools
     assert pool.pages.tolist() == [6, 7]
+
+
+def test_table_says_of_spans_what_kernels_read() -> None:
+    """Row, queries, start, first visible key and entry of `pages`, as in the spans, in each pool."""
+    tables = (PageTable(0, [1, 2, 3]), PageTable(1, [4, 5]))
+    one = Slice(0, list(range(10)), 10, 9, 10, tables, SamplingParams())
+    two = Slice(1, list(range(3)), 3, 0, 3, (PageTable(0, [6]), PageTable(0, [7])), SamplingParams())
+    full, windowed = pack(StepBatch((one, two)), 4, [None, 5], CPU).pools
+    assert full.table.tolist() == [[0, 1, 9, 0, 0], [1, 3, 0, 0, 3]]
+    assert windowed.table.tolist() == [[0, 1, 9, 5, 0], [1, 3, 0, 0, 2]]
+    for pool in (full, windowed):
+        assert pool.table.dtype == torch.int64
+        assert [tuple(row) for row in pool.table.tolist()] == [
+            (span.row, span.n_queries, span.start, span.first_key, span.page) for span in pool.spans
+        ]
+
+
+def test_everything_is_uploaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads = []
+    whole = packing.upload
+    monkeypatch.setattr(packing, "upload", lambda *args: uploads.append(1) or whole(*args))
+    inputs = pack(StepBatch((part(list(range(7)), 3, 7, [9, 2]),)), 4, [None], CPU)
+    assert len(uploads) == 1
+    (pool,) = inputs.pools
+    parts = (inputs.tokens, inputs.positions, inputs.draw_rows, pool.slots, pool.pages, pool.table)
+    assert len({one.untyped_storage().data_ptr() for one in parts}) == 1
 
 
 def test_one_entry_for_each_pool() -> None:
