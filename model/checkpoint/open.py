@@ -26,6 +26,9 @@ class Weights(Protocol):
     @property
     def block_bits(self) -> float: ...
 
+    @property
+    def fingerprint(self) -> str: ...
+
     def tensors(self) -> Iterator[tuple[str, Matrix]]: ...
 
 
