@@ -24,6 +24,7 @@ class RandomWeights:
     seed: int = 0
     quantized: bool = False
     block_bits: float = BLOCK_BITS["Q4_1"]
+    fingerprint: str = "random"
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         generator = torch.Generator(self.device).manual_seed(self.seed)
