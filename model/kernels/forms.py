@@ -9,20 +9,23 @@ GROUP = 64
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 
+FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
+"""By form, up to how many rows of x the product kernel serves; beyond, PyTorch. To be measured on a device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one projection, or with one more axis in front of several; [n_out, n_in] in one of these forms:
+    """Of one projection, or with more axes in front of several; [n_out, n_in] in one of these forms:
 
-    "plain": `values` in the model's format. "fp8": `values` float8_e4m3fn, "int8": int8, both times `scales` [n_out]
-    float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2], `zeros` uint8 and `scales` bfloat16
-    [n_in/64, n_out]; in each 32 bytes of a group byte j has channel j in its lower and j + 32 in its upper half.
+    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, "int8": int8, both times a table
+    of scales [n_out] float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2] and tables of scales, in
+    bfloat16, and zeros, uint8, both [n_in/64, n_out]; in each 32 bytes of a group byte j has channel j in its lower and
+    j + 32 in its upper half.
     """
 
     form: str
     values: Tensor
-    scales: Tensor | None = None
-    zeros: Tensor | None = None
+    tables: tuple[Tensor, ...] = ()
 
     @property
     def n_out(self) -> int:
@@ -34,9 +37,4 @@ class Weights:
 
     def __getitem__(self, index: int) -> "Weights":
         """One of several; the memory is shared."""
-        return Weights(
-            self.form,
-            self.values[index],
-            None if self.scales is None else self.scales[index],
-            None if self.zeros is None else self.zeros[index],
-        )
+        return Weights(self.form, self.values[index], tuple(table[index] for table in self.tables))

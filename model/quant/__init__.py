@@ -3,17 +3,32 @@
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import native
+from model.kernels.forms import GROUP
 from model.kernels.packed import BLOCK_GROUP
-from model.quant.base import Projection
+from model.quant.base import Floats, Projection
 from model.quant.blocks import BlockLinear
+from model.quant.fp8 import Fp8Linear
+from model.quant.int4_weights import Int4Weights
 from model.quant.int8 import Int8Linear
+from model.quant.int8_weights import Int8Weights
 from model.quant.none import Linear
 
-SCHEMES: Mapping[str, type[Projection]] = {"none": Linear, "int8": Int8Linear, "int4": BlockLinear}
+SCHEMES: Mapping[str, type[Projection]] = {
+    "none": Linear,
+    "fp8": Fp8Linear,
+    "int8": Int8Linear,
+    "int4": BlockLinear,
+    "int8-weights": Int8Weights,
+    "int4-weights": Int4Weights,
+}
+ON_A_GPU: Mapping[str, str] = {"int8": "int8-weights", "int4": "int4-weights"}
+"""What the short names mean there; on a CPU activations are integers too."""
+FP8_CAPABILITY = (8, 9)
 
 
 def runs_in_blocks(config: ModelConfig) -> bool:
@@ -36,9 +51,27 @@ def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = Fal
         return "int4" if quantized else "int8"
     if name not in SCHEMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(SCHEMES)}")
-    if name != "none" and device.type != "cpu":
-        raise OptionError(f"--quantize {name} runs on a CPU only, the device is {device.type}; use --quantize none")
-    return name
+    if device.type != "cuda":
+        return name
+    capability = torch.cuda.get_device_capability(device)
+    if name == "fp8" and capability < FP8_CAPABILITY:
+        raise OptionError(
+            f"--quantize fp8 needs a GPU of compute capability 8.9 or more, this one has "
+            f"{capability[0]}.{capability[1]}; use --quantize int8"
+        )
+    return ON_A_GPU.get(name, name)
+
+
+def in_floats(scheme: str) -> bool:
+    """Whether activations are in the model's format, and the head's weights too."""
+    return issubclass(SCHEMES[scheme], Floats)
+
+
+def fix_tiles(model: nn.Module) -> None:
+    """Have all projections compute so that a row's bits depend on no other row."""
+    for module in model.modules():
+        if isinstance(module, Floats):
+            module.fixed = True
 
 
 def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
@@ -46,4 +79,7 @@ def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
 
     `block_bits` is what it takes in the checkpoint's own blocks.
     """
-    return {"none": None, "int8": 8 + 32 / config.dim, "int4": block_bits}[scheme]
+    rows = 8 + 32 / config.dim
+    groups = 4 + 24 / GROUP
+    table = {"none": None, "int4": block_bits, "int4-weights": groups}
+    return table.get(scheme, rows)

@@ -66,12 +66,12 @@ def dequantize(weights: Weights, first: int, stop: int, dtype: torch.dtype) -> T
     """Rows first..stop-1 of weights that are not plain -> [stop - first, n_in]."""
     n_rows, n_in = stop - first, weights.n_in
     out = torch.empty(n_rows, n_in, dtype=dtype, device=weights.values.device)
-    values, scales = weights.values[first:stop], weights.scales
-    assert scales is not None
+    values = weights.values[first:stop]
     blocks = triton.cdiv(n_rows, ROWS)
-    if weights.zeros is None:
-        _widen[(blocks, triton.cdiv(n_in, CHANNELS))](values, scales[first:], out, n_rows, n_in, ROWS, CHANNELS)
+    if weights.form == "int4":
+        scales, zeros = (table[:, first:] for table in weights.tables)
+        _widen_groups[(blocks, n_in // GROUP)](values, scales, zeros, out, n_rows, n_in, weights.n_out, ROWS)
     else:
-        tables = scales[:, first:], weights.zeros[:, first:]
-        _widen_groups[(blocks, n_in // GROUP)](values, *tables, out, n_rows, n_in, weights.n_out, ROWS)
+        (scales,) = weights.tables
+        _widen[(blocks, triton.cdiv(n_in, CHANNELS))](values, scales[first:], out, n_rows, n_in, ROWS, CHANNELS)
     return out

@@ -60,8 +60,6 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
 """By form, for up to `rows` rows; the last serves more by several programs. To be tuned on a device."""
 FIXED = 32
 """Rows of the tile that serves any number of rows."""
-FEW: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
-"""Up to so many rows this product is chosen, beyond it (plain: always) PyTorch's. To be measured on a device."""
 
 
 def tile_of(form: str, n_rows: int, fixed: bool) -> Tile:
@@ -272,8 +270,9 @@ def _launch(
     choices: int = 1,
 ) -> None:
     n_in, n_out = weights.n_in, y.shape[1]
+    scales, zeros = (*weights.tables, None, None)[:2]
     _product[(n_blocks, triton.cdiv(n_out, tile.outputs))](
-        x.contiguous(), weights.values, weights.scales, weights.zeros, onto, y, slots, experts,
+        x.contiguous(), weights.values, scales, zeros, onto, y, slots, experts,
         len(x), n_in, n_out, weights.n_out, choices,
         FORM=weights.form, GATED=gated, GROUPED=slots is not None, EVEN=n_in % tile.channels == 0, ROWS=tile.rows,
         OUTPUTS=tile.outputs, CHANNELS=tile.channels, PARTS=tile.parts, num_warps=tile.parts, num_stages=tile.stages,
