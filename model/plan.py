@@ -8,7 +8,7 @@ from model.batch import PoolSpec
 from model.checkpoint.gguf_index import INDEX, read_index
 from model.config import ModelConfig, RunnerOptions
 from model.families import read_config
-from model.memory import BLOCK_BITS, PoolPlan
+from model.memory import BLOCK_BITS, INT4_BITS, PoolPlan
 
 PAGE_SIZE = 32
 """Positions of a page."""
@@ -152,7 +152,7 @@ def _dtype(options: RunnerOptions, config: ModelConfig, scheme: str) -> str:
 
 def _bits(scheme: str, device: str, config: ModelConfig, block_bits: float) -> float | None:
     """As `quant.bits` has them: a scale for each output, or on a GPU scale and zero for each group of 64 channels."""
-    int4 = block_bits if device == "cpu" else 4.5
+    int4 = block_bits if device == "cpu" else INT4_BITS
     return {"none": None, "int8": 8 + 32 / config.dim, "fp8": 8 + 32 / config.dim, "int4": int4}[scheme]
 
 

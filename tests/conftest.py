@@ -1,12 +1,18 @@
 """Shared by all tests: the embedded model's directory, converted once into the user's cache."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 # Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Triton's kernels run under its interpreter where there is no GPU. It is chosen when they are imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 collect_ignore = ["clients"]  # they run in environments of their own: tests/clients/run.py
 

@@ -8,8 +8,8 @@ from torch import nn
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import native
-from model.kernels.forms import GROUP
 from model.kernels.packed import BLOCK_GROUP
+from model.memory import INT4_BITS
 from model.quant.base import Floats, Projection
 from model.quant.blocks import BlockLinear
 from model.quant.fp8 import Fp8Linear
@@ -53,8 +53,7 @@ def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = Fal
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(SCHEMES)}")
     if device.type != "cuda":
         return name
-    capability = torch.cuda.get_device_capability(device)
-    if name == "fp8" and capability < FP8_CAPABILITY:
+    if name == "fp8" and (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
         raise OptionError(
             f"--quantize fp8 needs a GPU of compute capability 8.9 or more, this one has "
             f"{capability[0]}.{capability[1]}; use --quantize int8"
@@ -79,7 +78,5 @@ def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
 
     `block_bits` is what it takes in the checkpoint's own blocks.
     """
-    rows = 8 + 32 / config.dim
-    groups = 4 + 24 / GROUP
-    table = {"none": None, "int4": block_bits, "int4-weights": groups}
-    return table.get(scheme, rows)
+    table = {"none": None, "int4": block_bits, "int4-weights": INT4_BITS}
+    return table.get(scheme, 8 + 32 / config.dim)
