@@ -223,7 +223,9 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     activations = dtype if quant.in_floats(scheme) else torch.float32
     kv_dtype = _kv_dtype(options.kv_dtype, dtype)
-    attention_name, attention = choose(options.attention, device, kv_dtype, activations)
+    attention_name, attention = choose(
+        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
+    )
     head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
     plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
     bits = quant.bits(scheme, config, checkpoint.block_bits)
@@ -232,6 +234,8 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     length, budget = _fit(plan, needed, scheme if bits else name_of(dtype), device, options, gpu)
     with torch.device("meta"):
         model = Transformer(config, scheme)
+    if options.deterministic:
+        quant.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -243,6 +247,8 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         lambda done: progress("loading weights", done),
         embeddings=dtype,
     )
+    if options.deterministic and device.type == "cpu":
+        quant.check_tiles(model, activations)
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
     description = _describe(config, device, (dtype, kv_dtype), attention_name, scheme)
 

@@ -21,6 +21,8 @@ def choose(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     activations: torch.dtype = torch.float32,
+    *,
+    deterministic: bool = False,
 ) -> tuple[str, Attention]:
     """The backend called `name` for keys and values in `dtype`, and its name.
 
@@ -30,11 +32,13 @@ def choose(
     if name == "auto":
         compiled = device.type == "cpu" and native.kernels() is not None
         suits = dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
-        name = "paged" if compiled and suits else "sdpa"
+        name = "paged" if compiled and (suits or deterministic) else "sdpa"
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
     if name == "paged" and device.type != "cpu":
         raise OptionError(f"--attention paged runs on a CPU only, the device is {device.type}; use --attention sdpa")
+    if deterministic and name != "paged":
+        raise OptionError(f"--deterministic needs --attention paged (a CPU, compiled kernels), here it is {name}")
     backend = BACKENDS[name]()
     if dtype is torch.int8 and dtype not in backend.dtypes:
         raise OptionError(f"--kv-dtype int8 needs --attention paged (a CPU, compiled kernels), here it is {name}")

@@ -10,7 +10,7 @@ from model.errors import OptionError
 from model.kernels import native
 from model.kernels.packed import BLOCK_GROUP
 from model.memory import INT4_BITS
-from model.quant.base import Floats, Projection
+from model.quant.base import TILE, Floats, Projection
 from model.quant.blocks import BlockLinear
 from model.quant.fp8 import Fp8Linear
 from model.quant.int4_weights import Int4Weights
@@ -71,6 +71,18 @@ def fix_tiles(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Floats):
             module.fixed = True
+
+
+def check_tiles(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raise OptionError if PyTorch's products, of a model on this CPU, give a row other bits elsewhere in its tile."""
+    for module in {(part.n_in, part.n_out): part for part in model.modules() if isinstance(part, Floats)}.values():
+        rows = torch.linspace(-1, 1, module.n_in).to(dtype).expand(TILE, -1)
+        y = module.multiply(rows)
+        if not y.eq(y[0]).all():
+            raise OptionError(
+                f"--deterministic: PyTorch's products of {module.n_in} channels round rows alike differently here; "
+                "use --quantize int8"
+            )
 
 
 def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:

@@ -66,6 +66,10 @@ class Floats(Projection):
 
     fixed = False
 
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out = n_in, n_out
+
     @property
     @abstractmethod
     def weights(self) -> Weights | None:
@@ -123,8 +127,7 @@ class WeightsOnly(Floats):
     """Weights in a narrower form of forms.py, made when they arrive, on the device where they stay."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.n_in, self.n_out = n_in, n_out
+        super().__init__(n_in, n_out)
         self._weights: Weights | None = None
 
     @property

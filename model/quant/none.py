@@ -16,7 +16,7 @@ class Linear(Floats):
     """`weight` [n_out, n_in], on the default device and dtype; `pack` may put oneDNN's form of it in its place."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
+        super().__init__(n_in, n_out)
         self.weight = nn.Parameter(torch.empty(n_out, n_in))
         self.reordered: Tensor | None = None
 

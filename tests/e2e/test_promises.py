@@ -1,7 +1,9 @@
-"""int8 and own blocks on the real network: no bit of tokens or logprobs depends on how a request is served."""
+"""int8 and own blocks, and what --deterministic makes of the others, on the real network: no bit of tokens or logprobs
+depends on how a request is served."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +18,25 @@ SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logp
 Answer = list[tuple[int, TokenLogprob | None]]
 
 
-@pytest.fixture(scope="module", params=[("auto", "auto"), ("int8", "auto"), ("int8", "int8")], ids=str)
-def runner(embedded_model: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    scheme, kv_dtype = request.param
-    options = {"quantize": scheme, "kv_dtype": kv_dtype, "max_model_len": 256, "cache_memory": 128 * 2**20}
-    made = create(lambda stage, done: None, model=str(embedded_model), device="cpu", **options)
-    assert made.info.description["quantize"] == ("int4" if scheme == "auto" else "int8")
+SERVED: list[dict[str, Any]] = [
+    {"quantize": "auto"},
+    {"quantize": "int8"},
+    {"quantize": "int8", "kv_dtype": "int8"},
+    {"dtype": "bfloat16", "deterministic": True},
+    {"dtype": "float32", "deterministic": True},
+]
+
+
+@pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))
+def options(embedded_model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"model": str(embedded_model), "device": "cpu", **request.param}
+
+
+@pytest.fixture(scope="module")
+def runner(options: dict[str, Any]) -> ModelRunner:
+    made = create(lambda stage, done: None, max_model_len=256, cache_memory=128 * 2**20, **options)
+    schemes = {"auto": "int4", "int8": "int8", "none": "none"}
+    assert made.info.description["quantize"] == schemes[options.get("quantize", "none")]
     assert made.info.description["kernels"].startswith("native")
     return made
 
@@ -89,18 +104,9 @@ def test_with_speculation(runner: ModelRunner) -> None:
     assert stats.draft_tokens > stats.accepted_draft_tokens > 40
 
 
-def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
-    served = runner.info.description
-    in_bytes = served["kv_dtype"] == "int8"
-    small = create(
-        lambda stage, done: None,
-        model=str(embedded_model),
-        device="cpu",
-        max_model_len=128,
-        cache_memory=5 * 32 * (12240 if in_bytes else 23040),
-        kv_dtype="int8" if in_bytes else "auto",
-        quantize=served["quantize"],
-    )
+def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
+    position = {"int8": 12240, "bfloat16": 23040, "float32": 46080}[runner.info.description["kv_dtype"]]
+    small = create(lambda stage, done: None, max_model_len=128, cache_memory=5 * 32 * position, **options)
     growing = [(prompt(20 + i, 20), SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)) for i in range(2)]
     asked = [*growing, MINE[1]]
     answers, scheduler = serve(small, asked)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +13,7 @@ pytest.importorskip("triton")
 from model.kernels.forms import Weights
 from model.kernels.triton import convert, gate, norm, product
 from model.norm import RMSNorm
-from tests.model.triton_case import DTYPES, FORMS, close, poisoned, stacked, weights_of
-
-SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": (16, 256, 2)}
-"""Outputs, channels and parts of tiles for small shapes."""
+from tests.model.triton_case import DTYPES, FORMS, close, poisoned, small_tiles, stacked, weights_of
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +22,8 @@ def poison() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles = {
-        form: tuple(
-            replace(tile, outputs=outputs, channels=channels, parts=parts)
-            for tile in product.TILES[form]
-            for outputs, channels, parts in [SMALL[form]]
-        )
-        for form in FORMS
-    }
-    monkeypatch.setattr(product, "TILES", tiles)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "TILES", small_tiles())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +66,7 @@ def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(form: str) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_grouped_by_expert(form: str) -> None:
-    """Pairs 0..5 of three tokens in blocks of 8: experts 2 (pairs 4, 1), none, 0 (pairs 0, 3, 5); pair 2 is nobody's."""
+    """Pairs 0..5 of 3 tokens in blocks of 8: of expert 2 (4, 1), of none, of expert 0 (0, 3, 5); pair 2 is nobody's."""
     torch.manual_seed(0)
     n_in, n_out = 128, 20
     parts = [weights_of(form, torch.randn(n_out, n_in)) for _ in range(3)]

@@ -1,6 +1,8 @@
 """Shared by the tests of Triton's kernels: poisoned memory, small tiles, weights in every form."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,10 +12,27 @@ from model.kernels.forms import Weights
 from model.quant import SCHEMES
 from model.quant.base import WeightsOnly
 
+if TYPE_CHECKING:
+    from model.kernels.triton.product import Tile
+
 CPU = torch.device("cpu")
 NAMES = {"fp8": "fp8", "int8": "int8-weights", "int4": "int4-weights"}
 """Schemes by the form of their weights."""
 FORMS = ("plain", *NAMES)
+
+
+SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": (16, 256, 2)}
+"""Outputs, channels and parts of tiles for small shapes."""
+
+
+def small_tiles() -> dict[str, tuple["Tile", ...]]:
+    """In place of `product.TILES`: the interpreter takes its time for each value of a tile, also beyond the edges."""
+    from model.kernels.triton.product import TILES
+
+    return {
+        form: tuple(replace(tile, outputs=outputs, channels=channels, parts=parts) for tile in TILES[form])
+        for form, (outputs, channels, parts) in SMALL.items()
+    }
 
 
 def poisoned() -> Iterator[None]:

@@ -9,7 +9,7 @@ memory as they are and become the model's format in registers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -52,10 +52,10 @@ class Tile:
 
 
 TILES: Mapping[str, tuple[Tile, ...]] = {
-    "plain": (Tile(8, 32, 256, 4, 4), Tile(16, 32, 256, 4, 4), Tile(32, 32, 256, 4, 3), Tile(64, 32, 256, 4, 3)),
-    "fp8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 32, 256, 4, 3)),
-    "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 32, 256, 4, 3)),
-    "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 512, 4, 3), Tile(64, 32, 512, 4, 3)),
+    "plain": (Tile(8, 32, 256, 4, 4), Tile(16, 32, 256, 4, 4), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
+    "fp8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 16, 256, 4, 3)),
+    "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 16, 256, 4, 3)),
+    "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 512, 4, 3), Tile(64, 16, 512, 4, 3)),
 }
 """By form, for up to `rows` rows; the last serves more by several programs. To be tuned on a device."""
 FIXED = 32
@@ -92,7 +92,7 @@ def _weights(values, n, k, n_in, DTYPE: tl.constexpr, EVEN: tl.constexpr):
         tile = tile.to(tl.float32)
     elif values.dtype.element_ty == tl.float8e4nv:
         tile = tile.to(tl.float16)
-        if DTYPE == tl.bfloat16:
+        if tl.bfloat16 == DTYPE:
             tile = tile.to(tl.float32)  # a direct conversion takes the slow unit
     return tile.to(tl.float32 if _PLAIN else DTYPE)
 
@@ -100,10 +100,10 @@ def _weights(values, n, k, n_in, DTYPE: tl.constexpr, EVEN: tl.constexpr):
 @triton.jit
 def _nibbles(packed, zeros, DTYPE: tl.constexpr, HIGH: tl.constexpr):
     """One half of each byte of packed [PARTS, OUTPUTS, 32], less zeros [PARTS, OUTPUTS, 1], exactly."""
-    if _PLAIN or DTYPE == tl.float32:
+    if _PLAIN or tl.float32 == DTYPE:
         values = (packed >> 4 if HIGH else packed & 15).to(tl.float32)
         zero = zeros.to(tl.float32)
-    elif DTYPE == tl.bfloat16:
+    elif tl.bfloat16 == DTYPE:
         values = tl.inline_asm_elementwise(
             _BF16_HIGH if HIGH else _BF16_LOW, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4
         )
