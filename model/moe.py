@@ -69,7 +69,7 @@ class MoE(nn.Module):
         from model.kernels.triton import product, routing
 
         n_pairs = len(x) * self.n_used
-        fixed = self.gate.fixed  # type: ignore[attr-defined]
+        fixed = bool(self.gate.fixed)
         tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed)
         plan = routing.plan(self.gate(x), self.n_used, tile.rows)
         inner = product.grouped(x, w13, plan.slots, plan.experts, self.n_used, tile, n_pairs, gated=True)

@@ -45,7 +45,7 @@ class Int4Weights(WeightsOnly):
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """rows [n, k] float32 -> q [n, k/64, 64] and zeros [n, k/64], uint8 0..15, and scales [n, k/64] bfloat16.
 
-    Worked example: a group from -1.0 to 2.0 has scale 0.2 and zero 5; 0.5 becomes 7 (7.5 to even is 8, less 5 is 3: 0.6).
+    Worked example: a group from -1.0 to 2.0 has scale 0.2 (0.2002 in bfloat16) and zero 5; 0.5 becomes 7, which is 0.4.
     """
     groups = rows.unflatten(1, (-1, GROUP))
     least, most = groups.amin(dim=2).clamp_(max=0.0), groups.amax(dim=2).clamp_(min=0.0)

@@ -56,7 +56,7 @@ def _count(logits, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constex
         rows = first + tl.arange(0, _ROWS)
         scores = _scores(logits, rows, numbers, n_rows, n_experts)
         for _ in tl.static_range(CHOICES):
-            best, taken, scores = _take(scores, numbers, EXPERTS)
+            _best, taken, scores = _take(scores, numbers, EXPERTS)
             counts += tl.sum((taken & (rows < n_rows)[:, None]).to(tl.int32), axis=0)
     return counts
 
