@@ -70,7 +70,7 @@ class MoE(nn.Module):
 
         n_pairs = len(x) * self.n_used
         fixed = bool(self.gate.fixed)
-        tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed)
+        tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed=fixed)
         plan = routing.plan(self.gate(x), self.n_used, tile.rows)
         inner = product.grouped(x, w13, plan.slots, plan.experts, self.n_used, tile, n_pairs, gated=True)
         y = product.grouped(inner, w2, plan.slots, plan.experts, 1, tile, n_pairs, gated=False)  # [T * k, dim]

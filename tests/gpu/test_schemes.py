@@ -136,7 +136,7 @@ def test_experts(form: str, n_rows: int) -> None:
     torch.manual_seed(0)
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
     parts = [weights_of(form, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
-    tile = product.tile_of(form, -(-n_rows * 2 // 8), False)
+    tile = product.tile_of(form, -(-n_rows * 2 // 8), fixed=False)
     plan = routing.plan(logits.to(GPU), 2, tile.rows)
     experts, shares = route(logits, 2)
     torch.testing.assert_close(plan.shares.cpu(), shares)

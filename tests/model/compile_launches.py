@@ -65,7 +65,7 @@ def experts() -> None:
     x = torch.randn(3, 1024).bfloat16()
     plan = routing.plan(torch.randn(3, 8).bfloat16(), 2, 16)
     weights = Weights("plain", torch.empty(8, 64, 1024, dtype=torch.bfloat16))
-    tile = product.tile_of("plain", 16, False)
+    tile = product.tile_of("plain", 16, fixed=False)
     product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 6, gated=True)
     routing.join(torch.empty(6, 1024).bfloat16(), plan.shares, x)
 

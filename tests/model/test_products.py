@@ -74,7 +74,7 @@ def test_grouped_by_expert(form: str) -> None:
     slots = torch.full((3, 8), -1, dtype=torch.int32)
     slots[0, :2], slots[2, :3] = torch.tensor([4, 1]), torch.tensor([0, 3, 5])
     experts = torch.tensor([2, -1, 0], dtype=torch.int32)
-    tile = product.tile_of(form, 8, False)
+    tile = product.tile_of(form, 8, fixed=False)
     x = torch.randn(3, n_in)
     y = product.grouped(x, weights, slots, experts, 2, tile, 6, gated=False)
     for pair, expert in ((4, 2), (1, 2), (0, 0), (3, 0), (5, 0)):

@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from model import quant, weights
+from model.attention import choose
 from model.attention.sdpa import SdpaAttention
 from model.blocks import Blocks
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
-from model.kernels import triton
+from model.kernels import native, triton
 from model.kernels.forms import FEW_ROWS
 from model.moe import MoE
 from model.quant import SCHEMES, fp8, int4_weights
@@ -184,3 +185,13 @@ def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
     with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels round rows alike diff"):
         quant.check_tiles(nn.ModuleList([layer]), torch.float32)
+
+
+def test_attention_must_be_fixed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16 = torch.bfloat16
+    assert choose("auto", CPU, bf16, bf16, deterministic=True)[0] == "paged"
+    with pytest.raises(OptionError, match="--deterministic needs --attention paged"):
+        choose("sdpa", CPU, bf16, bf16, deterministic=True)
+    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    with pytest.raises(OptionError, match=r"--deterministic needs --attention paged|paged needs the compiled kernels"):
+        choose("auto", CPU, bf16, bf16, deterministic=True)

@@ -11,6 +11,7 @@ memory as they are and become the model's format in registers.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -52,17 +53,20 @@ class Tile:
 
 
 TILES: Mapping[str, tuple[Tile, ...]] = {
-    "plain": (Tile(8, 32, 256, 4, 4), Tile(16, 32, 256, 4, 4), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
-    "fp8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 16, 256, 4, 3)),
-    "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 256, 4, 4), Tile(64, 16, 256, 4, 3)),
-    "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 4), Tile(32, 32, 512, 4, 3), Tile(64, 16, 512, 4, 3)),
+    "plain": (Tile(8, 32, 256, 4, 4), Tile(16, 32, 256, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
+    "fp8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
+    "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
+    "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 512, 4, 3), Tile(64, 16, 256, 4, 3)),
 }
-"""By form, for up to `rows` rows; the last serves more by several programs. To be tuned on a device."""
+"""By form, for up to `rows` rows; the last serves more by several programs. All fit the 99 KiB of shared memory that every
+GPU from 8.0 on has. To be tuned on a device."""
+GATED_STAGES = 3
+"""At most: gate and up take twice the memory."""
 FIXED = 32
 """Rows of the tile that serves any number of rows."""
 
 
-def tile_of(form: str, n_rows: int, fixed: bool) -> Tile:
+def tile_of(form: str, n_rows: int, *, fixed: bool) -> Tile:
     """The smallest that holds `n_rows`."""
     tiles = TILES[form]
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
@@ -236,7 +240,7 @@ def product(
     `gated`: silu(x G^T) * (x U^T) of the weights' upper half G and lower half U, [T, n_out/2]. `fixed`: one tile
     for all T.
     """
-    tile = tile_of(weights.form, len(x), fixed)
+    tile = tile_of(weights.form, len(x), fixed=fixed)
     n_out = weights.n_out // (2 if gated else 1)
     y = x.new_empty(len(x), n_out) if onto is None else onto
     _launch(x, weights, y, tile, triton.cdiv(len(x), tile.rows), gated=gated, onto=onto)
@@ -271,9 +275,11 @@ def _launch(
 ) -> None:
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]
+    channels = tile.channels // (2 if x.dtype is torch.float32 else 1)
     _product[(n_blocks, triton.cdiv(n_out, tile.outputs))](
         x.contiguous(), weights.values, scales, zeros, onto, y, slots, experts,
         len(x), n_in, n_out, weights.n_out, choices,
-        FORM=weights.form, GATED=gated, GROUPED=slots is not None, EVEN=n_in % tile.channels == 0, ROWS=tile.rows,
-        OUTPUTS=tile.outputs, CHANNELS=tile.channels, PARTS=tile.parts, num_warps=tile.parts, num_stages=tile.stages,
+        FORM=weights.form, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, ROWS=tile.rows,
+        OUTPUTS=tile.outputs, CHANNELS=channels, PARTS=tile.parts, num_warps=tile.parts,
+        num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip
