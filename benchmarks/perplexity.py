@@ -1,13 +1,14 @@
 """What a scheme costs in quality: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
 
 Perplexity of the first tokens of a text, in pieces of 1,024, each from an empty context; and how long greedy answers
-stay those of float32. The text is, unless another is given, licences that every Debian system holds.
+stay those of float32. The text is, unless another is given, licences that every Debian system holds. With `--gpu` the
+schemes of GPUs, whose arithmetic PyTorch does here on the CPU with activations in float32: slowly.
 """
 
 import argparse
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,10 @@ from service.engine.messages import Submit
 LICENCES = Path("/usr/share/common-licenses")
 NAMES = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "CC0-1.0", "Artistic")
 """Of package base-files; each has words of its own."""
+GPU_SCHEMES = {
+    "float32": SCHEMES["float32"],
+    **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int8-weights", "int4-weights")},
+}
 PIECE = 1024
 ANSWER = 64
 PROMPTS = (
@@ -89,12 +94,14 @@ class Quality:
     answers: list[list[int]]
 
 
-def measure(model: str, tokens: list[int], tokenizer: Tokenizer) -> Iterator[Quality]:
+def measure(
+    model: str, tokens: list[int], tokenizer: Tokenizer, schemes: Mapping[str, Mapping[str, str]]
+) -> Iterator[Quality]:
     prompts = [tokenizer.encode(text, add_bos=True, parse_control=False) for text in PROMPTS]
     with Console(stderr=True).status("") as status:
-        for scheme, options in SCHEMES.items():
+        for scheme, options in schemes.items():
             status.update(scheme)
-            runner = engine.load(model, **options)
+            runner = engine.load(model, device="cpu", **options)
             yield Quality(scheme, score(runner, tokens), answers(runner, prompts))
 
 
@@ -116,12 +123,14 @@ def main() -> None:
     parser.add_argument("--model", default=EMBEDDED)
     parser.add_argument("--text", type=Path, help="a file in place of the licences")
     parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--gpu", action="store_true", help="the schemes of GPUs")
     asked = parser.parse_args()
     text = asked.text.read_text() if asked.text else default_text()
     tokenizer = load_tokenizer(resolve(asked.model))
     tokens = tokenizer.encode(text, add_bos=False, parse_control=False)[: asked.tokens]
     print(f"{asked.model}, {len(tokens)} tokens of a text with CRC-32 {zlib.crc32(text.encode()):08x}")
-    Console().print(table(list(measure(asked.model, tokens, tokenizer))))
+    schemes = GPU_SCHEMES if asked.gpu else SCHEMES
+    Console().print(table(list(measure(asked.model, tokens, tokenizer, schemes))))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class RunnerOptions:
     `cache_memory` is bytes for keys and values. None is a quarter of the free memory on a CPU, and on a GPU what all
     else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
     checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
-    `threads.choose_threads`).
+    `threads.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
     """
 
     model: str
@@ -118,6 +118,7 @@ class RunnerOptions:
     quantize: str = "auto"
     attention: str = "auto"
     kv_dtype: str = "auto"
+    deterministic: bool = False
     sliding_window: int = 0
     max_model_len: int | None = None
     max_sequences: int = 64

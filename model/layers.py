@@ -16,5 +16,4 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
-        gate_up = self.w13(x, norm)  # [T, 2 hidden_dim]
-        return self.w2.gated(gate_up, onto)  # [T, dim]
+        return self.w13.feed(x, norm, self.w2, onto)  # [T, dim]

@@ -20,6 +20,8 @@ LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 LOGIT_COPIES = 8
 """A guess at how many times the sampler holds them at most, as float32 (it sorts by keys of 64 bits)."""
+INT4_BITS = 4 + 24 / 64
+"""Of a weight on a GPU: with a scale of two bytes and a zero of one for each group of 64 channels."""
 BLOCK_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
 """Of a weight in `blocks.Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
 

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from model.kernels import triton
+from model.kernels.forms import Weights
 from model.layers import FeedForward
 from model.linear import make_linear
 from model.norm import RMSNorm
+from model.quant import in_floats
+from model.quant.base import Floats
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -20,9 +24,22 @@ class MoE(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
         super().__init__()
         self.n_used = n_used
-        self._exact = scheme != "none"
+        self._exact = not in_floats(scheme)
+        self._stacked: tuple[Weights, Weights] | None = None
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+
+    def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Keep the weights of all experts in one piece, as the GPU's kernels want them."""
+        w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
+        self._stacked = w13, w2
+
+    def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> Weights:
+        parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
+        weights = parts[0].room((len(parts),), dtype, device)
+        for i, part in enumerate(parts):
+            part.settle(weights[i])
+        return weights
 
     def _scores(self, x: Tensor) -> Tensor:
         """The gate's logits [T, n_experts]; where the experts' bits do not depend on other rows, nor do these."""
@@ -34,6 +51,8 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
         x = x if norm is None else norm(x)
+        if self._stacked is not None and triton.serves(x):
+            return self._grouped(x, *self._stacked, onto)
         experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
         counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
@@ -44,3 +63,15 @@ class MoE(nn.Module):
         weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
         y = weighted.sum(dim=1)  # [T, dim]
         return y if onto is None else onto.add_(y)
+
+    def _grouped(self, x: Tensor, w13: Weights, w2: Weights, onto: Tensor | None) -> Tensor:
+        """The same on a GPU, in four kernels, of which none waits for the host."""
+        from model.kernels.triton import product, routing
+
+        n_pairs = len(x) * self.n_used
+        fixed = bool(self.gate.fixed)
+        tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed=fixed)
+        plan = routing.plan(self.gate(x), self.n_used, tile.rows)
+        inner = product.grouped(x, w13, plan.slots, plan.experts, self.n_used, tile, n_pairs, gated=True)
+        y = product.grouped(inner, w2, plan.slots, plan.experts, 1, tile, n_pairs, gated=False)  # [T * k, dim]
+        return routing.join(y, plan.shares, onto)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from model.kernels import triton
+
 
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps)` in float32, cast back, then scaled (Zhang 2019, arXiv 1910.07467).
@@ -17,5 +19,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        if triton.serves(x):
+            from model.kernels.triton.norm import rms_norm as kernel
+
+            return kernel(x, self.weight, self.eps)
         # rms_norm accumulates in float32 and casts back; the scale comes after the cast. [T, dim] -> [T, dim]
         return rms_norm(x, (x.shape[-1],), None, self.eps) * self.weight

@@ -8,7 +8,7 @@ from model.batch import PoolSpec
 from model.checkpoint.gguf_index import INDEX, read_index
 from model.config import ModelConfig, RunnerOptions
 from model.families import read_config
-from model.memory import BLOCK_BITS, PoolPlan
+from model.memory import BLOCK_BITS, INT4_BITS, PoolPlan
 
 PAGE_SIZE = 32
 """Positions of a page."""
@@ -153,8 +153,9 @@ def _dtype(options: RunnerOptions, config: ModelConfig, scheme: str) -> str:
 
 def _bits(scheme: str, device: str, config: ModelConfig, block_bits: float) -> float | None:
     """As `quant.bits` has them: a scale for each output, or on a GPU scale and zero for each group of 64 channels."""
-    int4 = block_bits if device == "cpu" else 4.5
-    return {"none": None, "bfloat16": 16, "int8": 8 + 32 / config.dim, "fp8": 8 + 32 / config.dim, "int4": int4}[scheme]
+    int4 = block_bits if device == "cpu" else INT4_BITS
+    by_rows = 8 + 32 / config.dim
+    return {"none": None, "bfloat16": 16, "int8": by_rows, "fp8": by_rows, "int4": int4}[scheme]
 
 
 def _head_bytes(kv_dtype: str, head_dim: int) -> int:

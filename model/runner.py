@@ -224,17 +224,21 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     torch.set_num_threads(threads)
     dtype = _cache_dtype(options.dtype, config, scheme, device)
     form = quant.form(scheme, dtype, device)
-    activations = dtype if form == "none" else torch.float32
+    activations = dtype if quant.in_floats(form) else torch.float32
     kv_dtype = _kv_dtype(options.kv_dtype, dtype)
-    attention_name, attention = choose(options.attention, device, kv_dtype, activations)
+    attention_name, attention = choose(
+        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
+    )
     head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
     plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
     bits = quant.bits(form, config, checkpoint.block_bits)
-    needed = memory.weight_bytes(config, dtype.itemsize, bits)
+    needed = memory.weight_bytes(config, dtype.itemsize, bits, head=not quant.in_floats(form))
     gpu = profile.watched(device) if options.cache_memory is None else None
     length, budget = _fit(plan, needed, form if bits else name_of(dtype), device, options, gpu)
     with torch.device("meta"):
         model = Transformer(config, form)
+    if options.deterministic:
+        quant.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -246,6 +250,8 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         lambda done: progress("loading weights", done),
         embeddings=dtype,
     )
+    if options.deterministic and device.type == "cpu":
+        quant.check_tiles(model, activations)
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
     description = _describe(checkpoint, device, (dtype, kv_dtype), attention_name, scheme)
 
@@ -259,7 +265,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         progress("measuring a step", 0.0)
         length, budget = _measure(plan, length, options, gpu, build)
     runner = build(length, plan.pools(length, budget))
-    if form != "none" and native.kernels() is not None:
+    if not quant.in_floats(form) and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
@@ -277,8 +283,8 @@ def _measure(
 
 
 def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
-    """Of embeddings and, by default, keys and values; of weights and activations too, unless they are quantized."""
-    if name == "auto" and scheme != "none":
+    """Of embeddings and, by default, keys and values; of weights and activations too, unless those are integers."""
+    if name == "auto" and not quant.in_floats(scheme):
         return torch.bfloat16
     return choose_dtype(name, config.dtype, device)
 

@@ -17,6 +17,7 @@ from model.linear import make_linear
 from model.moe import MoE
 from model.norm import RMSNorm
 from model.packing import PackedInputs
+from model.quant import in_floats
 
 
 class SelfAttention(nn.Module):
@@ -67,8 +68,9 @@ class Transformer(nn.Module):
         self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.output = make_linear(config.dim, config.vocab_size, scheme=scheme)
-        if config.tied_head and scheme == "none":
+        head = "none" if in_floats(scheme) else scheme
+        self.output = make_linear(config.dim, config.vocab_size, scheme=head)
+        if config.tied_head and head == "none":
             self.output.weight = self.tok_embeddings.weight
 
     @property

@@ -9,7 +9,8 @@ from torch import nn
 from model.blocks import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.quant.base import Quantized
+from model.moe import MoE
+from model.quant.base import Compiled, WeightsOnly
 from model.rope import adjacent_to_half
 from model.transformer import Transformer
 
@@ -45,6 +46,7 @@ def load(
     The embeddings are kept in the format `embeddings`, or as all else in `dtype`.
     Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
     """
+    _reserve(model, dtype, device)
     missing = dict(places(config))
     n_places = len(missing)
     for name, tensor in tensors:
@@ -70,9 +72,18 @@ def load(
         raise ModelError(f"the checkpoint lacks the tensor {min(missing)!r}{others}")
 
 
+def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
+    """Memory of the weights that are not taken one by one when they arrive."""
+    for module in model.modules():
+        if isinstance(module, MoE) and device.type == "cuda":
+            module.reserve(dtype, device)
+        elif isinstance(module, WeightsOnly) and module.weights is None:
+            module.settle(module.room((), dtype, device))
+
+
 def _tie(model: Transformer, embeddings: Matrix) -> None:
     """The head is the embeddings themselves, or a quantized copy of them."""
-    if isinstance(model.output, Quantized):
+    if isinstance(model.output, Compiled):
         model.output.take(0, embeddings)
     else:
         model.output.weight = model.tok_embeddings.weight
@@ -82,7 +93,7 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
     """Into the parameter's memory, which is reserved when the first of its parts arrives."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
-    if isinstance(module, Quantized):
+    if isinstance(module, Compiled | WeightsOnly):
         module.take(place.first, rows)
         return
     parameter = getattr(module, leaf)

@@ -46,14 +46,19 @@ def serve(
         Literal["auto", "bfloat16", "float16", "float32"], _option("Of weights and activations.")
     ] = "auto",
     quantize: Annotated[
-        Literal["auto", "none", "int8", "int4"],
-        _option("Scheme for the weights; auto on a CPU: a GGUF's own blocks (int4), else int8; none with --dtype."),
+        Literal["auto", "none", "fp8", "int8", "int4"],
+        _option(
+            "Scheme for the weights; auto: none on a GPU or with --dtype, else a GGUF's own blocks (int4), else int8."
+        ),
     ] = "auto",
     attention: Annotated[str, _option("Attention backend.")] = "auto",
     kv_dtype: Annotated[
         Literal["auto", "int8", "fp8"],
         _option("Of keys and values; auto is the model's. Half their memory: int8 on a CPU, fp8 on a GPU."),
     ] = "auto",
+    deterministic: Annotated[
+        bool, _option("No bit of an answer depends on what is served beside it; slower for some schemes.")
+    ] = False,
     sliding_window: Annotated[
         int | None, _option("Give every layer this window, in tokens; else the checkpoint's.", min=1)
     ] = None,

@@ -127,6 +127,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
         quantize=settings.quantize,
         attention=settings.attention,
         kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic,
         sliding_window=settings.sliding_window or 0,
         max_model_len=settings.max_model_len,
         max_sequences=settings.sequences,

@@ -36,6 +36,7 @@ class Settings:
     quantize: str = "auto"
     attention: str = "auto"
     kv_dtype: str = "auto"
+    deterministic: bool = False
     sliding_window: int | None = None
     max_model_len: int | None = None
     max_sequences: int | None = None

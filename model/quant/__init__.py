@@ -3,25 +3,36 @@
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.kernels import native
 from model.kernels.packed import BLOCK_GROUP
-from model.quant.base import Projection
+from model.memory import INT4_BITS
+from model.quant.base import TILE, Floats, Projection
 from model.quant.bfloat16 import BFloat16Linear
 from model.quant.blocks import BlockLinear
+from model.quant.fp8 import Fp8Linear
+from model.quant.int4_weights import Int4Weights
 from model.quant.int8 import Int8Linear
+from model.quant.int8_weights import Int8Weights
 from model.quant.none import Linear
 
 SCHEMES: Mapping[str, type[Projection]] = {
     "none": Linear,
     "bfloat16": BFloat16Linear,
+    "fp8": Fp8Linear,
     "int8": Int8Linear,
     "int4": BlockLinear,
+    "int8-weights": Int8Weights,
+    "int4-weights": Int4Weights,
 }
-NAMES = ("none", "int8", "int4")
+NAMES = tuple(name for name in SCHEMES if name != "bfloat16")
 """Those to ask for; bfloat16 is what none is on a CPU in that format."""
+ON_A_GPU: Mapping[str, str] = {"int8": "int8-weights", "int4": "int4-weights"}
+"""What the short names mean there; on a CPU activations are integers too."""
+FP8_CAPABILITY = (8, 9)
 
 
 def runs_in_blocks(config: ModelConfig) -> bool:
@@ -44,9 +55,38 @@ def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = Fal
         return "int4" if quantized else "int8"
     if name not in NAMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
-    if name != "none" and device.type != "cpu":
-        raise OptionError(f"--quantize {name} runs on a CPU only, the device is {device.type}; use --quantize none")
-    return name
+    if device.type != "cuda":
+        return name
+    if name == "fp8" and (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        raise OptionError(
+            f"--quantize fp8 needs a GPU of compute capability 8.9 or more, this one has "
+            f"{capability[0]}.{capability[1]}; use --quantize int8"
+        )
+    return ON_A_GPU.get(name, name)
+
+
+def in_floats(scheme: str) -> bool:
+    """Whether activations are in the model's format, and the head's weights too."""
+    return issubclass(SCHEMES[scheme], Floats)
+
+
+def fix_tiles(model: nn.Module) -> None:
+    """Have all projections compute so that a row's bits depend on no other row."""
+    for module in model.modules():
+        if isinstance(module, Floats):
+            module.fixed = True
+
+
+def check_tiles(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raise OptionError if PyTorch's products, of a model on this CPU, give a row other bits elsewhere in its tile."""
+    for module in {(part.n_in, part.n_out): part for part in model.modules() if isinstance(part, Floats)}.values():
+        rows = torch.linspace(-1, 1, module.n_in).to(dtype).expand(TILE, -1)
+        y = module.multiply(rows)
+        if not y.eq(y[0]).all():
+            raise OptionError(
+                f"--deterministic: PyTorch's products of {module.n_in} channels round rows alike differently here; "
+                "use --quantize int8"
+            )
 
 
 def form(scheme: str, dtype: torch.dtype, device: torch.device) -> str:
@@ -59,4 +99,5 @@ def bits(scheme: str, config: ModelConfig, block_bits: float) -> float | None:
 
     `block_bits` is what it takes in the checkpoint's own blocks.
     """
-    return {"none": None, "bfloat16": 16, "int8": 8 + 32 / config.dim, "int4": block_bits}[scheme]
+    table = {"none": None, "bfloat16": 16, "int4": block_bits, "int4-weights": INT4_BITS}
+    return table.get(scheme, 8 + 32 / config.dim)

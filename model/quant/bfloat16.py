@@ -10,13 +10,13 @@ from torch.nn.functional import linear
 
 from model.blocks import ROWS_AT_ONCE, Matrix, parts
 from model.kernels.packed import bfloat16
-from model.quant.base import Quantized
+from model.quant.base import Compiled
 
 ROWS = 32
 """Rows of x that oneDNN is asked to choose its layout for; it serves any number."""
 
 
-class BFloat16Linear(Quantized):
+class BFloat16Linear(Compiled):
     """All weights in bfloat16, whatever the checkpoint has."""
 
     def __init__(self, n_in: int, n_out: int) -> None:

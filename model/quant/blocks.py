@@ -17,10 +17,10 @@ from model.errors import OptionError
 from model.kernels import packed
 from model.kernels.native import Kernels
 from model.kernels.packed import PackedWeights
-from model.quant.base import Quantized, quantize_rows
+from model.quant.base import Compiled, quantize_rows
 
 
-class BlockLinear(Quantized):
+class BlockLinear(Compiled):
     """Raises OptionError for an n_in that is no multiple of 32."""
 
     def __init__(self, n_in: int, n_out: int) -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from model.blocks import Matrix, parts
 from model.kernels.packed import GROUP, int8
-from model.quant.base import MOST, TINY, Quantized, quantize_rows
+from model.quant.base import MOST, TINY, Compiled, quantize_rows
 
 
 def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(most > TINY, most / 127, 0.0)
 
 
-class Int8Linear(Quantized):
+class Int8Linear(Compiled):
     """All weights in int8, whatever the checkpoint has."""
 
     def __init__(self, n_in: int, n_out: int) -> None:

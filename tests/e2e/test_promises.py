@@ -1,7 +1,9 @@
-"""int8, own blocks and bfloat16 on the real network: no bit of tokens or logprobs depends on how one is served."""
+"""int8, own blocks and bfloat16, and float32 with --deterministic, on the real network: no bit of tokens or logprobs
+depends on how a request is served."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,22 +15,32 @@ from service.engine.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
-SERVED = [("auto", "auto"), ("int8", "auto"), ("int8", "int8"), ("none", "auto")]
 Answer = list[tuple[int, TokenLogprob | None]]
+SLOW = 8
+"""Others, and tokens, where each row takes a whole tile of PyTorch's products."""
 
 
-@pytest.fixture(scope="module", params=SERVED, ids=str)
-def runner(embedded_model: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    scheme, kv_dtype = request.param
-    options = {"kv_dtype": kv_dtype, "max_model_len": 256, "cache_memory": 128 * 2**20, **_weights(scheme)}
-    made = create(lambda stage, done: None, model=str(embedded_model), device="cpu", **options)
-    assert made.info.description["quantize"] == ("int4" if scheme == "auto" else scheme)
+SERVED: list[dict[str, Any]] = [
+    {"quantize": "auto"},
+    {"quantize": "int8"},
+    {"quantize": "int8", "kv_dtype": "int8"},
+    {"dtype": "bfloat16"},
+    {"dtype": "float32", "deterministic": True},
+]
+
+
+@pytest.fixture(scope="module", params=SERVED, ids=lambda options: "-".join(map(str, options.values())))
+def options(embedded_model: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"model": str(embedded_model), "device": "cpu", **request.param}
+
+
+@pytest.fixture(scope="module")
+def runner(options: dict[str, Any]) -> ModelRunner:
+    made = create(lambda stage, done: None, max_model_len=256, cache_memory=128 * 2**20, **options)
+    schemes = {"auto": "int4", "int8": "int8", "none": "none"}
+    assert made.info.description["quantize"] == schemes[options.get("quantize", "none")]
     assert made.info.description["kernels"].startswith("native")
     return made
-
-
-def _weights(scheme: str) -> dict[str, str]:
-    return {"quantize": scheme, "dtype": "bfloat16" if scheme == "none" else "auto"}
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -61,10 +73,11 @@ def alone(runner: ModelRunner) -> list[Answer]:
     return [serve(runner, [item])[0][0] for item in MINE]
 
 
-def test_packed_with_thirty_one_others(runner: ModelRunner, alone: list[Answer]) -> None:
-    others = [(prompt(2 + i, 3 + 5 * i), GREEDY) for i in range(30)]
-    answers, _ = serve(runner, [*others[:15], *MINE, *others[15:]])
-    assert answers[15:17] == alone
+def test_packed_with_others(runner: ModelRunner, options: dict[str, Any], alone: list[Answer]) -> None:
+    n = SLOW if "deterministic" in options else 30
+    others = [(prompt(2 + i, 3 + 5 * i), GREEDY) for i in range(n)]
+    answers, _ = serve(runner, [*others[: n // 2], *MINE, *others[n // 2 :]])
+    assert answers[n // 2 : n // 2 + 2] == alone
 
 
 @pytest.mark.parametrize("max_step_tokens", [7, 50])
@@ -79,33 +92,25 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
     assert scheduler.stats().hit_tokens >= 96
 
 
-def test_with_speculation(runner: ModelRunner) -> None:
+def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
     """Text that repeats and text that does not, greedy and seeded, with penalties: many guesses, right and wrong."""
+    n = SLOW if "deterministic" in options else 40
     repeating = prompt(3, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
     plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
-    plain = [(tokens, replace(params, max_tokens=40)) for tokens, params in plain]
+    plain = [(tokens, replace(params, max_tokens=n)) for tokens, params in plain]
     guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]
     assert [serve(runner, [item])[0][0] for item in guessing] == alone
     answers, scheduler = serve(runner, guessing, max_step_tokens=50)
     assert answers == alone
     stats = scheduler.stats()
-    assert stats.draft_tokens > stats.accepted_draft_tokens > 40
+    assert stats.draft_tokens > stats.accepted_draft_tokens > n // 2
 
 
-def test_after_preemption(embedded_model: Path, runner: ModelRunner) -> None:
-    served = runner.info.description
-    in_bytes = served["kv_dtype"] == "int8"
-    small = create(
-        lambda stage, done: None,
-        model=str(embedded_model),
-        device="cpu",
-        max_model_len=128,
-        cache_memory=5 * 32 * (12240 if in_bytes else 23040),
-        kv_dtype="int8" if in_bytes else "auto",
-        **_weights(served["quantize"]),
-    )
+def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
+    position = {"int8": 12240, "bfloat16": 23040, "float32": 46080}[runner.info.description["kv_dtype"]]
+    small = create(lambda stage, done: None, max_model_len=128, cache_memory=5 * 32 * position, **options)
     growing = [(prompt(20 + i, 20), SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)) for i in range(2)]
     asked = [*growing, MINE[1]]
     answers, scheduler = serve(small, asked)

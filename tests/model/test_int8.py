@@ -82,9 +82,8 @@ def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_asked_fo
     assert choose_scheme("auto", "auto", CPU, quantized=True) == "int4"
     assert choose_scheme("auto", "float32", CPU) == "none"
     assert choose_scheme("auto", "auto", torch.device("cuda")) == "none"
-    with pytest.raises(
-        OptionError, match="--quantize int8 runs on a CPU only, the device is cuda; use --quantize none"
-    ):
-        choose_scheme("int8", "auto", torch.device("cuda"))
-    with pytest.raises(OptionError, match="--quantize int3 is not known, choose one of: auto, none, int8, int4"):
+    assert choose_scheme("int8", "auto", torch.device("cuda")) == "int8-weights"
+    assert choose_scheme("int4", "auto", torch.device("cuda")) == "int4-weights"
+    known = "auto, none, fp8, int8, int4, int8-weights, int4-weights"
+    with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
         choose_scheme("int3", "auto", CPU)

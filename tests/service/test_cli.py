@@ -48,7 +48,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
         *("org/name", "--port", "0", "--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)),
         *("--cache-memory", "1.5GiB", "--max-body", "1000", "--sliding-window", "256", "--device", "cpu"),
         *("--served-model-name", "a", "--served-model-name", "b", "--cors-origin", "*", "--dtype", "float32"),
-        *("--kv-dtype", "int8", "--gpu-memory-utilization", "0.5"),
+        *("--kv-dtype", "int8", "--gpu-memory-utilization", "0.5", "--deterministic"),
     )
     assert seen == [
         Settings(
@@ -64,6 +64,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
             dtype="float32",
             kv_dtype="int8",
             gpu_memory_utilization=0.5,
+            deterministic=True,
         )
     ]
 

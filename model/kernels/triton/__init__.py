@@ -5,9 +5,11 @@ real devices `tests/model/test_triton_compiles.py` compiles what is launched.
 """
 
 import os
+from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 OLDEST = (8, 0)
 """The least compute capability whose tensor cores Triton uses."""
@@ -30,6 +32,16 @@ def obstacle(device: torch.device) -> str | None:
     if capability < OLDEST:
         return f"needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or more, this one has {_dotted(capability)}"
     return None
+
+
+def serves(x: Tensor) -> bool:
+    """Whether kernels compute what PyTorch would for x."""
+    return x.is_cuda and _free(x.device)
+
+
+@cache
+def _free(device: torch.device) -> bool:
+    return obstacle(device) is None
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -1,0 +1,40 @@
+"""Weights as the GPU's products read them: in the model's format, or narrower with tables of scales."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+GROUP = 64
+"""Channels that share a scale and a zero in int4."""
+LARGEST = 448.0
+"""Of float8_e4m3fn."""
+
+FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
+"""By form, up to how many rows of x the product kernel serves; beyond, PyTorch. To be measured on a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of one projection, or with more axes in front of several; [n_out, n_in] in one of these forms:
+
+    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, "int8": int8, both times a table
+    of scales [n_out] float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2] and tables of scales, in
+    bfloat16, and zeros, uint8, both [n_in/64, n_out]; in each 32 bytes of a group byte j has channel j in its lower and
+    j + 32 in its upper half.
+    """
+
+    form: str
+    values: Tensor
+    tables: tuple[Tensor, ...] = ()
+
+    @property
+    def n_out(self) -> int:
+        return self.values.shape[-2]
+
+    @property
+    def n_in(self) -> int:
+        return self.values.shape[-1] * (2 if self.form == "int4" else 1)
+
+    def __getitem__(self, index: int) -> "Weights":
+        """One of several; the memory is shared."""
+        return Weights(self.form, self.values[index], tuple(table[index] for table in self.tables))
