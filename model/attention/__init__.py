@@ -42,7 +42,7 @@ def choose(
     Raises OptionError for an unknown name or one that does not serve `device` or `dtype`, or is not deterministic.
     """
     if name == "auto":
-        name = _auto(device, dtype, activations)
+        name = _auto(device, dtype, activations, deterministic)
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
     if dtype in NARROW and dtype not in BACKENDS[name].dtypes:
@@ -56,8 +56,8 @@ def choose(
     return name, TritonAttention(deterministic=True) if name == "triton" else BACKENDS[name]()
 
 
-def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype) -> str:
+def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:
     if device.type == "cuda":
         return next((name for name in ON_CUDA if BACKENDS[name].obstacle(device, dtype) is None), "sdpa")
-    suits = dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
+    suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
     return "paged" if native.kernels() is not None and suits else "sdpa"

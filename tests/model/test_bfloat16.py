@@ -157,5 +157,5 @@ def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
     assert quant.form("none", torch.bfloat16, CPU) == "bfloat16"
     others = [("none", torch.float32, CPU), ("none", torch.bfloat16, cuda), ("int8", torch.bfloat16, CPU)]
     assert [quant.form(*other) for other in others] == ["none", "none", "int8"]
-    with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, int8, int4"):
+    with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, fp8"):
         quant.choose("bfloat16", "auto", CPU)

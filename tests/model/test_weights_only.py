@@ -155,7 +155,6 @@ def test_rows_in_fixed_tiles_have_the_same_bits_beside_any_others(dtype: torch.d
     torch.manual_seed(0)
     layer = made("none", torch.randn(100, 70).to(dtype))
     assert isinstance(layer, Linear)
-    layer.pack()
     layer.fixed = True
     quant.check_tiles(nn.ModuleList([layer]), dtype)
     x, onto = torch.randn(40, 70).to(dtype), torch.randn(40, 100).to(dtype)
