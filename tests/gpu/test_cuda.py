@@ -37,6 +37,10 @@ def device() -> torch.device:
     return torch.device(os.environ.get("NORIA_TEST_DEVICE", "cuda"))
 
 
+needs_gpu = pytest.mark.skipif(
+    os.environ.get("NORIA_TEST_DEVICE") == "cpu",
+    reason="there are no graphs on a CPU, and Triton's interpreter is slow",
+)
 TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 
 
@@ -68,6 +72,7 @@ def test_attention(
         torch.testing.assert_close(rows, wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
+@needs_gpu
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("width", [16, 32, 80, 96, 128, 256])
 @pytest.mark.parametrize("name", ["triton", "varlen"])
@@ -81,6 +86,7 @@ def test_head_dims_and_long_sequences(device: torch.device, name: str, width: in
             torch.testing.assert_close(rows, wanted, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_float8_keys_and_values(device: torch.device, width: int, dtype: torch.dtype) -> None:
@@ -94,6 +100,7 @@ def test_float8_keys_and_values(device: torch.device, width: int, dtype: torch.d
         torch.testing.assert_close(rows, wanted, atol=3e-2, rtol=3e-2)
 
 
+@needs_gpu
 @pytest.mark.parametrize("chunks", [[1], [1280, 1], [1250, 30, 5]], ids=str)
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("name", ["triton", "varlen"])
@@ -106,6 +113,7 @@ def test_bits_do_not_depend_on_who_is_beside(
     assert torch.equal(attend(backend, data, [chunks, [1300], [1], [599, 1]], window, device=device)[0], alone)
 
 
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("heads", [(8, 2), (4, 4), (5, 1)], ids=str)
 @pytest.mark.parametrize("window", [None, 700])
@@ -120,12 +128,11 @@ def test_deterministic_bits_do_not_depend_on_chunks(
         assert torch.equal(attend(backend, data, chunks, window, device=device)[0], whole)
 
 
+@needs_gpu
 @pytest.mark.parametrize("window", [None, 100])
 def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int | None) -> None:
     """A CUDA graph of a step of four sequences of up to 2,000 tokens, replayed for two: the bits of the step itself."""
     backend = on(device, "triton", torch.bfloat16)
-    if device.type != "cuda":
-        pytest.skip("needs a GPU: there are no graphs elsewhere")
 
     def step(lengths: Sequence[int]) -> PoolInputs:
         items = []

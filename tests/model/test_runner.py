@@ -326,14 +326,20 @@ def test_dtype_on_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Non
     assert device.choose_dtype("auto", "bfloat16", cuda) is torch.bfloat16
 
 
-def test_keys_and_values_in_bytes_hold_more_pages(saved: Any) -> None:
-    """16 bytes and a float where float32 takes 32 bytes; logprobs stay near."""
+@pytest.mark.parametrize(
+    ("kv_dtype", "attention", "name", "width"),
+    [("int8", "paged", "int8", 20), ("fp8", "reference", "float8_e4m3fn", 8)],
+)
+def test_keys_and_values_in_bytes_hold_more_pages(
+    saved: Any, kv_dtype: str, attention: str, name: str, width: int
+) -> None:
+    """16 bytes and a float, or 8 bytes, where float32 takes 32; logprobs stay near."""
     directory, _ = saved
-    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000}
-    whole, bytes_ = start(directory, **options), start(directory, kv_dtype="int8", **options)
-    assert bytes_.info.description["kv_dtype"] == "int8"
+    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000, "attention": attention}
+    whole, bytes_ = start(directory, **options), start(directory, kv_dtype=kv_dtype, **options)
+    assert bytes_.info.description["kv_dtype"] == name
     n_pages = [runner.info.pools[0].n_pages for runner in (whole, bytes_)]
-    assert n_pages[1] / n_pages[0] == pytest.approx(32 / 20, rel=0.02)
+    assert n_pages[1] / n_pages[0] == pytest.approx(32 / width, rel=0.02)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
     exact, near = (run(runner, PROMPT, [13], params)[0].logprobs[0].logprob for runner in (whole, bytes_))
     assert near == pytest.approx(exact, abs=0.02)

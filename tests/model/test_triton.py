@@ -111,6 +111,24 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("window", [None, 1, 33, 100])
+def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
+    """Where the kernels count them from leaves room for all, however the slices lie."""
+    pick = random.Random(0)
+    for split in (32, 64, 512):
+        items = []
+        for _ in range(200):
+            start = pick.choice([0, 31, 32, 500, 511, 512, 513, pick.randrange(2000)])
+            stop = start + pick.randrange(1, 40)
+            items.append(Slice(0, [0] * stop, stop, start, stop, (PageTable(0, range(70)),), SamplingParams()))
+        (inputs,) = pack(StepBatch(tuple(items)), 32, [window], CPU).pools
+        rows = inputs.table.tolist()
+        firsts = [page // (split // 32) + 2 * i for i, (*_, page) in enumerate(rows)]
+        firsts.append(len(inputs.pages) // (split // 32) + 2 * len(rows))
+        for (_, n, start, first_key, _), (first, after) in zip(rows, pairwise(firsts), strict=True):
+            assert first + (start + n - 1) // split - first_key // split + 1 <= after
+
+
 def test_whole_network(backend: TritonAttention) -> None:
     config = tiny((37, None, 5), rope_fraction=0.5)
     tokens = [(7 * i + i * i) % 64 for i in range(59)]
