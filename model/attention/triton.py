@@ -154,11 +154,11 @@ class TritonAttention(Attention):
         tiles, n_queries, group = _tiles(PARTS, heads, q.dtype)
         n_tiles = -(-most // n_queries)
         programs = n_slices * n_tiles * heads.n_kv
-        in_turn = max(-(-FILL // programs), -(-prepared.n_parts // IN_TURN))
+        abreast = min(prepared.n_parts, max(-(-FILL // programs), -(-prepared.n_parts // IN_TURN)))
         n_sums = len(inputs.pages) // (SPLIT // self.page_size) + 2 * n_slices
         tops = q.new_empty((n_sums, most, heads.n_heads, 2), dtype=torch.float32)
         parts = q.new_empty((n_sums, most, heads.n_heads, heads.width), dtype=torch.float32)
-        self._kernels.attend_parts[(n_slices * n_tiles, heads.n_kv, min(prepared.n_parts, in_turn))](
+        self._kernels.attend_parts[(n_slices * n_tiles, heads.n_kv, abreast)](
             *(q, cache.k, cache.v, inputs.pages, inputs.table, tops, parts, n_tiles, most),
             *(prepared.window, _scale(heads), SHORT, heads.n_kv, heads.group, heads.width, heads.padded),
             *(n_queries, group, tiles.keys, self.page_size, SPLIT, _multiplied(q.dtype)),
