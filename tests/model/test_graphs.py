@@ -1,7 +1,7 @@
 """Steps repeated from recordings, on a device that is made up: it repeats what it was told, on the memory of then."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.config import RunnerOptions
 from model.graphs import DecodeGraphs, Replay, buckets
 from model.packing import PackedInputs, pack
+from model.runner import load_from
 from model.sampling_params import SamplingParams
+from service.engine.messages import Submit, ToEngine
+from tests.engine.driving import Client
+from tests.model.driving import checkpoint, tiny
 
 CPU = torch.device("cpu")
 INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, {}, runs_ahead=True)
@@ -134,3 +139,24 @@ def test_where_a_recording_does_not_fit_steps_go_without() -> None:
 def test_more_than_there_is_a_graph_for(most: int) -> None:
     graphs = DecodeGraphs(summary, INFO, most, CPU, Recorder())
     assert graphs.logits(packed(decoding(most + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
+
+
+def test_answers_of_a_network_are_the_same_with_graphs() -> None:
+    """A network with Triton's kernels, its decoding steps recorded; prompts join later; against reference attention."""
+    pytest.importorskip("triton")
+    asked: list[ToEngine] = [
+        Submit(i, [(7 * i + 5 * j) % 64 for j in range(length)], SamplingParams(temperature=0.0, max_tokens=9))
+        for i, length in enumerate((3, 11, 1, 6))
+    ]
+    script = [asked[:2], [], [], asked[2:]]
+    recorder = Recorder()
+    answers = []
+    for attention, capture in (("reference", None), ("triton", recorder)):
+        options = RunnerOptions("", device="cpu", dtype="float32", attention=attention, max_sequences=4)
+        runner = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
+        runner.info = replace(runner.info, runs_ahead=True)
+        if capture is not None:
+            runner.record(4, capture)
+        answers.append(Client(runner, script, max_sequences=4, max_step_tokens=16).answers)
+    assert recorder.replays == [2, 2, 4, 4, 4, 4, 4, 2, 2, 2]
+    assert answers[0] == answers[1]
