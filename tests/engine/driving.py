@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from model.batch import Runner, RunnerInfo, StepBatch
+from model.batch import Runner, RunnerInfo, StepBatch, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
@@ -98,6 +98,7 @@ class Client:
     ) -> None:
         self.scheduler = Scheduler(runner.info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
         self.answers: dict[int, list[int]] = defaultdict(list)
+        self.logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self.finished: dict[int, str] = {}
         self._script = list(script)[::-1]
         self.n_ahead = 0  # steps planned before the one before was done
@@ -123,5 +124,6 @@ class Client:
         for update in message.updates:
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens
+            self.logprobs[update.id] += update.logprobs
             if update.finish:
                 self.finished[update.id] = update.finish

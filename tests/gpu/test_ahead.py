@@ -1,0 +1,94 @@
+"""Steps launched ahead and repeated from CUDA graphs, through the engine's loop. Run with `pytest -m gpu tests/gpu`."""
+
+import os
+
+import pytest
+import torch
+
+from model.batch import TokenLogprob
+from model.config import RunnerOptions
+from model.runner import ModelRunner, load_from
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit, ToEngine
+from tests.engine.driving import Client
+from tests.model.driving import checkpoint, tiny
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = os.environ.get("NORIA_TEST_DEVICE", "cuda")
+WINDOW = 37
+LENGTHS = (3, 50, WINDOW, 1, 90, 12)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens=30, logprobs=2)
+
+
+def load(dtype: str = "bfloat16", **options: object) -> ModelRunner:
+    config = tiny((WINDOW, None), head_dim=32, dim=64)
+    made = RunnerOptions("", device=DEVICE, dtype=dtype, max_sequences=8, max_step_tokens=64, **options)  # type: ignore[arg-type]
+    return load_from(checkpoint(config), made, lambda stage, done: None)
+
+
+def asked() -> list[ToEngine]:
+    return [
+        Submit(i, [(7 * i + j * j) % 64 for j in range(length)], SEEDED if i % 2 else GREEDY)
+        for i, length in enumerate(LENGTHS)
+    ]
+
+
+def answers(runner: ModelRunner, script: list[list[ToEngine]]) -> dict[int, list[tuple[int, TokenLogprob]]]:
+    client = Client(runner, script, max_sequences=8, max_step_tokens=64)
+    return {
+        number: list(zip(tokens, client.logprobs[number], strict=True)) for number, tokens in client.answers.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def fixed() -> ModelRunner:
+    return load(dtype="bfloat16" if DEVICE == "cuda" else "float32", deterministic=True)
+
+
+def test_deterministic_answers_do_not_depend_on_who_is_served(fixed: ModelRunner) -> None:
+    """All at once, one after the other's beginning, and alone: the same tokens and logprobs to the bit."""
+    together = answers(fixed, [asked()])
+    assert answers(fixed, [[item] for item in asked()]) == together
+    for number, item in enumerate(asked()):
+        assert answers(fixed, [[item]])[number] == together[number]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
+def test_graphs_change_nothing(fixed: ModelRunner) -> None:
+    assert fixed._graphs is not None
+    while fixed.rest():
+        pass
+    with_graphs = answers(fixed, [asked()])
+    graphs, fixed._graphs = fixed._graphs, None
+    try:
+        assert answers(fixed, [asked()]) == with_graphs
+    finally:
+        fixed._graphs = graphs
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is nothing to wait for on a CPU")
+def test_nothing_waits_for_the_device_while_steps_are_launched(
+    fixed: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once everything is recorded and compiled; what waits is taking the results, outside of `launch`."""
+    answers(fixed, [asked()])
+    launch = fixed.launch
+
+    def strictly(batch: object) -> object:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(batch)  # type: ignore[arg-type]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(fixed, "launch", strictly)
+    assert answers(fixed, [asked()])
+
+
+def test_a_gpu_runs_ahead() -> None:
+    runner = load(dtype="float32")
+    client = Client(runner, [asked()], max_sequences=8, max_step_tokens=64)
+    assert runner.info.runs_ahead == (DEVICE == "cuda")
+    assert (client.n_ahead > 0) == (DEVICE == "cuda")
