@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import device, memory, runner
+from model.attention.reference import ReferenceAttention
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError
@@ -326,24 +327,39 @@ def test_dtype_on_a_gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Non
     assert device.choose_dtype("auto", "bfloat16", cuda) is torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "attention", "name", "width"),
-    [("int8", "paged", "int8", 20), ("fp8", "reference", "float8_e4m3fn", 8)],
-)
-def test_keys_and_values_in_bytes_hold_more_pages(
-    saved: Any, kv_dtype: str, attention: str, name: str, width: int
-) -> None:
-    """16 bytes and a float, or 8 bytes, where float32 takes 32; logprobs stay near."""
+def test_keys_and_values_in_bytes_hold_more_pages(saved: Any) -> None:
+    """16 bytes and a float where float32 takes 32 bytes; logprobs stay near."""
     directory, _ = saved
-    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000, "attention": attention}
-    whole, bytes_ = start(directory, **options), start(directory, kv_dtype=kv_dtype, **options)
-    assert bytes_.info.description["kv_dtype"] == name
+    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000}
+    whole, bytes_ = start(directory, **options), start(directory, kv_dtype="int8", **options)
+    assert bytes_.info.description["kv_dtype"] == "int8"
     n_pages = [runner.info.pools[0].n_pages for runner in (whole, bytes_)]
-    assert n_pages[1] / n_pages[0] == pytest.approx(32 / width, rel=0.02)
+    assert n_pages[1] / n_pages[0] == pytest.approx(32 / 20, rel=0.02)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
     exact, near = (run(runner, PROMPT, [13], params)[0].logprobs[0].logprob for runner in (whole, bytes_))
     assert near == pytest.approx(exact, abs=0.02)
     assert near != exact
+
+
+def test_keys_and_values_in_fp8_are_rounded_and_nothing_else(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of float32's memory; logprobs are those of float32 with keys and values rounded by hand."""
+    directory, _ = saved
+    options = {"cache_memory": 2**20, "max_model_len": 64, "max_sequences": 1000, "attention": "reference"}
+    whole, narrow = start(directory, **options), start(directory, kv_dtype="fp8", **options)
+    assert narrow.info.description["kv_dtype"] == "float8_e4m3fn"
+    n_pages = [runner.info.pools[0].n_pages for runner in (whole, narrow)]
+    assert n_pages[1] / n_pages[0] == pytest.approx(4, rel=0.02)
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
+    exact, found = (run(runner, PROMPT, [5, 13], params)[1].logprobs[0].logprob for runner in (whole, narrow))
+    attend = ReferenceAttention.attend
+
+    def rounding(self: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+        k, v = (rows.to(torch.float8_e4m3fn).to(q.dtype) for rows in (k, v))
+        return attend(self, q, k, v, *others)
+
+    monkeypatch.setattr(ReferenceAttention, "attend", rounding)
+    by_hand = run(start(directory, **options), PROMPT, [5, 13], params)[1].logprobs[0].logprob
+    assert found == by_hand != exact
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
