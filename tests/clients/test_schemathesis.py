@@ -20,7 +20,7 @@ UNLIMITED = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_answers_are_as_described(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict):
         if (name := UNLIMITED.get(case.path)) and case.body.get(name) is None:
