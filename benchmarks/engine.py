@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.workload import Generate, Timing, Workload, answer, joining
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, Update
 from service.engine.scheduler import Scheduler

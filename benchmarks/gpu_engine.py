@@ -14,7 +14,8 @@ import torch
 from benchmarks.gpu_shapes import Shapes
 from benchmarks.random_weights import checkpoint
 from model.config import ModelConfig, RunnerOptions
-from model.runner import ModelRunner, load_from
+from model.loading import load_from
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update

@@ -16,7 +16,8 @@ from benchmarks import gpu_engine, gpu_peers
 from benchmarks.gpu_engine import Decoding
 from benchmarks.gpu_shapes import Shapes, decode_bytes, prefill_flops
 from benchmarks.random_weights import save
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 
 Measured = dict[str, Any]

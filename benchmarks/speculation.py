@@ -10,7 +10,8 @@ import time
 from dataclasses import replace
 
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler

@@ -38,7 +38,7 @@ class ProcessHost:
     Ctrl-C in a terminal reaches the service alone, which then drains.
     """
 
-    def __init__(self, runner: str = "model.runner:create") -> None:
+    def __init__(self, runner: str = "model.loading:create") -> None:
         self._runner = runner
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from model.kernels import native
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from model.batch import TokenLogprob
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler

@@ -11,7 +11,8 @@ import jsonschema
 import openai
 import pytest
 
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer

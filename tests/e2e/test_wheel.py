@@ -15,7 +15,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler

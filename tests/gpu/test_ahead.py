@@ -7,7 +7,8 @@ import torch
 
 from model.batch import TokenLogprob
 from model.config import RunnerOptions
-from model.runner import ModelRunner, load_from
+from model.loading import load_from
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client

@@ -19,8 +19,9 @@ from model.attention.reference import ReferenceAttention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
+from model.loading import create
 from model.packing import PoolInputs, pack
-from model.runner import ModelRunner, create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from tests.model.attending import CPU, attend, random_heads
 from tests.model.driving import Driver, random_model, random_tensors, tiny

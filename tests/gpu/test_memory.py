@@ -12,8 +12,9 @@ import torch
 from model import retry
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig, RunnerOptions
+from model.loading import load_from
 from model.memory import GPU_UTILIZATION
-from model.runner import ModelRunner, load_from
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from model.upload import Stage
 from tests.model.driving import checkpoint, tiny

@@ -14,7 +14,7 @@ from model import weights
 from model.attention import choose
 from model.blocks import Blocks, Encoded, Matrix, join
 from model.checkpoint.open import open_checkpoint
-from model.runner import create
+from model.loading import create
 from model.sampling_params import SamplingParams
 from model.transformer import Transformer
 from service.engine.messages import Submit

@@ -11,8 +11,8 @@ from torch import Tensor
 from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.config import RunnerOptions
 from model.graphs import DecodeGraphs, Replay, buckets
+from model.loading import load_from
 from model.packing import PackedInputs, pack
-from model.runner import load_from
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client

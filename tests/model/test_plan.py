@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from model import memory, runner
+from model import loading, memory
 from model.checkpoint.gguf_index import Entry, Index
 from model.config import RunnerOptions
 from model.errors import ModelError, OptionError
@@ -168,11 +168,11 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
 def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny((5, None), dim=64, hidden_dim=96, n_heads=4, head_dim=16)
     asked = options(device="cpu", **values)
-    monkeypatch.setattr(runner, "free_bytes", lambda _: 3_000_000)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: 3_000_000)
     needed: list[int] = []
     check = memory.check_weights
     monkeypatch.setattr(memory, "check_weights", lambda config, n, *rest: (needed.append(n), check(config, n, *rest)))
-    info = runner.load_from(checkpoint(config), asked, lambda stage, done: None).info
+    info = loading.load_from(checkpoint(config), asked, lambda stage, done: None).info
     names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "norm_eps", "vocab_size", "dtype")
     params = {name: getattr(config, name) for name in names}
     write(tmp_path, params | {"sliding_window": [5, None], "max_seq_len": config.max_position}, "params.json")

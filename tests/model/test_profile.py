@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from model import profile, runner
+from model import loading, profile
 from model.batch import PoolSpec, StepBatch
 from model.config import ModelConfig, RunnerOptions
 from model.errors import OptionError
@@ -51,13 +51,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     monkeypatch.setattr(ModelRunner, "launch", compute)
     monkeypatch.setattr(profile, "watched", lambda _: made)
-    monkeypatch.setattr(runner, "free_bytes", lambda _: made.total - 10_000)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: made.total - 10_000)
     return made
 
 
 def load(config: ModelConfig = CONFIG, **options: Any) -> ModelRunner:
     values = {"device": "cpu", "dtype": "float32", "max_sequences": 4, "max_step_tokens": 48, **options}
-    return runner.load_from(checkpoint(config), RunnerOptions("", **values), lambda stage, done: None)
+    return loading.load_from(checkpoint(config), RunnerOptions("", **values), lambda stage, done: None)
 
 
 def test_pools_take_what_is_left_of_nine_tenths(device: Device) -> None:
@@ -111,7 +111,7 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
 )
 def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        runner.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
+        loading.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
     assert message in str(caught.value)
 
 

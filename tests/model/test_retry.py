@@ -11,9 +11,10 @@ import torch
 from model.batch import PageTable, Slice, SliceOutput, StepBatch, StepOutput
 from model.config import RunnerOptions
 from model.grammar import Vocabulary
+from model.loading import load_from
 from model.masks import Masks
 from model.retry import in_parts
-from model.runner import ModelRunner, load_from
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from tests.model.driving import checkpoint, tiny
 

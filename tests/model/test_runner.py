@@ -17,7 +17,8 @@ from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError
 from model.kernels import native
-from model.runner import ModelRunner, create
+from model.loading import create
+from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
