@@ -37,7 +37,7 @@ class Repeater:
     """A model that says its prompt again and again."""
 
     def __init__(self, step_seconds: float) -> None:
-        self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, 64, {"device": "none"})
+        self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, 64, 64, 512, {"device": "none"})
         self._step_seconds = step_seconds
         self._due = 0.0
 

@@ -1,9 +1,9 @@
 """The compiled kernels, call by call, against another revision: `python -m benchmarks.kernels [--against REV]`.
 
 All projections of one kind in SmolLM2-135M's 30 layers one after the other, so that weights come from memory as they
-do in a step, and attention over keys that lie in scattered pages. With --against the kernels of that revision are
-built in a temporary worktree, and both take turns, call by call, in processes of their own. Exit code 1 if the ratio
-of the least times of any case, now to then, is above --limit. REV must have the interfaces of now.
+do in a step, and attention likewise over keys that lie in scattered pages. With --against the kernels of that revision
+are built in a temporary worktree, and both take turns, call by call, in processes of their own. Exit code 1 if the
+ratio of the least times of any case, now to then, is above --limit. REV must have the interfaces of now.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -32,7 +33,8 @@ ROOT = Path(__file__).parents[1]
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
 SHAPES = {"wqkv": (576, 960), "wo": (576, 576), "w13": (576, 3072), "w2": (1536, 576), "head": (576, 49152)}
 ROWS = (1, 8, 32, 512)
-ATTENTION = {"attention 1 x 256": (1, 256), "attention 32 x 256": (32, 256), "attention 32 x 1024": (32, 1024)}
+ATTENTION = ((1, 256), (8, 160), (64, 160), (32, 256), (32, 1024))
+"""Streams, and keys of each, for which one token is computed."""
 LEAST_SECONDS = 0.02
 """A measurement repeats its call for at least so long."""
 
@@ -44,8 +46,8 @@ def cases(scheme: str) -> dict[str, Callable[[], object]]:
         projections = [projection(n_in, n_out, scheme) for _ in range(1 if name == "head" else LAYERS)]
         for rows in ROWS[: 3 if name == "head" else None]:
             found[f"{name} {rows}"] = multiply(projections, torch.randn(rows, n_in))
-    for name, (streams, context) in ATTENTION.items():
-        found[name] = attention(streams, context, context + 1)
+    for streams, context in ATTENTION:
+        found[f"attention {streams} x {context}"] = attention(streams, context, context + 1)
     found["attention chunk 512"] = attention(1, 0, 512)
     return found
 
@@ -69,9 +71,10 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     cpu = torch.device("cpu")
     _, backend = choose("auto", cpu, torch.bfloat16)
     blocks = -(-stop // backend.page_size)
-    cache = backend.allocate((streams * blocks, KV_HEADS, HEAD_DIM), torch.bfloat16, cpu)
-    for part in (cache.k, cache.v):
-        part.normal_()
+    caches = [backend.allocate((streams * blocks, KV_HEADS, HEAD_DIM), torch.bfloat16, cpu) for _ in range(LAYERS)]
+    for part in caches:
+        part.k.normal_()
+        part.v.normal_()
     pages = torch.randperm(streams * blocks).view(streams, blocks).tolist()
     params = SamplingParams(max_tokens=1)
     slices = (
@@ -82,7 +85,8 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     prepared = backend.prepare(inputs.pools[0])
     rows = streams * (stop - start)
     qkv, turn = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
-    return lambda: backend.attend_turned(qkv, HEADS, turn, cache, prepared)
+    turns = cycle(caches)
+    return lambda: backend.attend_turned(qkv, HEADS, turn, next(turns), prepared)
 
 
 def seconds(call: Callable[[], object]) -> float:

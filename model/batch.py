@@ -140,6 +140,7 @@ class RunnerInfo:
     `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits, `dim`
     that of hidden states.
     `description` is for people: backend, dtype, device, scheme (shown in the log and in `/version`).
+    A step may have `max_sequences` slices and `max_step_tokens` tokens: that is what memory was kept for.
     With `runs_ahead` a step may be launched before the one before it is done: its slices may end in UNKNOWN tokens.
     """
 
@@ -148,6 +149,8 @@ class RunnerInfo:
     max_model_len: int
     vocab_size: int
     dim: int
+    max_sequences: int
+    max_step_tokens: int
     description: dict[str, str]
     runs_ahead: bool = False
 

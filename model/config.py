@@ -102,6 +102,11 @@ class ModelConfig:
         return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
 
 
+STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
+"""Sequences and tokens of a step by default. Weights are read once for all of them, but on a CPU a longer step would
+hold up everybody's next token."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or a converted GGUF's.
@@ -110,6 +115,7 @@ class RunnerOptions:
     else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
     checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
     `threads.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
+    What is left open of `max_sequences` and `max_step_tokens`: see `step_limits`.
     """
 
     model: str
@@ -121,11 +127,17 @@ class RunnerOptions:
     deterministic: bool = False
     sliding_window: int = 0
     max_model_len: int | None = None
-    max_sequences: int = 64
-    max_step_tokens: int = 512
+    max_sequences: int | None = None
+    max_step_tokens: int | None = None
     cache_memory: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int | None = None
+
+    def step_limits(self, device: str) -> tuple[int, int]:
+        """Sequences and tokens of a step on a "cpu" or on "cuda": of what is open, what suits it and the other."""
+        sequences, tokens = STEP_LIMITS[device]
+        tokens = self.max_step_tokens or max(tokens, self.max_sequences or 0)
+        return self.max_sequences or min(sequences, tokens), tokens
 
 
 @dataclass(frozen=True, slots=True)

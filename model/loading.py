@@ -63,7 +63,8 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
     head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
-    plan = memory.PoolPlan(config, attention.page_size, head_bytes, options.max_step_tokens, options.max_sequences)
+    max_sequences, max_step_tokens = options.step_limits(device.type)
+    plan = memory.PoolPlan(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
     bits = quant.bits(form, config, checkpoint.block_bits)
     needed = memory.weight_bytes(config, dtype.itemsize, bits, head=not quant.in_floats(form))
     gpu = profile.watched(device) if options.cache_memory is None else None
@@ -90,7 +91,17 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
     def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
         ahead = device.type == "cuda"
-        info = RunnerInfo(attention.page_size, specs, length, config.vocab_size, config.dim, description, ahead)
+        info = RunnerInfo(
+            attention.page_size,
+            specs,
+            length,
+            config.vocab_size,
+            config.dim,
+            max_sequences,
+            max_step_tokens,
+            description,
+            ahead,
+        )
         pools = PagePools.allocate(config, specs, lambda shape: attention.allocate(shape, kv_dtype, device))
         return ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
 
@@ -103,7 +114,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     progress("warming up", 0.0)
     _warm_up(runner)
     if device.type == "cuda" and attention.capturable:
-        runner.record(options.max_sequences, CudaCapture())
+        runner.record(max_sequences, CudaCapture())
     return runner
 
 
@@ -131,9 +142,9 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def _check(options: RunnerOptions) -> None:
     for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
-        if getattr(options, name) < least:
-            flag = name.replace("_", "-")
-            raise OptionError(f"--{flag} must be at least {least}, got {getattr(options, name)}")
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     share = options.gpu_memory_utilization
     if share is None:
         return

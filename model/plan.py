@@ -43,8 +43,9 @@ class Fit:
 class Plan:
     """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
 
-    `step` is about what a step takes beside the rest (of a GPU its context too), `cache` what is left for pages;
-    `context` is the longest sequence that the model allows or that was asked for, `served` the longest that fits.
+    `step` is about what a step of `step_tokens` of `step_sequences` takes beside the rest (of a GPU its context too),
+    `cache` what is left for pages; `context` is the longest sequence that the model allows or that was asked for,
+    `served` the longest that fits.
     """
 
     parameters: int
@@ -54,6 +55,8 @@ class Plan:
     weights: int
     token: int
     step: int
+    step_tokens: int
+    step_sequences: int
     page_size: int
     context: int
     pools: tuple[PoolNeed, ...]
@@ -77,12 +80,13 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     form = "bfloat16" if scheme == "none" and dtype == "bfloat16" and not on_gpu else scheme  # as `quant.form`
     bits = _bits(form, options.device, config, BLOCK_BITS["Q4_1"] if index is None else index.block_bits)
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+    max_sequences, max_step_tokens = options.step_limits(options.device)
     sizes = PoolPlan(
         config,
         PAGE_SIZE,
         _head_bytes(kv_dtype, config.head_dim),
-        options.max_step_tokens,
-        options.max_sequences,
+        max_step_tokens,
+        max_sequences,
     )
     weights = memory.weight_bytes(config, VALUE_BYTES[dtype], bits, head=not on_gpu)
     step = sizes.step_bytes(VALUE_BYTES[dtype] if on_gpu or form == "none" else 4) + CONTEXT_BYTES * on_gpu
@@ -101,6 +105,8 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
         weights=weights,
         token=sum(sizes.page_bytes(window) for window in config.pool_windows) // PAGE_SIZE,
         step=step,
+        step_tokens=max_step_tokens,
+        step_sequences=max_sequences,
         page_size=PAGE_SIZE,
         context=context,
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),

@@ -31,7 +31,7 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self._client = client
-        self._capacity = settings.sequences + settings.max_queue
+        self._max_queue = settings.max_queue
         self._drain_timeout = settings.drain_timeout
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
 
@@ -61,8 +61,9 @@ class Admission:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
-        if self.in_flight >= self._capacity:
-            raise Overloaded(self._capacity)
+        capacity = self.model.info.max_sequences + self._max_queue
+        if self.in_flight >= capacity:
+            raise Overloaded(capacity)
         self.in_flight += 1
         self._idle.clear()
         try:

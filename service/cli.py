@@ -64,9 +64,11 @@ def serve(
     ] = None,
     max_model_len: Annotated[int | None, _option("Longest prompt plus output, in tokens.", min=1)] = None,
     max_sequences: Annotated[
-        int | None, _option("Sequences computed at once; else 64, or --max-step-tokens if less.", min=1)
+        int | None, _option("Sequences computed at once; else 64, on a GPU 256, or --max-step-tokens if less.", min=1)
     ] = None,
-    max_step_tokens: Annotated[int, _option("Tokens computed in a step.", min=1)] = 512,
+    max_step_tokens: Annotated[
+        int | None, _option("Tokens computed in a step; else 512, on a GPU 2048, or --max-sequences if more.", min=1)
+    ] = None,
     cache_memory: Annotated[int | None, _size("For keys and values, such as 4GiB; else from the free memory.")] = None,
     gpu_memory_utilization: Annotated[
         float | None,

@@ -130,7 +130,7 @@ def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
         deterministic=settings.deterministic,
         sliding_window=settings.sliding_window or 0,
         max_model_len=settings.max_model_len,
-        max_sequences=settings.sequences,
+        max_sequences=settings.max_sequences,
         max_step_tokens=settings.max_step_tokens,
         cache_memory=settings.cache_memory,
         gpu_memory_utilization=settings.gpu_memory_utilization,

@@ -7,7 +7,6 @@ from pathlib import Path
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
 
-MAX_SEQUENCES = 64
 MAX_STEP_TOKENS = 2**20
 
 
@@ -40,7 +39,7 @@ class Settings:
     sliding_window: int | None = None
     max_model_len: int | None = None
     max_sequences: int | None = None
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = None
     cache_memory: int | None = None
     gpu_memory_utilization: float | None = None
     threads: int | None = None
@@ -49,14 +48,9 @@ class Settings:
     log_format: str = "human"
     log_level: str = "info"
 
-    @property
-    def sequences(self) -> int:
-        """Sequences computed at once: each takes at least one token of a step."""
-        return min(MAX_SEQUENCES, self.max_step_tokens) if self.max_sequences is None else self.max_sequences
-
     def check(self) -> None:
         """Raise OptionError for what cannot work, before anything is started."""
-        if self.max_sequences is not None and self.max_sequences > self.max_step_tokens:
+        if self.max_sequences and self.max_step_tokens and self.max_sequences > self.max_step_tokens:
             raise OptionError(
                 f"--max-sequences {self.max_sequences} is more than --max-step-tokens {self.max_step_tokens}: "
                 "each running sequence needs a token of every step; lower the one or raise the other"
@@ -66,7 +60,7 @@ class Settings:
         for flag, values in (("--served-model-name", self.served_model_name), ("--cors-origin", self.cors_origins)):
             if any(not value.strip() for value in values):
                 raise OptionError(f"{flag} must not be empty")
-        if self.max_step_tokens > MAX_STEP_TOKENS:
+        if self.max_step_tokens and self.max_step_tokens > MAX_STEP_TOKENS:
             raise OptionError(f"--max-step-tokens must be at most {MAX_STEP_TOKENS}, got {self.max_step_tokens}")
         if self.chat_template is not None and not self.chat_template.is_file():
             raise OptionError(f"--chat-template {self.chat_template}: no such file")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.config import STEP_LIMITS, RunnerOptions
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
@@ -171,6 +172,7 @@ def make_info(
     page_size: int = 4,
     pools: Sequence[tuple[int | None, int]] = ((None, 64),),
     max_model_len: int = 128,
+    limits: tuple[int, int] = STEP_LIMITS["cpu"],
 ) -> RunnerInfo:
     return RunnerInfo(
         page_size=page_size,
@@ -178,6 +180,8 @@ def make_info(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         dim=3,
+        max_sequences=limits[0],
+        max_step_tokens=limits[1],
         description={"device": "fake", "attention": "fake"},
     )
 
@@ -194,7 +198,8 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     if model == "crash":
         raise RuntimeError("the fake model cannot be built")
     length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
-    info = make_info(page_size=16, pools=((None, 512),), max_model_len=length)
+    limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
 
 

@@ -78,14 +78,9 @@ class Child:
         load = self._inbox.get()
         if not isinstance(load, Load):
             return None
-        options = dict(load.options)
-        runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **options)
-        scheduler = Scheduler(
-            runner.info,
-            max_sequences=options["max_sequences"],
-            max_step_tokens=options["max_step_tokens"],
-        )
-        return runner, scheduler
+        runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
+        info = runner.info
+        return runner, Scheduler(info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens)
 
     def _receive(self, block: bool) -> list[ToEngine]:
         messages = [self._inbox.get()] if block else []

@@ -31,16 +31,16 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
         print(json.dumps(asdict(made), indent=1))
         return
     console = Console(highlight=False, soft_wrap=True)
-    for name, text in lines(made, settings):
+    for name, text in lines(made):
         console.print(f"{name:14}{text}", markup=False)
     console.print(table(made))
 
 
-def lines(plan: Plan, settings: Settings) -> Iterator[tuple[str, str]]:
+def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """The plan in words, each with what it is about."""
     form = plan.dtype if plan.scheme == "none" else plan.scheme
     yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {form}"
-    yield "a step", f"about {size(plan.step)}, {settings.max_step_tokens} tokens of {settings.sequences} sequences"
+    yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"

@@ -19,7 +19,7 @@ from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
 CPU = torch.device("cpu")
-INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, {}, runs_ahead=True)
+INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, 64, 512, {}, runs_ahead=True)
 WINDOWS = [5, None]
 
 

@@ -40,7 +40,7 @@ def write(directory: Path, config: dict[str, Any], name: str = "config.json") ->
 
 
 def options(**values: Any) -> RunnerOptions:
-    return RunnerOptions("", **{"device": "cuda", **values})
+    return RunnerOptions("", **{"device": "cuda", "max_sequences": 64, "max_step_tokens": 512, **values})
 
 
 def test_mistral_7b(tmp_path: Path) -> None:

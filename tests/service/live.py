@@ -136,7 +136,7 @@ def running(
         return hosts[-1]
 
     async def load(settings: Settings, client: EngineClient) -> ServedModel:
-        limits = {"max_sequences": settings.sequences, "max_step_tokens": settings.max_step_tokens}
+        limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})

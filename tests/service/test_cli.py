@@ -179,15 +179,15 @@ def mistral(tmp_path: Path) -> Path:
 
 
 def test_plan(mistral: Path) -> None:
-    """A window of 4,096 takes ceil((4095 + 512) / 32) + 1 = 145 pages of 4 MiB."""
+    """A window of 4,096 takes ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
     shown = noria("plan", str(mistral), "--memory", "24GiB")
     assert shown.returncode == 0, shown.stderr
     assert "13.49 GiB, 7,241,732,096 in bfloat16" in shown.stdout
     assert "131,072 bytes of keys and values" in shown.stdout
-    assert "│ 32,768 │       580.00 MiB │                 12 │" in shown.stdout
+    assert "│ 32,768 │       772.00 MiB │                  9 │" in shown.stdout
     unknown = noria("plan", str(mistral))
     assert "--memory" in unknown.stdout
-    assert "580.00 MiB" in unknown.stdout
+    assert "772.00 MiB" in unknown.stdout
     large = noria("plan", str(mistral), "--memory", "12GiB")
     assert "0 of 32,768 tokens fit" in large.stdout
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.settings import Settings
+from model.config import RunnerOptions
 from tests.service.live import Live, answer, eventually, ready, running
 
 COMPLETIONS = "/v1/completions"
@@ -214,7 +214,18 @@ def test_cors_is_off_unless_an_origin_is_named() -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_sequences_default_to_what_a_step_can_hold() -> None:
-    assert Settings().sequences == 64
-    assert Settings(max_step_tokens=8).sequences == 8
-    assert Settings(max_sequences=100).sequences == 100
+@pytest.mark.parametrize(
+    ("device", "asked", "limits"),
+    [
+        ("cpu", {}, (64, 512)),
+        ("cpu", {"max_step_tokens": 8}, (8, 8)),
+        ("cpu", {"max_sequences": 100}, (100, 512)),
+        ("cpu", {"max_sequences": 1000}, (1000, 1000)),
+        ("cuda", {}, (256, 2048)),
+        ("cuda", {"max_step_tokens": 100}, (100, 100)),
+        ("cuda", {"max_sequences": 4, "max_step_tokens": 5}, (4, 5)),
+    ],
+    ids=str,
+)
+def test_each_sequence_finds_room_in_a_step(device: str, asked: dict[str, int], limits: tuple[int, int]) -> None:
+    assert RunnerOptions("", **asked).step_limits(device) == limits  # type: ignore[arg-type]
