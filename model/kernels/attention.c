@@ -205,9 +205,15 @@ INLINE void add_values(const int kind, state *s, int from, int many, char *value
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Pages from..end-1, all of one block, for the queries of a task that see any of them. */
-INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, state *s,
-                         int padded) {
+/* The n-th cell that a task reads, or its last. */
+INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
+    return cell(c, kind, c->pages[t->page + least_of(n, t->end - t->block - 1)], (int)(index % c->n_kv_heads));
+}
+
+/* Pages from..end-1, all of one block, for the queries of a task that see any of them. `next` is the task after it. */
+INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, int next,
+                         state *s, int padded) {
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
     const int64_t half = half_bytes(kind, dim), start = from / BLOCK * KEYS;
     int64_t low = most_of(from * PAGE - t->position, 0), high = t->n_rows; /* rows that see any: causal, window */
@@ -221,7 +227,8 @@ INLINE void attend_block(const int kind, const call *c, const task_t *t, int hea
         char *keys = cell(c, kind, *page, head);
         int n = (int)(b % BLOCK);
         values[n] = keys + half;
-        if (b + BLOCK < t->end) ahead[n] = cell(c, kind, page[BLOCK], head) - values[n];
+        char *soon = b + BLOCK < t->end ? cell(c, kind, page[BLOCK], head) : nth_cell(c, kind, next, b + BLOCK - t->end);
+        ahead[n] = soon - values[n];
         score(kind, s, first, many, keys, n * PAGE, dim, padded, half);
     }
     int least = KEYS, most = 0;
@@ -238,12 +245,12 @@ INLINE void attend_block(const int kind, const call *c, const task_t *t, int hea
     }
 }
 
-INLINE void attend(const int kind, const call *c, int index, state *s) {
+INLINE void attend(const int kind, const call *c, int index, int next, state *s) {
     const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
-    for (int64_t b = t->block; b < least_of(t->end, t->block + BLOCK); b++) {
-        const char *keys = cell(c, kind, c->pages[t->page + b - t->block], head);
+    for (int64_t b = 0; b < BLOCK; b++) {
+        const char *keys = nth_cell(c, kind, index, b);
         for (int64_t i = 0; i < half_bytes(kind, dim); i += 64) __builtin_prefetch(keys + i, 0, 2);
     }
     for (int m = 0; m < n; m++) {
@@ -260,7 +267,7 @@ INLINE void attend(const int kind, const call *c, int index, state *s) {
         memset(s->acc, 0, (size_t)(n * padded) * 4);
         for (int64_t b = block, end; b < stop; b = end) {
             end = least_of(stop, (b / BLOCK + 1) * BLOCK);
-            attend_block(kind, c, t, head, b, end, s, padded);
+            attend_block(kind, c, t, head, b, end, next, s, padded);
         }
         for (int m = 0; m < n; m++)
             join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum(s->total[m]),
@@ -273,19 +280,26 @@ INLINE void attend(const int kind, const call *c, int index, state *s) {
 
 /* Apart: one function of all three takes compilers thrice as long. */
 #define APART static __attribute__((noinline)) void
-APART attend_bf16(const call *c, int index, state *s) { attend(BF16, c, index, s); }
-APART attend_float32(const call *c, int index, state *s) { attend(FLOAT32, c, index, s); }
-APART attend_int8(const call *c, int index, state *s) { attend(INT8, c, index, s); }
+APART attend_bf16(const call *c, int index, int next, state *s) { attend(BF16, c, index, next, s); }
+APART attend_float32(const call *c, int index, int next, state *s) { attend(FLOAT32, c, index, next, s); }
+APART attend_int8(const call *c, int index, int next, state *s) { attend(INT8, c, index, next, s); }
 
-static void attend_some(void *context, int task, int thread) {
+/* How many tasks a thread takes at once: where there are enough, all heads of a sequence. */
+static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() ? 1 : (int)c->n_kv_heads; }
+
+static void attend_some(void *context, int number, int thread) {
     const call *c = context;
     static _Thread_local state mine;
+    const int each = bundle(c), n = (int)(c->n_tasks * c->n_kv_heads), then = (number + noria_thread_count()) * each;
     (void)thread;
-    (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, task, &mine);
+    for (int i = number * each; i < (number + 1) * each; i++) {
+        int next = i + 1 < (number + 1) * each ? i + 1 : then < n ? then : i;
+        (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, &mine);
+    }
 }
 
 void EXPORT(attention)(const call *c) {
     noria_parallel(write_some, (void *)c, (int)((c->n_rows + ROWS_A_WRITE - 1) / ROWS_A_WRITE));
-    noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads));
+    noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads) / bundle(c));
     noria_parallel(join_some, (void *)c, (int)(c->n_joins * c->n_kv_heads));
 }
