@@ -9,7 +9,8 @@
  *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
  * An INT8 record of 1024 bytes is also what a B tile of AMX looks like. Sums within a group are exact integers; groups
  * are added in float, in order, by the same operations however many rows there are: what a row gives depends on that row
- * alone. So too in bfloat16, where each output is one chain of additions in float, in the order of the channels.
+ * alone. So too in bfloat16, where each output is one chain of additions in float, pair after pair of channels; of a pair
+ * vdpbf16ps adds the second first, and it takes what is smaller than a normal float for 0.
  */
 #include "activations.h"
 #include "amx.h"

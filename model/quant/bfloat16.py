@@ -1,6 +1,6 @@
 """bfloat16 weights as the kernels read them; activations are float32 outside and rounded to bfloat16 for the product.
 
-Each output is one chain of additions in float32, in the order of the channels: a row's result depends on no other row.
+Each output is one chain of additions in float32, in one order of the channels: a row's result depends on no other row.
 Without kernels oneDNN multiplies, in an order of its own.
 """
 
@@ -32,7 +32,8 @@ class BFloat16Linear(Compiled):
             self._weight = torch.empty(self.n_out, self.n_in, dtype=torch.bfloat16)
         own = self._weight.narrow(0, first, len(rows))
         for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
-            target.copy_(part)
+            if not target.copy_(part).isfinite().all():
+                raise ValueError("a value is not finite")
         self._missing -= len(rows)
         if not self._missing and has_onednn():
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
