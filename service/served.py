@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,23 +120,8 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
-    options = RunnerOptions(
-        model=str(directory),
-        device=settings.device,
-        dtype=settings.dtype,
-        quantize=settings.quantize,
-        attention=settings.attention,
-        kv_dtype=settings.kv_dtype,
-        deterministic=settings.deterministic,
-        sliding_window=settings.sliding_window or 0,
-        max_model_len=settings.max_model_len,
-        max_sequences=settings.max_sequences,
-        max_step_tokens=settings.max_step_tokens,
-        cache_memory=settings.cache_memory,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        threads=settings.threads,
-    )
-    return asdict(options)
+    options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
+    return options | {"model": str(directory), "sliding_window": settings.sliding_window or 0}
 
 
 def _read(path: Path | None) -> str | None:
