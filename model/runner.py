@@ -82,6 +82,7 @@ class ModelRunner:
             self._drawn = Drawn.of(drawing, [some.tokens for some in started.draws], self._table.device)
         return partial(self._finish, batch, started)
 
+    @torch.inference_mode()
     def rest(self) -> bool:
         """Record a graph that is missing."""
         return self._graphs is not None and self._graphs.rest()
