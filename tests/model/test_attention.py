@@ -3,12 +3,13 @@
 import itertools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS, choose, varlen
+from model.attention import BACKENDS, choose, sdpa, varlen
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
@@ -139,6 +140,17 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
     for weight, ids in zip(weights, visible, strict=True):
         torch.testing.assert_close(weight[list(ids)], torch.full((len(ids),), 1 / len(ids)))
     return visible
+
+
+def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's memory-efficient kernel leaves them, which serves all groups of decoding slices there."""
+    plain = sdpa.scaled_dot_product_attention
+
+    def efficient(*args: Tensor, **more: Any) -> Tensor:
+        return plain(*args, **more).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", efficient)
+    run(make("sdpa"), [20], [9, 1], None, (6, 2))
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
