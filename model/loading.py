@@ -207,6 +207,7 @@ def _warm_up(runner: ModelRunner) -> None:
     n = min(info.page_size, info.max_model_len)
     tables = tuple(PageTable(0, range(pool.n_pages)) for pool in info.pools)
     for start in (0, n - 1):
-        (drawn,) = runner.step(StepBatch((Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1)),))).slices
+        item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
+        (drawn,) = runner.step(StepBatch((item,))).slices
         if drawn.failure is not None:
             raise ModelError("the model's logits are not finite: its checkpoint is damaged, or its --dtype too narrow")

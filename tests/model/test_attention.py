@@ -178,6 +178,7 @@ def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatc
 
 
 GPU = torch.device("cuda")
+TRY_OUT = triton_kernels.try_out
 
 
 @pytest.fixture
@@ -186,6 +187,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(varlen, "installed", lambda: None)
+    monkeypatch.setattr(triton_kernels, "try_out", lambda device: None)
     return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
@@ -202,6 +204,35 @@ def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pyte
     assert choose("auto", GPU, torch.float32)[0] == "sdpa"
     gpu((7, 5))
     assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+
+
+def test_triton_is_tried_out_before_it_is_trusted(
+    gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It needs a C compiler where it runs."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from model.kernels.triton import norm
+
+    TRY_OUT.cache_clear()
+    assert TRY_OUT(CPU) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+    def fails(*args: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    def doubles(x: Tensor, *more: object) -> Tensor:
+        return 2 * x
+
+    gpu((9, 0))
+    for kernel, why in ((fails, "does not work here: RuntimeError: Failed to find C comp"), (doubles, "gives wrong")):
+        TRY_OUT.cache_clear()
+        monkeypatch.setattr(norm, "rms_norm", kernel)
+        monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
+        assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+        assert why in caplog.text
+        with pytest.raises(OptionError, match=f"--attention triton {why}"):
+            choose("triton", GPU, torch.bfloat16)
+    TRY_OUT.cache_clear()
 
 
 REFUSALS = {
