@@ -254,11 +254,11 @@ ROWS = (
     Row("stream 200k", "bf16", stream, most=1.05),
     Row("decode 1 fp8", "fp8", _decode(0, "fp8"), 0.80, beside="decode 1", between=(1.6, math.inf)),
     Row("decode 1 int4", "int4", _decode(0, "int4"), 0.65, beside="decode 1"),
+    Row("mixtral decode 1", "mixtral", _decode(0, sparse=True), 0.75),
     Row("transformers static 1", "static", _peer(gpu_peers.static), beside="decode 1", between=(0.0, 1.0)),
     Row(
         "transformers continuous 64", "continuous", _peer(gpu_peers.continuous), beside="decode 64", between=(0.0, 1.0)
     ),
-    Row("mixtral decode 1", "mixtral", _decode(0, sparse=True), 0.75),
     Row("start 7b", "start", start, most=15.0, asked=True),
 )
 SECONDS = {

@@ -24,8 +24,8 @@ class Drawn:
     @classmethod
     def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "Drawn":
         """From what was read already."""
-        drew = [(item, output.tokens[-1]) for item, output in zip(slices, outputs, strict=True) if output.tokens]
-        return cls.of([item for item, _ in drew], [torch.tensor([token], device=device) for _, token in drew], device)
+        last = [output.tokens[-1] if output.tokens else 0 for output in outputs]
+        return cls.of(slices, [torch.tensor(last, device=device)], device)
 
 
 def resolve(tokens: Tensor, drawn: Tensor) -> Tensor:

@@ -2,14 +2,13 @@
 
 A graph repeats the same kernels on the same addresses. So its inputs lie in memory of their own, filled before each
 replay; rows beyond the step's own are marked as nothing to do (slot -1, no queries); and grids are those of the
-longest sequences, in which programs without work end at once.
+longest sequences, in which programs without work end at once. All leave their logits in one place: what each keeps for
+itself no other could use.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ Compute = Callable[[PackedInputs, Tensor], Tensor]
 """Packed inputs, and the tokens [M] that the step before drew, to logits [N, vocab_size]; waits for nothing."""
 
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], Tensor]], tuple[Replay, Tensor]]
-"""Record what a function queues on the device: how to repeat it, and the memory that its result is in."""
+Capture = Callable[[Callable[[], Tensor]], Replay]
+"""Record what a function queues on the device, to repeat it. What it returns is memory that stays where it is."""
 
 
 def buckets(most: int) -> list[int]:
@@ -36,21 +35,22 @@ def buckets(most: int) -> list[int]:
 
 
 class CudaCapture:
-    """`Capture` for CUDA; all graphs share one pool of memory, since only one runs at a time."""
+    """`Capture` for CUDA. All graphs share one pool of memory, since only one runs at a time, and one stream: for each
+    that it meets cuBLAS keeps a workspace."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream()
 
-    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def __call__(self, compute: Callable[[], Tensor]) -> Replay:
+        current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             compute()  # compiles and sets up what may not happen during the recording
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = compute()
-        return graph.replay, result
+        current.wait_stream(self._side)
+        with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool, stream=self._side):
+            compute()  # where this fails, `graph` may leave its stream the current one
+        return graph.replay
 
 
 class StaticInputs:
@@ -121,14 +121,6 @@ def _longest(info: RunnerInfo, pool: PoolSpec, row: int) -> Span:
     return Span(row, 1, start, first_key, 0, n_pages, first_key % info.page_size, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """`replay` computes `logits` [n, vocab_size] from the static inputs."""
-
-    replay: Replay
-    logits: Tensor
-
-
 class DecodeGraphs:
     """Steps of at most `most` slices of one token each."""
 
@@ -136,35 +128,41 @@ class DecodeGraphs:
         self._compute = compute
         self._capture = capture
         self._inputs = StaticInputs(info, most, device)
+        self._logits = torch.empty(most, info.vocab_size, device=device)
         self._sizes = buckets(most)
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, Replay] = {}
 
     def rest(self) -> bool:
-        """Record one more graph, the smallest that is missing; whether others are."""
+        """Record one more graph; whether others are missing.
+
+        The greatest comes first, since its memory has room for all others, then the smallest.
+        """
         missing = [size for size in self._sizes if size not in self._graphs]
         if missing:
-            self._record(missing[0])
+            self._record(missing[0 if self._graphs else -1])
         return len(missing) > 1
 
     def logits(self, packed: PackedInputs, drawn: Tensor) -> Tensor | None:
         """Logits [n, vocab_size] of a step packed on the host, which last until the next step; None without a graph."""
         n = len(packed.tokens)
         at = bisect_left(self._sizes, n)
-        if at == len(self._sizes) or not (graph := self._graphs.get(self._sizes[at]) or self._record(self._sizes[at])):
+        if at == len(self._sizes):
+            return None
+        replay = self._graphs.get(self._sizes[at]) or self._record(self._sizes[at])
+        if replay is None:
             return None
         self._inputs.fill(packed, drawn)
-        graph.replay()
-        return graph.logits[:n]
+        replay()
+        return self._logits[:n]
 
-    def _record(self, size: int) -> Graph | None:
-        """None, now and for all greater sizes, if memory does not suffice."""
-        inputs, drawn = self._inputs.first(size), self._inputs.drawn
+    def _record(self, size: int) -> Replay | None:
+        """None, now and for all greater sizes, if it fails, most likely for want of memory."""
+        inputs, drawn, logits = self._inputs.first(size), self._inputs.drawn, self._logits[:size]
         self._inputs.clear()
-        compute = partial(self._compute, inputs, drawn)
         try:
-            self._graphs[size] = Graph(*self._capture(compute))
-        except torch.OutOfMemoryError:
-            log.warning("no memory for a graph of %d sequences: such steps are computed without", size)
+            self._graphs[size] = self._capture(lambda: logits.copy_(self._compute(inputs, drawn)))
+        except RuntimeError as error:
+            log.warning("no graph of %d sequences, such steps are computed without: %s", size, error)
             self._sizes = [smaller for smaller in self._sizes if smaller < size]
             return None
         return self._graphs[size]

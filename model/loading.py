@@ -198,15 +198,16 @@ def _describe(
 
 
 def _warm_up(runner: ModelRunner) -> None:
-    """One ordinary step on pages that nobody holds yet, so that the first request does not pay for set-up.
+    """A prompt, then its last token alone, on pages that nobody holds yet, so that the first request does not pay for
+    set-up: the two take different kernels.
 
-    Raises ModelError if its logits are not finite.
+    Raises ModelError if logits are not finite.
     """
     info = runner.info
-    blocks = [range(pool.n_pages) for pool in info.pools]
     n = min(info.page_size, info.max_model_len)
-    tables = tuple(PageTable(0, pages) for pages in blocks)
-    batch = StepBatch((Slice(0, [0] * n, n, 0, n, tables, SamplingParams(max_tokens=1)),))
-    (drawn,) = runner.step(batch).slices
-    if drawn.failure is not None:
-        raise ModelError("the model's logits are not finite: its checkpoint is damaged, or its --dtype too narrow")
+    tables = tuple(PageTable(0, range(pool.n_pages)) for pool in info.pools)
+    for start in (0, n - 1):
+        item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
+        (drawn,) = runner.step(StepBatch((item,))).slices
+        if drawn.failure is not None:
+            raise ModelError("the model's logits are not finite: its checkpoint is damaged, or its --dtype too narrow")

@@ -5,6 +5,7 @@ the first agreed with all of its own.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
@@ -20,35 +21,56 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Compute = Callable[[StepBatch], StepOutput]
 
+PATIENCE = 64
+"""Attempts after which memory may be there again."""
+SAID = ("out of memory", "ALLOC_FAILED")
+"""What errors say for want of memory that are not PyTorch's own, but CUDA's, Triton's or cuBLAS's."""
 
-def in_parts(batch: StepBatch, compute: Compute) -> StepOutput:
+
+class Room:
+    """What does not fit into memory: so many tokens of a step, as was found lately."""
+
+    def __init__(self) -> None:
+        self._too_many = math.inf
+        self._patience = 0
+
+    def attempt(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
+        """What `compute` gives for the batch, or None if memory did not suffice, or did not for so many lately.
+
+        On return the error is gone, and with it its frames, which hold tensors.
+        """
+        self._patience -= 1
+        if self._patience == 0:
+            self._too_many = math.inf
+        if 1 < batch.n_tokens >= self._too_many:
+            return None
+        try:
+            return compute()
+        except RuntimeError as error:
+            if batch.n_tokens == 1 or not _of_memory(error):
+                raise
+            self._too_many, self._patience = batch.n_tokens, PATIENCE
+            log.warning("%d tokens of a step do not fit into memory: they are computed in two parts", batch.n_tokens)
+        torch.cuda.empty_cache()
+        return None
+
+
+def in_parts(batch: StepBatch, compute: Compute, room: Room) -> StepOutput:
     """`compute(batch)`; where it runs out of memory, that of two parts, down to single tokens.
 
-    `compute` may be called again for any part of what it began. Raises torch.OutOfMemoryError if a single token does
-    not fit.
+    `compute` may be called again for any part of what it began. Raises the error if a single token does not fit.
     """
-    if (output := attempt(lambda: compute(batch), batch)) is not None:
+    if (output := room.attempt(lambda: compute(batch), batch)) is not None:
         return output
-    torch.cuda.empty_cache()
     if len(batch.slices) == 1:
-        return StepOutput((_in_two(batch.slices[0], compute),))
+        return StepOutput((_in_two(batch.slices[0], compute, room),))
     cut = _middle([item.stop - item.start for item in batch.slices])
     halves = (StepBatch(batch.slices[:cut]), StepBatch(batch.slices[cut:]))
-    return StepOutput(tuple(output for half in halves for output in in_parts(half, compute).slices))
+    return StepOutput(tuple(output for half in halves for output in in_parts(half, compute, room).slices))
 
 
-def attempt(compute: Callable[[], T], batch: StepBatch) -> T | None:
-    """What `compute` gives for the batch, or None if memory did not suffice.
-
-    On return the error is gone, and with it its frames, which hold tensors.
-    """
-    try:
-        return compute()
-    except torch.OutOfMemoryError:
-        if batch.n_tokens == 1:
-            raise
-        log.warning("%d tokens of a step do not fit into memory: they are computed in two parts", batch.n_tokens)
-    return None
+def _of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SAID)
 
 
 def _middle(lengths: list[int]) -> int:
@@ -57,13 +79,13 @@ def _middle(lengths: list[int]) -> int:
     return next(n for n, tokens in enumerate(sums, 1) if 2 * tokens >= sums[-1] or n == len(sums) - 1)
 
 
-def _in_two(item: Slice, compute: Compute) -> SliceOutput:
+def _in_two(item: Slice, compute: Compute, room: Room) -> SliceOutput:
     first, rest = _split(item)
-    (before,) = in_parts(StepBatch((first,)), compute).slices
+    (before,) = in_parts(StepBatch((first,)), compute, room).slices
     agreed = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : rest.start + 1])
     if before.failure is not None or (before.tokens and not agreed):
         return before
-    (after,) = in_parts(StepBatch((rest,)), compute).slices
+    (after,) = in_parts(StepBatch((rest,)), compute, room).slices
     return after if after.failure is not None else _join(before, after)
 
 

@@ -51,6 +51,7 @@ class ModelRunner:
         self._fused = fuse(model, attention, pools)
         self._drawn = Drawn.of((), (), table.device)
         self._graphs: DecodeGraphs | None = None
+        self._room = retry.Room()
 
     def record(self, most: int, capture: Capture) -> None:
         """From now on repeat steps of at most `most` slices that only decode, as `capture` recorded them."""
@@ -72,9 +73,9 @@ class ModelRunner:
         If memory does not suffice, in parts. The masks of all of them are asked for once.
         """
         self._masks.start([item.draws for item in batch.slices])
-        started = retry.attempt(partial(self._start, batch), batch)
+        started = self._room.attempt(partial(self._start, batch), batch)
         if started is None:
-            output = retry.in_parts(batch, self._compute)
+            output = retry.in_parts(batch, self._compute, self._room)
             self._drawn = Drawn.known(batch.slices, output.slices, self._table.device)
             return lambda: output
         if self.info.runs_ahead:
@@ -82,6 +83,7 @@ class ModelRunner:
             self._drawn = Drawn.of(drawing, [some.tokens for some in started.draws], self._table.device)
         return partial(self._finish, batch, started)
 
+    @torch.inference_mode()
     def rest(self) -> bool:
         """Record a graph that is missing."""
         return self._graphs is not None and self._graphs.rest()
@@ -97,16 +99,16 @@ class ModelRunner:
         if self._graphs is not None and _only_decodes(batch):
             logits = self._graphs.logits(self._pack(batch, CPU), self._drawn.tokens)
             if logits is not None:
-                return Started(views, [sampler.sample(logits, drawing, (self._masks.step,))])
+                return Started(views, list(self._draw(logits, drawing, lambda rows: rows)))
         inputs = self._pack(batch, self._table.device)
         hidden = self._hidden(inputs, self._drawn.tokens)
-        draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing))
+        draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing, self._model.logits))
         return Started(views, draws, inputs.score_rows, hidden)
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
-        output = retry.attempt(partial(self._collect, batch, started), batch)
-        return retry.in_parts(batch, self._compute) if output is None else output
+        output = self._room.attempt(partial(self._collect, batch, started), batch)
+        return retry.in_parts(batch, self._compute, self._room) if output is None else output
 
     def _compute(self, batch: StepBatch) -> StepOutput:
         return self._collect(batch, self._start(batch))
@@ -120,11 +122,13 @@ class ModelRunner:
             inputs = replace(inputs, tokens=resolve(inputs.tokens, drawn))
         return self._model(inputs, self._table, self._attention, self._pools, self._fused)
 
-    def _draw(self, hidden: Tensor, slices: list[Slice]) -> Iterator[sampler.Draws]:
-        """One token after each row of hidden [N, dim]."""
+    def _draw(
+        self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]
+    ) -> Iterator[sampler.Draws]:
+        """One token after each of N rows, of which `logits_of` some gives their logits [n, vocab_size]."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
-            logits = self._model.logits(hidden[first : first + size])  # [block, vocab_size]
+            logits = logits_of(rows[first : first + size])
             yield sampler.sample(logits, slices[first : first + size], (self._masks.step,))
 
     def _collect(self, batch: StepBatch, started: Started) -> StepOutput:

@@ -65,7 +65,7 @@ class Decodes:
         if q.device.type == "cpu" and len(q) > 1:
             return self._multiply(grouped, cache).view(q.shape)
         k, v = self.keys.gather(cache)
-        return scaled_dot_product_attention(grouped, k, v, attn_mask=self.visible).view(q.shape)
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=self.visible).reshape(q.shape)
 
     def _multiply(self, q: Tensor, cache: LayerCache) -> Tensor:
         """As scaled_dot_product_attention."""

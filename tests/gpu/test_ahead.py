@@ -23,9 +23,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens=30, logprobs=2)
 
 
-def load(dtype: str = "bfloat16", **options: object) -> ModelRunner:
-    config = tiny((WINDOW, None), head_dim=32, dim=64)
-    made = RunnerOptions("", device=DEVICE, dtype=dtype, max_sequences=8, max_step_tokens=64, **options)  # type: ignore[arg-type]
+def load(dtype: str = "bfloat16", vocab_size: int = 64, **options: object) -> ModelRunner:
+    """With little memory for keys and values: there are several runners at a time."""
+    config = tiny((WINDOW, None), head_dim=32, dim=64, vocab_size=vocab_size)
+    limits = {"max_sequences": 8, "max_step_tokens": 64, "cache_memory": 2**24}
+    made = RunnerOptions("", device=DEVICE, dtype=dtype, **{**limits, **options})  # type: ignore[arg-type]
     return load_from(checkpoint(config), made, lambda stage, done: None)
 
 
@@ -57,16 +59,31 @@ def test_deterministic_answers_do_not_depend_on_who_is_served(fixed: ModelRunner
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
-def test_graphs_change_nothing(fixed: ModelRunner) -> None:
+def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
     assert fixed._graphs is not None
     while fixed.rest():
         pass
+    assert not caplog.records, "one could not be recorded"
     with_graphs = answers(fixed, [asked()])
     graphs, fixed._graphs = fixed._graphs, None
     try:
         assert answers(fixed, [asked()]) == with_graphs
     finally:
         fixed._graphs = graphs
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
+def test_graphs_share_their_memory() -> None:
+    """What the greatest takes serves the 20 others, too."""
+    runner = load(vocab_size=2**15, max_sequences=256, max_step_tokens=256)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    runner.rest()
+    first = torch.cuda.memory_reserved()
+    while runner.rest():
+        pass
+    assert first > before
+    assert torch.cuda.memory_reserved() - first < first - before
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there is nothing to wait for on a CPU")

@@ -3,6 +3,7 @@
 Run with `pytest -m gpu tests/gpu`.
 """
 
+import gc
 import logging
 from typing import Any
 
@@ -31,6 +32,8 @@ TOKENS = 4096
 def _cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    gc.collect()
+    torch.cuda.empty_cache()  # a runner takes what it finds free
 
 
 def wide() -> ModelConfig:
@@ -89,7 +92,9 @@ def test_a_step_that_does_not_fit_gives_the_same_in_parts(caplog: pytest.LogCapt
         for one, other in zip(mine.prompt_logprobs, theirs.prompt_logprobs, strict=True):
             assert one.token == other.token
             assert one.logprob == pytest.approx(other.logprob, abs=0.25)
-    assert runner.step(batch(runner)).slices == expected, "with memory again, nothing is left of it"
+    for _ in range(retry.PATIENCE):
+        found = runner.step(batch(runner)).slices
+    assert found == expected, "with memory again, nothing is left of it"
 
 
 @pytest.mark.parametrize("shape", [(1,), (1000, 37), (4096, 513)], ids=str)

@@ -3,12 +3,13 @@
 import itertools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS, choose, varlen
+from model.attention import BACKENDS, choose, sdpa, varlen
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
@@ -141,6 +142,17 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
     return visible
 
 
+def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's memory-efficient kernel leaves them, which serves all groups of decoding slices there."""
+    plain = sdpa.scaled_dot_product_attention
+
+    def efficient(*args: Tensor, **more: Any) -> Tensor:
+        return plain(*args, **more).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", efficient)
+    run(make("sdpa"), [20], [9, 1], None, (6, 2))
+
+
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa, triton, varlen"
@@ -166,6 +178,7 @@ def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatc
 
 
 GPU = torch.device("cuda")
+TRY_OUT = triton_kernels.try_out
 
 
 @pytest.fixture
@@ -174,6 +187,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(varlen, "installed", lambda: None)
+    monkeypatch.setattr(triton_kernels, "try_out", lambda device: None)
     return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
@@ -190,6 +204,35 @@ def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pyte
     assert choose("auto", GPU, torch.float32)[0] == "sdpa"
     gpu((7, 5))
     assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+
+
+def test_triton_is_tried_out_before_it_is_trusted(
+    gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It needs a C compiler where it runs."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from model.kernels.triton import norm
+
+    TRY_OUT.cache_clear()
+    assert TRY_OUT(CPU) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+    def fails(*args: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    def doubles(x: Tensor, *more: object) -> Tensor:
+        return 2 * x
+
+    gpu((9, 0))
+    for kernel, why in ((fails, "does not work here: RuntimeError: Failed to find C comp"), (doubles, "gives wrong")):
+        TRY_OUT.cache_clear()
+        monkeypatch.setattr(norm, "rms_norm", kernel)
+        monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
+        assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+        assert why in caplog.text
+        with pytest.raises(OptionError, match=f"--attention triton {why}"):
+            choose("triton", GPU, torch.bfloat16)
+    TRY_OUT.cache_clear()
 
 
 REFUSALS = {

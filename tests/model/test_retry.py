@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from model.batch import PageTable, Slice, SliceOutput, StepBatch, StepOutput
+from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
 from model.config import RunnerOptions
 from model.grammar import Vocabulary
 from model.loading import load_from
 from model.masks import Masks
-from model.retry import in_parts
+from model.retry import PATIENCE, Room, in_parts
 from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
 from tests.model.driving import checkpoint, tiny
@@ -78,19 +78,25 @@ def batch(runner: ModelRunner) -> StepBatch:
     return StepBatch((ones[0], *whole, *drafts, ones[1]))
 
 
+@pytest.fixture(autouse=True)
+def _fresh(runner: ModelRunner) -> None:
+    runner._room = Room()
+
+
 class Small:
     """A part of a step's work for which there is memory up to so many tokens."""
 
-    def __init__(self, work: Callable[..., Any], n_tokens: int) -> None:
+    def __init__(self, work: Callable[..., Any], n_tokens: int, error: Exception | None = None) -> None:
         self.sizes: list[int] = []
         self._work = work
         self._n_tokens = n_tokens
+        self._error = error or torch.OutOfMemoryError()
 
     def __call__(self, batch: StepBatch, *more: Any) -> Any:
         self.sizes.append(batch.n_tokens)
         result = self._work(batch, *more)  # some of it was done before memory ran out
         if batch.n_tokens > self._n_tokens:
-            raise torch.OutOfMemoryError
+            raise self._error
         return result
 
 
@@ -149,9 +155,54 @@ def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatc
 def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
     small = Small(runner._compute, 0)
     with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, small)
+        in_parts(batch, small, Room())
     assert small.sizes[-1] == 1
     assert small.sizes == sorted(small.sizes, reverse=True)
+
+
+def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
+    room, tried = Room(), []
+    for fits in [20] * PATIENCE + [100] * PATIENCE:
+        small = Small(runner._compute, fits)
+        in_parts(batch, small, room)
+        tried.append(small.sizes)
+    assert tried[0][0] == batch.n_tokens
+    assert max(map(max, tried[1:5])) <= 20
+    failed = [sum(size > 20 for size in sizes) for sizes in tried[:PATIENCE]]
+    assert 2 <= sum(map(bool, failed)) <= PATIENCE // 4
+    assert tried[-1] == [batch.n_tokens]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
+    small = Small(runner._compute, 20, RuntimeError(message))
+    assert len(in_parts(batch, small, Room()).slices) == len(batch.slices)
+    with pytest.raises(RuntimeError, match="illegal"):
+        in_parts(batch, Small(runner._compute, 20, RuntimeError("an illegal memory access")), Room())
+
+
+def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is launched before anybody has read what was drawn."""
+    stuck = replace(GREEDY, allowed_token_ids=(1,), min_tokens=2, stop_token_ids=(1,))
+    expected = answer(runner, 1, GREEDY, 2)[-1:]
+    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    sequences = {0: (prompt(0), stuck), 1: (prompt(1), GREEDY)}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_start", Small(runner._start, 9))
+        wait = runner.launch(StepBatch(tuple(part(n, tokens, 0, params) for n, (tokens, params) in sequences.items())))
+    after = [part(n, [*tokens, UNKNOWN], 9, params) for n, (tokens, params) in sequences.items()]
+    outputs = runner.launch(StepBatch(tuple(after)))
+    assert [output.failure is None for output in wait().slices] == [False, True]
+    assert list(outputs().slices[1].tokens) == expected
 
 
 def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
@@ -165,5 +216,5 @@ def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
             raise torch.OutOfMemoryError(f"for {hidden}")
         return StepOutput((SliceOutput(),))
 
-    in_parts(batch, compute)
+    in_parts(batch, compute, Room())
     assert len(kept) > batch.n_tokens

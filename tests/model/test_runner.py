@@ -215,6 +215,23 @@ def test_progress_names_its_stages(saved: Any) -> None:
     assert ("loading weights", 1.0) in seen
 
 
+def test_both_kinds_of_steps_are_warm(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's, and one that decodes: on a GPU they take different kernels, which are compiled when first used."""
+    seen: list[tuple[int, int]] = []
+    launch = ModelRunner.launch
+
+    def spied(self: ModelRunner, batch: StepBatch) -> Any:
+        seen.extend((item.start, item.stop) for item in batch.slices)
+        return launch(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "launch", spied)
+    start(saved[0])
+    assert seen == [(0, 32), (31, 32)]
+    seen.clear()
+    start(saved[0], max_model_len=1)
+    assert seen == [(0, 1), (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

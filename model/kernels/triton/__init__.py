@@ -4,12 +4,15 @@ On a CPU they run under Triton's interpreter, slowly, for tests: TRITON_INTERPRE
 real devices `tests/model/test_triton_compiles.py` compiles what is launched.
 """
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 OLDEST = (8, 0)
 """The least compute capability whose tensor cores Triton uses."""
@@ -31,7 +34,27 @@ def obstacle(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         return f"needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or more, this one has {_dotted(capability)}"
-    return None
+    return try_out(device)
+
+
+@cache
+def try_out(device: torch.device) -> str | None:
+    """Why a small kernel does not work on `device`: what is said, or that its numbers are wrong; None if it does.
+
+    Triton needs a C compiler and Python's headers where it runs.
+    """
+    from model.kernels.triton import norm
+
+    ones = torch.ones(1, 16, device=device)
+    try:
+        right = torch.allclose(norm.rms_norm(ones, ones[0], 1e-5), ones, rtol=1e-3)
+        why = None if right else "gives wrong numbers here"
+    except Exception as error:  # of Triton, of the compiler or of the driver
+        said, _, _ = str(error).partition("\n")
+        why = f"does not work here: {type(error).__name__}: {said}"
+    if why is not None:
+        log.warning("Triton %s", why)
+    return why
 
 
 def serves(x: Tensor) -> bool:
