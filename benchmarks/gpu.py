@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
+from benchmarks.gpu_engine import heard
 from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Measured, Row
 from benchmarks.gpu_shapes import FULL, QUICK
 
@@ -55,7 +56,9 @@ def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], Non
     for row in ROWS:
         if row.name in names:
             try:
-                emit(row.name, row.measure(bench))
+                with heard() as said:
+                    measured = row.measure(bench)
+                emit(row.name, measured | ({"warnings": said} if said else {}))
             except Exception as error:
                 said = f"{type(error).__name__}: {str(error).strip()[:SAID_CHARS]}"
                 emit(row.name, {"failed": said, "where": traceback.format_exc()[-TRACE_CHARS:]})
@@ -251,6 +254,8 @@ def main() -> None:
     for verdict in verdicts:
         if "\n" in verdict.measured.get("failed", ""):
             print(f"\n{verdict.row.name}: {verdict.measured['failed']}")
+        for said in dict.fromkeys(verdict.measured.get("warnings", ())):
+            print(f"\n{verdict.row.name}, warning: {said}")
     raise SystemExit(int(any("failed" in found.get(name, {}) for name in (COPY, PRODUCT, CHECK))))
 
 

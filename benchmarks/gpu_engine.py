@@ -112,6 +112,23 @@ def _raising() -> Iterator[None]:
         log.removeHandler(handler)
 
 
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What the model warns of: a graph that could not be recorded, a step that did not fit into memory."""
+    said: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    log, handler = logging.getLogger("model"), Handler(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield said
+    finally:
+        log.removeHandler(handler)
+
+
 def greedy(n_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=n_tokens)
 

@@ -266,9 +266,9 @@ SECONDS = {
     "bf16": 90,
     "fp8": 40,
     "int4": 40,
+    "mixtral": 50,
     "static": 90,
     "continuous": 80,
-    "mixtral": 50,
     "start": 120,
 }
 """About what a group takes on an H200; guessed, not measured."""

@@ -119,7 +119,8 @@ class Sequence:
     @property
     def reports(self) -> bool:
         """Whether how far the prompt is computed is to be known: until its first token is there."""
-        return self.params.return_progress and not self.n_output
+        drew = self.n_output and self.tokens[self.n_prompt] != UNKNOWN
+        return self.params.return_progress and not drew
 
     @property
     def embedding(self) -> tuple[float, ...]:

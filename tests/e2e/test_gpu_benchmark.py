@@ -1,6 +1,7 @@
 """The GPU benchmark, tried out on the CPU in small shapes: every row, so that none of them rots."""
 
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import Processes, Results, here, judge, measure, table
-from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench
+from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Row
 from benchmarks.gpu_shapes import FULL, QUICK, decode_bytes, prefill_flops, projections
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +140,18 @@ def test_a_process_that_dies_takes_one_row_along(monkeypatch: pytest.MonkeyPatch
     assert asked == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"], ["d"]]
     assert found == {"a": {"value": 1}, "b": {"failed": "crashed"}, "c": {"failed": "x"}, "d": {"value": 2}}
     assert Processes([])("group", ["a"], 0.0) == {"a": {"failed": "there was no time left"}}
+
+
+def test_what_the_model_warns_of_stands_beside_the_number() -> None:
+    def measure_one(bench: Bench) -> dict[str, Any]:
+        logging.getLogger("model.graphs").warning("no graph of %d sequences", 8)
+        return {"value": 1.0, "unit": "tok/s"}
+
+    results: Results = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "ROWS", (Row("a", "bf16", measure_one),))
+        here(Bench(QUICK, CPU, {}), ["a"], results.__setitem__)
+    assert results == {"a": {"value": 1.0, "unit": "tok/s", "warnings": ["no graph of 8 sequences"]}}
 
 
 def test_what_would_not_fit_into_the_budget_is_left_out() -> None:

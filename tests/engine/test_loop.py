@@ -8,7 +8,7 @@ import pytest
 from model.batch import StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
-from service.engine.messages import Abort, Submit, ToEngine
+from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client, expected
 from tests.fakes import END, AheadRunner, make_info, parrot
 
@@ -58,6 +58,21 @@ def test_prompts_join_while_others_run_ahead() -> None:
     assert client.answers == {1: expected([40], params), 2: expected(list(range(40, 60)), params)}
     mixed = [step for step in runner.steps if len({item.stop - item.start for item in step.slices}) > 1]
     assert mixed, "the prompt was computed beside the other's tokens"
+
+
+def test_progress_is_reported_up_to_the_first_token() -> None:
+    """Of a prompt that ends with a single token, too, beyond which the next step goes before anybody has read it."""
+    seen: list[tuple[int | None, int]] = []
+
+    class Watching(Client):
+        def send(self, message: FromEngine) -> None:
+            assert isinstance(message, Report)
+            seen.extend((update.processed, len(update.tokens)) for update in message.updates)
+            super().send(message)
+
+    params = SamplingParams(max_tokens=3, return_progress=True)
+    assert Watching(AheadRunner(INFO), [[Submit(1, list(range(40, 57)), params, 0)]]).n_ahead
+    assert seen == [(8, 0), (16, 0), (17, 1), (None, 1), (None, 1)]
 
 
 def test_a_step_that_fails_takes_the_one_behind_it_along() -> None:
