@@ -107,7 +107,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
     if gpu is not None:
         progress("measuring a step", 0.0)
-        length, budget = _measure(plan, length, options, gpu, build)
+        length, budget = _measure(plan, length, budget, options, gpu, build)
     runner = build(length, plan.pools(length, budget))
     if not quant.in_floats(form) and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
@@ -119,10 +119,16 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
 
 def _measure(
-    plan: memory.PoolPlan, length: int, options: RunnerOptions, gpu: profile.DeviceMemory, build: profile.Build
+    plan: memory.PoolPlan,
+    length: int,
+    most: int,
+    options: RunnerOptions,
+    gpu: profile.DeviceMemory,
+    build: profile.Build,
 ) -> tuple[int, int]:
-    """The longest sequence to serve, `length` at most, and the bytes for keys and values beside the largest step."""
-    budget = profile.cache_budget(plan, length, options.gpu_memory_utilization, gpu, build)
+    """The longest sequence to serve, `length` at most, and the bytes, `most` at most, for keys and values beside the
+    largest step."""
+    budget = profile.cache_budget(plan, length, most, options.gpu_memory_utilization, gpu, build)
     return min(length, plan.length(options.max_model_len, budget, length * plan.position_bytes)), budget
 
 

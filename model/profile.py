@@ -55,27 +55,31 @@ def watched(device: torch.device) -> DeviceMemory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
-def cache_budget(plan: PoolPlan, length: int, utilization: float | None, memory: DeviceMemory, build: Build) -> int:
+def cache_budget(
+    plan: PoolPlan, length: int, most: int, utilization: float | None, memory: DeviceMemory, build: Build
+) -> int:
     """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
 
-    `length` is the longest sequence to serve, in tokens.
+    `length` is the longest sequence to serve, in tokens; `most` bytes there would be if a step took nothing.
     """
     n_pages = -(-plan.max_step_tokens // plan.page_size) + 1
     specs = tuple(PoolSpec(window, n_pages) for window in plan.config.pool_windows)
     memory.watch()
     runner = build(length, specs)
-    runner.launch(largest_step(plan, length, n_pages))()
+    runner.launch(largest_step(plan, length, most, n_pages))()
     used = memory.most() - sum(n_pages * plan.page_bytes(window) for window in plan.config.pool_windows)
     del runner
     memory.watch()
     return gpu_budget(memory.total, used, utilization)
 
 
-def largest_step(plan: PoolPlan, length: int, n_pages: int) -> StepBatch:
-    """As many sequences as may be, at their longest: one is a prompt's last chunk that is scored, the others decode.
+def largest_step(plan: PoolPlan, length: int, most: int, n_pages: int) -> StepBatch:
+    """As many sequences as may be: one is the last chunk of the longest prompt, and scored; the others decode, at twice
+    the length for which `most` bytes hold all of them, or at the greatest.
 
     They share the first `n_pages` pages of each pool: what is written there is read by nobody.
     """
+    others = max(1, min(length, plan.longest(2 * most // plan.max_sequences, length * plan.position_bytes)))
     tokens = [0] * length
     pages = [block % n_pages for block in range(-(-length // plan.page_size))]
     tables = tuple(PageTable(0, pages) for _ in plan.config.pool_windows)
@@ -84,5 +88,5 @@ def largest_step(plan: PoolPlan, length: int, n_pages: int) -> StepBatch:
     scored = SamplingParams(temperature=1.0, top_p=0.9, logprobs=most, prompt_logprobs=most)
     n_others = plan.max_sequences - 1
     chunk = min(max(1, plan.max_step_tokens - n_others), length)
-    slices = [Slice(n, tokens, length, length - 1, length, tables, drawn) for n in range(n_others)]
+    slices = [Slice(n, tokens[:others], others, others - 1, others, tables, drawn) for n in range(n_others)]
     return StepBatch((*slices, Slice(n_others, tokens, length, length - chunk, length, tables, scored)))

@@ -79,6 +79,17 @@ def test_the_step_is_the_largest(device: Device) -> None:
     assert [item.scores_prompt for item in batch.slices] == [False] * 3 + [True]
 
 
+def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
+    """Of 512 sequences; twice what they would get each if all were alike, since they are not."""
+    config = tiny((None,), max_position=2**15)
+    plan = PoolPlan(config, 32, 32, 600, 512)
+    most = 512 * plan.bytes_for(64)
+    batch = profile.largest_step(plan, 2**15, most, 20)
+    assert {(item.start, item.stop) for item in batch.slices[:-1]} == {(127, 128)}
+    assert batch.slices[-1].stop == 2**15
+    assert all(item.draws for item in batch.slices)
+
+
 def test_a_length_that_the_step_leaves_no_room_for(device: Device) -> None:
     """First it would fit beside the weights alone, then not beside a step."""
     device.total = int((10_000 + WEIGHTS + 11 * PAGE + STEP // 2) / 0.9)
@@ -118,7 +129,7 @@ def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("max_sequences", "max_step_tokens", "length"), [(1, 1, 1), (4, 4, 2), (3, 100, 40)])
 def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, length: int) -> None:
     plan = PoolPlan(CONFIG, 32, 32, max_step_tokens, max_sequences)
-    batch = profile.largest_step(plan, length, 2)
+    batch = profile.largest_step(plan, length, 2**20, 2)
     assert batch.n_tokens == min(max_step_tokens, max_sequences - 1 + length)
     assert len(batch.slices) == max_sequences
     assert all(0 <= item.start < item.stop == length for item in batch.slices)
