@@ -126,7 +126,7 @@ def test_recording_waits_for_a_pause_and_ends() -> None:
     assert recorder.replays == []
 
 
-@pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError, Exception])
 def test_where_a_recording_fails_steps_go_without(failure: type[Exception]) -> None:
     recorder = Recorder(room=5, failure=failure)
     graphs = DecodeGraphs(summary, INFO, 12, CPU, recorder)
