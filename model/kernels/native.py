@@ -277,7 +277,8 @@ def describe(chosen: Kernels | None) -> str:
 def use_threads(n: int) -> int:
     """Compute with n threads, the calling one included; returns the number there are."""
     compiled = _library()
-    return 1 if compiled is None else int(compiled.noria_threads(n))
+    with _POOL:  # a call that runs has divided its work among the threads that there were
+        return 1 if compiled is None else int(compiled.noria_threads(n))
 
 
 @cache

@@ -1,6 +1,7 @@
 """Attention by the compiled kernels, every variant this processor runs: the rule, and the same bits in any step."""
 
 import random
+import threading
 from itertools import accumulate, pairwise
 
 import pytest
@@ -171,6 +172,29 @@ def test_threads_do_not_change_bits(backend: PagedAttention, n_threads: int) -> 
         for found, wanted in zip(attend(backend, cache, [(one, 0, 1100), (other, 0, 90)], None), expected, strict=True):
             assert torch.equal(found, wanted)
     finally:
+        native.use_threads(before)
+
+
+def test_threads_may_be_changed_from_another_thread(backend: PagedAttention) -> None:
+    """How tasks are bundled depends on the threads there are, so a call that runs keeps those that it began with."""
+    data = random_heads([256], (16, 8), 64)
+    expected = attend_in_chunks(backend, data, [256], None)
+    before, stop = native.use_threads(2), threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            native.use_threads(1)
+            native.use_threads(5)
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        for _ in range(40):
+            found = attend_in_chunks(backend, data, [256], None)
+            assert all(map(torch.equal, found, expected))
+    finally:
+        stop.set()
+        other.join()
         native.use_threads(before)
 
 
