@@ -214,10 +214,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=("offline", "online"))
     parser.add_argument("--engines", default="", help="measure those whose name contains one of these, comma-separated")
     parser.add_argument("--threads", type=int, default=usual.threads)
-    parser.add_argument("--prefill", type=_numbers, default=usual.prefill, help="lengths of prompts, comma-separated")
-    parser.add_argument("--streams", type=_numbers, default=usual.streams, help="numbers of streams, comma-separated")
-    parser.add_argument("--prompt", type=int, default=usual.prompt, help="tokens of each stream's prompt")
-    parser.add_argument("--tokens", type=int, default=usual.tokens, help="that each stream generates")
+    offline = parser.add_argument_group("offline", "Servers get the requests of benchmarks/servers.py.")
+    offline.add_argument("--prefill", type=_numbers, default=usual.prefill, help="lengths of prompts, comma-separated")
+    offline.add_argument("--streams", type=_numbers, default=usual.streams, help="numbers of streams, comma-separated")
+    offline.add_argument("--prompt", type=int, default=usual.prompt, help="tokens of each stream's prompt")
+    offline.add_argument("--tokens", type=int, default=usual.tokens, help="that each stream generates")
     parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-MACHINE.json")
     return parser.parse_args()
 
@@ -238,8 +239,12 @@ def main() -> None:
         if any(part in engine.name for part in asked.engines.split(","))
         and asked.only in (None, "online" if engine.online else "offline")
     ]
+    if not chosen:
+        raise SystemExit("no engine is left to measure: see --engines, --only, --peers")
     started = datetime.now(UTC)
     about = {"started": started.isoformat(timespec="seconds"), "rounds": asked.repeat, "workload": asdict(work)}
+    if any(engine.online for engine in chosen):
+        about["http"] = {case: asdict(load) for case, load in servers.LOADS.items()}
     about["model"] = asked.gguf.stem if asked.gguf else EMBEDDED
     about |= machine.describe(peers)
     name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{asked.gguf.stem}' if asked.gguf else ''}.json"

@@ -1,4 +1,4 @@
-"""A GGUF of random weights, Mistral-shaped, for llama.cpp and for us: `python benchmarks/random_gguf.py OUT [--shape]`.
+"""A GGUF of random weights, Mistral-shaped, for llama.cpp and for us: `python -m benchmarks.random_gguf OUT [--shape]`.
 
 Matrices are Q4_0 and the head is Q6_K, as `llama-quantize Q4_0` leaves them. Magnitudes are those of a network at its
 initialisation, so activations stay finite. The tokenizer is a SentencePiece one of short made-up pieces.
