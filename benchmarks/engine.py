@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.workload import Generate, Timing, Workload, answer, joining
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
+from model.config import STEP_LIMITS
 from model.loading import create
 from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
@@ -23,7 +24,7 @@ SCHEMES: dict[str, dict[str, str]] = {
 }
 """Our ways to hold weights, as options of the runner; int4 takes a GGUF file's blocks as they are."""
 
-MAX_SEQUENCES, MAX_STEP_TOKENS = 64, 512
+MAX_SEQUENCES, MAX_STEP_TOKENS = STEP_LIMITS["cpu"]
 """The defaults of `noria serve`."""
 
 

@@ -83,9 +83,9 @@ def largest_step(plan: PoolPlan, length: int, most: int, n_pages: int) -> StepBa
     tokens = [0] * length
     pages = [block % n_pages for block in range(-(-length // plan.page_size))]
     tables = tuple(PageTable(0, pages) for _ in plan.config.pool_windows)
-    most = int(RANGES["logprobs"][1])
-    drawn = SamplingParams(temperature=1.0, top_p=0.9, logprobs=most)
-    scored = SamplingParams(temperature=1.0, top_p=0.9, logprobs=most, prompt_logprobs=most)
+    n_logprobs = int(RANGES["logprobs"][1])
+    drawn = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs)
+    scored = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs, prompt_logprobs=n_logprobs)
     n_others = plan.max_sequences - 1
     chunk = min(max(1, plan.max_step_tokens - n_others), length)
     slices = [Slice(n, tokens[:others], others, others - 1, others, tables, drawn) for n in range(n_others)]
