@@ -35,15 +35,19 @@ class Room:
         self._patience = 0
 
     def attempt(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
-        """What `compute` gives for the batch, or None if memory did not suffice, or did not for so many lately.
-
-        On return the error is gone, and with it its frames, which hold tensors.
-        """
+        """As `finish`; None also if memory did not suffice for so many lately."""
         self._patience -= 1
         if self._patience == 0:
             self._too_many = math.inf
         if 1 < batch.n_tokens >= self._too_many:
             return None
+        return self.finish(compute, batch)
+
+    def finish(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
+        """What `compute` gives for the batch, or None if memory did not suffice.
+
+        On return the error is gone, and with it its frames, which hold tensors.
+        """
         try:
             return compute()
         except RuntimeError as error:

@@ -107,7 +107,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
-        output = self._room.attempt(partial(self._collect, batch, started), batch)
+        output = self._room.finish(partial(self._collect, batch, started), batch)
         return retry.in_parts(batch, self._compute, self._room) if output is None else output
 
     def _compute(self, batch: StepBatch) -> StepOutput:

@@ -205,6 +205,19 @@ def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
     assert list(outputs().slices[1].tokens) == expected
 
 
+def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
+    runner: ModelRunner, batch: StepBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed again it would find its sequences one token further."""
+    expected, wait = runner.step(batch), runner.launch(batch)
+    with pytest.raises(torch.OutOfMemoryError):
+        in_parts(batch, Small(runner._compute, 0), runner._room)
+    again = Small(runner._start, 1000)
+    monkeypatch.setattr(runner, "_start", again)
+    assert wait() == expected
+    assert not again.sizes
+
+
 def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
     kept: list[weakref.ref[torch.Tensor]] = []
 
