@@ -9,7 +9,7 @@ PIP_ARGS ?=
 CLIENTS ?=
 export PIP_ARGS
 
-INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/*.[ch])
+INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
 .PHONY: serve test test-clients check clean
 

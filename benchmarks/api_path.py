@@ -62,10 +62,10 @@ def serve(profile: bool) -> None:
     """The service as `noria serve` runs it, but for its engine; prints its port."""
     from service import logs
     from service.engine.client import EngineClient
-    from service.engine.hosts import ProcessHost
+    from service.engine.process import ProcessHost
+    from service.http.listening import listen
+    from service.http.server import Server
     from service.metrics import Metrics
-    from service.server import Server
-    from service.server_socket import listen
     from service.settings import Settings
 
     settings = Settings()

@@ -11,8 +11,8 @@ from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.config import STEP_LIMITS
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit, Update
 from service.engine.scheduler import Scheduler
 

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from model.attention import choose
 from model.batch import PageTable, Slice, StepBatch
-from model.linear import make_linear
-from model.packing import pack
+from model.linear.projection import make_linear
 from model.sampling_params import SamplingParams
+from model.step.packing import pack
 
 ROOT = Path(__file__).parents[1]
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
@@ -145,7 +145,7 @@ def worktree(revision: str) -> Iterator[Path]:
         tree = Path(folder) / "tree"
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
         try:
-            subprocess.run([sys.executable, "-m", "model.kernels.build"], cwd=tree, check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", "model.kernels.cpu.build"], cwd=tree, check=True, capture_output=True)
             yield tree
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)

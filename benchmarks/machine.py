@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from model.kernels import native
+from model.kernels.cpu import native
 from service import version
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 def describe(peers: Path | None) -> dict[str, Any]:
     """Processor, its instruction sets, memory, and the versions of everything that is measured."""
-    from service.tools.summary import machine as hardware  # needs more than a GPU's machine may have
+    from service.commands.bench.summary import machine as hardware  # needs more than a GPU's machine may have
 
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()

@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks import engine
 from benchmarks.engine import SCHEMES
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit

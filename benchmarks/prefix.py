@@ -16,8 +16,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from service.tools.endpoint import base_url, find_model, headers
-from service.tools.own_server import embedded_server
+from service.commands.endpoint import base_url, find_model, headers
+from service.commands.own_server import embedded_server
 
 SHARED, OWN = 2000, 16
 """Tokens of a prompt: those it shares, those it has for itself."""

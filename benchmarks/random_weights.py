@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model import weights
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.memory import BLOCK_BITS
+from model.memory.sizes import BLOCK_BITS
+from model.network import weights
 
 
 @dataclass(frozen=True, slots=True)

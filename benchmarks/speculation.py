@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from model.checkpoint.resolve import EMBEDDED, resolve
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
-from service.served import load_text_side
+from service.generation.served import load_text_side
 
 CODE = """class Account:
     def __init__(self, owner, balance=0):

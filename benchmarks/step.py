@@ -23,12 +23,12 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import engine, machine
-from model import packing, sampler
 from model.checkpoint.resolve import EMBEDDED
-from model.kernels import native
-from model.quant.base import Projection
-from model.runner import ModelRunner
-from model.threads import choose_threads
+from model.kernels.cpu import native
+from model.linear.base import Projection
+from model.machine.host import choose_threads
+from model.step import packing, sampler
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
 

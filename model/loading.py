@@ -6,23 +6,26 @@ from typing import Any
 
 import torch
 
-from model import memory, profile, quant, weights
+from model import linear as quant
 from model.attention import choose
+from model.attention.cache import PagePools
+from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
-from model.cache import PagePools
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
-from model.device import choose_device, choose_dtype, free_bytes, name_of
 from model.errors import ModelError, OptionError
-from model.graphs import CudaCapture
-from model.kernels import native
-from model.masks import Masks
-from model.rope import rotation_table
-from model.runner import ModelRunner
+from model.kernels.cpu import native
+from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
+from model.machine.host import choose_threads
+from model.machine.transfers import uploaded
+from model.memory import profile
+from model.memory import sizes as memory
+from model.network import weights
+from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.threads import choose_threads
-from model.transformer import Transformer
-from model.upload import uploaded
+from model.step.graphs import CudaCapture
+from model.step.masks import Masks
+from model.step.runner import ModelRunner
 
 Progress = Callable[[str, float], None]
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

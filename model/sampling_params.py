@@ -44,8 +44,8 @@ class SamplingParams:
     `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
     `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
     is not drawn where the output ends with those before it.
-    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar.py`); it says itself where the
-    output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
+    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar/compiler.py`); it says itself
+    where the output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
     `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
     `return_progress` asks for a report of each step that computes a part of the prompt.
 

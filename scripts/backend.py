@@ -7,7 +7,7 @@ from typing import Any
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-from model.kernels import build
+from model.kernels.cpu import build
 
 
 def build_wheel(

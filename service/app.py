@@ -10,15 +10,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from service.admission import Admission, State
-from service.api import chat, completions, embeddings, health, messages, metrics, models, openapi, responses, tokens
+from service.api.admission import Admission, State
+from service.api.anthropic import routes as messages
+from service.api.document import routes as openapi
+from service.api.embeddings import routes as embeddings
+from service.api.openai import chat, completions, models
+from service.api.operations import health, metrics
+from service.api.responses import routes as responses
+from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
-from service.errors import error_response
-from service.grammars import Grammars
+from service.generation.served import ServedModel, load_served
+from service.http.errors import error_response
+from service.http.middleware import RequestMiddleware
 from service.metrics import Metrics
-from service.middleware import RequestMiddleware
-from service.served import ServedModel, load_served
 from service.settings import Settings
+from service.structured.trial import Grammars
 
 log = logging.getLogger("noria")
 

@@ -117,7 +117,7 @@ def plan(
     **served: Any,
 ) -> None:
     """Say what MODEL takes and how many sequences fit, before anything is loaded; for a GPU unless --device cpu."""
-    from service.tools.plan import show
+    from service.commands.plan import show
 
     show(Settings(**served), memory, as_json=json)
 
@@ -136,11 +136,11 @@ plan.__signature__ = _borrow()  # type: ignore[attr-defined]
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises NoriaError for what cannot be started."""
     settings.check()
-    from service.server_socket import listen
+    from service.http.listening import listen
 
     with listen(settings.host, settings.port) as sock:
         from service.engine.client import EngineClient
-        from service.engine.hosts import ProcessHost
+        from service.engine.process import ProcessHost
 
         client = EngineClient(
             ProcessHost,
@@ -150,8 +150,8 @@ def run(settings: Settings) -> int:
         )
         client.spawn()
         from service import logs
+        from service.http.server import Server
         from service.metrics import Metrics
-        from service.server import Server
 
         logs.configure(settings.log_format, settings.log_level)
         metrics = Metrics(lambda: client.stats)
@@ -195,8 +195,8 @@ def build(arguments: list[str]) -> typer.Typer:
 
     app.command(context_settings={"auto_envvar_prefix": "NORIA"})(serve)
     if arguments[:1] != ["serve"]:
-        from service.tools.bench import bench
-        from service.tools.terminal import chat
+        from service.commands.bench.bench import bench
+        from service.commands.chat import chat
 
         app.command(context_settings={"auto_envvar_prefix": "NORIA"})(plan)
         app.command()(chat)

@@ -13,8 +13,8 @@ from model.config import STEP_LIMITS, RunnerOptions
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
-from service.engine.child import Child
 from service.engine.wire import Wire
+from service.engine.worker import Child
 
 VOCAB = 256
 END = 0

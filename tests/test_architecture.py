@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
-TRITON = [path for path in (ROOT / "model/kernels/triton").glob("*.py") if path.stem != "__init__"]
+TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
 
 
@@ -62,13 +62,18 @@ def test_engine_uses_the_standard_library_and_the_seam(path: Path) -> None:
         assert inside or name.split(".")[0] in sys.stdlib_module_names, name
 
 
-@pytest.mark.parametrize("folder", ["attention", "quant"])
+SHARED = {"__init__", "base", "cache", "rope", "norm", "projection"}
+"""Files of `attention/` and `linear/` that are no backend and no scheme."""
+
+
+@pytest.mark.parametrize("folder", ["attention", "linear"])
 def test_backends_never_import_each_other(folder: str) -> None:
     for path in sources(f"model/{folder}"):
-        if path.stem in {"__init__", "base"}:
+        if path.stem in SHARED:
             continue
         for name in imports(path):
-            assert not name.startswith(f"model.{folder}.") or name == f"model.{folder}.base", f"{path}: {name}"
+            inside = name.startswith(f"model.{folder}.")
+            assert not inside or name.rpartition(".")[2] in SHARED, f"{path}: {name}"
 
 
 def run(code: str) -> None:

@@ -9,7 +9,7 @@ from model.attention.sdpa import SdpaAttention
 from model.attention.triton import TritonAttention
 from model.attention.varlen import VarlenAttention
 from model.errors import OptionError
-from model.kernels import native
+from model.kernels.cpu import native
 
 BACKENDS: dict[str, type[Attention]] = {
     "paged": PagedAttention,

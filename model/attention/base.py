@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.cache import LayerCache
-from model.packing import PoolInputs
-from model.rope import rotate
+from model.attention.cache import LayerCache
+from model.attention.rope import rotate
+from model.step.packing import PoolInputs
 
 
 class Attention(ABC):

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.attention.base import Attention
-from model.cache import LayerCache
+from model.attention.cache import LayerCache
 from model.errors import OptionError
-from model.kernels import native
-from model.kernels.packed import padded
-from model.packing import PoolInputs
+from model.kernels.cpu import native
+from model.kernels.cpu.packed import padded
+from model.step.packing import PoolInputs
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
@@ -61,7 +61,7 @@ class PagedAttention(Attention):
         if device.type != "cpu":
             return f"runs on a CPU only, the device is {device.type}; use --attention sdpa"
         if native.kernels() is None:
-            return "needs the compiled kernels; build them: python -m model.kernels.build"
+            return "needs the compiled kernels; build them: python -m model.kernels.cpu.build"
         return super().obstacle(device, dtype)
 
     def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Attention, slots_of_keys
-from model.cache import LayerCache
-from model.packing import PoolInputs
+from model.attention.cache import LayerCache
+from model.step.packing import PoolInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from model.attention.base import Attention, slots_of_keys
-from model.cache import LayerCache
-from model.packing import PoolInputs, Span, upload
+from model.attention.cache import LayerCache
+from model.step.packing import PoolInputs, Span, upload
 
 PADDING = 1.25
 """Decoding slices share a group while the longest has at most this many times the keys of the shortest."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Attention
-from model.cache import LayerCache
+from model.attention.cache import LayerCache
 from model.errors import OptionError
-from model.kernels import triton as kernels
-from model.packing import PoolInputs
+from model.kernels import cuda as kernels
+from model.step.packing import PoolInputs
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 SHORT = 16
@@ -100,7 +100,7 @@ class TritonAttention(Attention):
     dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn))
 
     def __init__(self, deterministic: bool = False) -> None:
-        from model.kernels.triton import attention
+        from model.kernels.cuda import attention
 
         self._kernels = attention
         self._fixed = deterministic

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from model.attention.base import Attention
-from model.cache import LayerCache
+from model.attention.cache import LayerCache
 from model.errors import OptionError
-from model.packing import PoolInputs
+from model.step.packing import PoolInputs
 
 Kernel = Callable[..., Any]
 NEEDED = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from model.blocks import Matrix
-from model.checkpoint.cache import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.families import canonical_name, read_config
 from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
-from model.checkpoint.gguf_index import INDEX, read_index
-from model.checkpoint.gguf_weights import GgufWeights
+from model.checkpoint.gguf.index import INDEX, read_index
+from model.checkpoint.gguf.weights import GgufWeights
+from model.checkpoint.matrices import Matrix
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.families import canonical_name, read_config
-from model.memory import BLOCK_BITS
+from model.memory.sizes import BLOCK_BITS
 
 
 class Weights(Protocol):

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from model.checkpoint.cache import cache_root, cached, fingerprint
+from model.checkpoint.conversions import cache_root, cached, fingerprint
 from model.checkpoint.files import layout
 from model.errors import ModelError
 
@@ -90,7 +90,7 @@ def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progre
         raise ModelError(f"cannot read {source.name}: {error.strerror}") from error
 
     def build(directory: Path) -> None:
-        from model.checkpoint.gguf import convert
+        from model.checkpoint.gguf.convert import convert
 
         convert(source, directory, progress)
 

@@ -6,9 +6,9 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import ValidationError
 
-from service.admission import State
-from service.errors import BodyTooLarge, HttpError, invalid_body
-from service.schemas import Body
+from service.api.admission import State
+from service.http.errors import BodyTooLarge, HttpError, invalid_body
+from service.schema.generation import Body
 
 B = TypeVar("B", bound=Body)
 

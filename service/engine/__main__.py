@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 
-from service.engine.child import Child
 from service.engine.wire import Wire
+from service.engine.worker import Child
 
 PR_SET_PDEATHSIG = 1
 

@@ -14,7 +14,6 @@ from typing import Any
 from model.batch import RunnerInfo
 from model.errors import NoriaError
 from model.sampling_params import SamplingParams
-from service.engine.hosts import Host
 from service.engine.mailbox import EngineUnavailable, Mailbox
 from service.engine.messages import (
     Abort,
@@ -29,6 +28,7 @@ from service.engine.messages import (
     Submit,
     ToEngine,
 )
+from service.engine.process import Host
 from service.engine.wire import frame, received
 
 log = logging.getLogger("noria.engine")

@@ -14,9 +14,9 @@ from itertools import count
 from operator import attrgetter
 
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
-from service.engine.lookup import Stakes
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, reusable_blocks
+from service.engine.prompt_lookup import Stakes
 from service.engine.sequence import Sequence, Table
 
 RANK = attrgetter("rank")

@@ -5,9 +5,9 @@ from operator import add
 
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import SamplingParams
-from service.engine.lookup import Lookup
 from service.engine.messages import Submit
 from service.engine.pages import PagePool, chain_seed, page_name
+from service.engine.prompt_lookup import Lookup
 
 
 class Table:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.kernels import native
+from model.kernels.cpu import native
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu
-from benchmarks.gpu import Processes, Results, here, judge, measure, table
-from benchmarks.gpu_rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Row
-from benchmarks.gpu_shapes import FULL, QUICK, decode_bytes, prefill_flops, projections
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import Processes, Results, here, judge, measure, table
+from benchmarks.gpu.rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Row
+from benchmarks.gpu.shapes import FULL, QUICK, decode_bytes, prefill_flops, projections
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ def test_a_process_that_dies_takes_one_row_along(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_model_warns_of_stands_beside_the_number() -> None:
     def measure_one(bench: Bench) -> dict[str, Any]:
-        logging.getLogger("model.graphs").warning("no graph of %d sequences", 8)
+        logging.getLogger("model.step.graphs").warning("no graph of %d sequences", 8)
         return {"value": 1.0, "unit": "tok/s"}
 
     results: Results = {}

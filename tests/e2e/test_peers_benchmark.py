@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers, servers
-from benchmarks.peers import Engine, Row, rows
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import servers
+from benchmarks.peers.__main__ import Engine, Row, rows
 
 
 @pytest.mark.parametrize("flags", [["--engines", "nosuch"], ["--gguf", "x.gguf", "--only", "online"]])

@@ -9,8 +9,8 @@ import pytest
 
 from model.batch import TokenLogprob
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
 

@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from service.structured import choice_grammar, json_grammar
+from service.structured.forms import choice_grammar, json_grammar
 from tests.e2e.live import MODEL, serving
 from tests.e2e.schemas import random_schema
 from tests.e2e.test_promises import Answer, serve

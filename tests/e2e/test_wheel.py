@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from model.loading import create
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
 from tests.engine.driving import Client

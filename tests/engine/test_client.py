@@ -16,9 +16,9 @@ import pytest
 from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
-from service.engine.hosts import Host, ProcessHost
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
+from service.engine.process import Host, ProcessHost
 from tests.engine.driving import expected
 from tests.fakes import WAITING, ThreadHost
 
@@ -253,7 +253,7 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.hosts import ProcessHost\n"
+        "from service.engine.process import ProcessHost\n"
         "async def main():\n"
         "    host = ProcessHost('tests.fakes:create_fake')\n"
         "    client = EngineClient(lambda: host, stall_timeout=60)\n"

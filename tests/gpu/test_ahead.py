@@ -8,8 +8,8 @@ import torch
 from model.batch import TokenLogprob
 from model.config import RunnerOptions
 from model.loading import load_from
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny

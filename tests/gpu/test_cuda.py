@@ -20,10 +20,10 @@ from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
 from model.loading import create
-from model.packing import PoolInputs, pack
-from model.runner import ModelRunner
 from model.sampling_params import SamplingParams
-from tests.model.attending import CPU, attend, random_heads
+from model.step.packing import PoolInputs, pack
+from model.step.runner import ModelRunner
+from tests.model.attention.attending import CPU, attend, random_heads
 from tests.model.driving import Driver, random_model, random_tensors, tiny
 
 pytestmark = pytest.mark.gpu

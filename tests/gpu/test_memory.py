@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from model import retry
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig, RunnerOptions
 from model.loading import load_from
-from model.memory import GPU_UTILIZATION
-from model.runner import ModelRunner
+from model.machine.transfers import Stage
+from model.memory.sizes import GPU_UTILIZATION
 from model.sampling_params import SamplingParams
-from model.upload import Stage
+from model.step import retry
+from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
 pytestmark = pytest.mark.gpu

@@ -8,17 +8,18 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-from model import quant, weights
+from model import linear as quant
 from model.attention import BACKENDS
 from model.config import ModelConfig
-from model.kernels.forms import FEW_ROWS, Weights
-from model.kernels.triton import convert, gate, norm, product, routing
-from model.moe import MoE, route
-from model.norm import RMSNorm
-from model.quant.fp8 import quantize
-from model.transformer import Transformer
+from model.kernels.cuda import convert, gate, norm, product, routing
+from model.kernels.cuda.forms import FEW_ROWS, Weights
+from model.linear.fp8 import quantize
+from model.linear.norm import RMSNorm
+from model.network import weights
+from model.network.moe import MoE, route
+from model.network.transformer import Transformer
 from tests.model.driving import CPU, Driver, random_tensors, tiny
-from tests.model.triton_case import FORMS, NAMES, poisoned, stacked, weights_of
+from tests.model.kernels.triton_case import FORMS, NAMES, poisoned, stacked, weights_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 

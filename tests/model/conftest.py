@@ -2,8 +2,8 @@
 
 import pytest
 
-from model.kernels import native
-from model.kernels.native import Kernels
+from model.kernels.cpu import native
+from model.kernels.cpu.native import Kernels
 
 
 @pytest.fixture(params=native.LEVELS[::-1])

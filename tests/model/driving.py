@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model import weights
 from model.attention.base import Attention
+from model.attention.cache import PagePools
+from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
-from model.blocks import Matrix
-from model.cache import PagePools
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.fused import FusedLayers
-from model.packing import pack
-from model.rope import rotation_table
+from model.network import weights
+from model.network.fused import FusedLayers
+from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.transformer import Transformer
+from model.step.packing import pack
 
 CPU = torch.device("cpu")
 

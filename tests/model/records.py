@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from model.kernels.native import Kernels
-from model.kernels.packed import PackedWeights
-from model.kernels.packed import blocks as room
-from model.kernels.packed import int8 as int8_room
+from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.packed import PackedWeights
+from model.kernels.cpu.packed import blocks as room
+from model.kernels.cpu.packed import int8 as int8_room
 
 
 def int8(weight: Tensor, scales: Tensor) -> PackedWeights:

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 
-from model.chat import NOTHING
+from model.chat.formats import NOTHING
 from model.config import GenerationDefaults
 from model.errors import ParameterError
 from service.engine.client import EngineClient
+from service.generation.served import ServedModel, longest_piece
+from service.http.listening import listen
+from service.http.server import Server
 from service.metrics import Metrics
-from service.served import ServedModel, longest_piece
-from service.server import Server
-from service.server_socket import listen
 from service.settings import Settings
 from tests.fakes import END, IntegerTokenizer, ThreadHost, next_token
 

@@ -1,0 +1,296 @@
+"""Our engine on one GPU against what the GPU gives: `python -m benchmarks.gpu`, under 8 minutes on an H200.
+
+Needs torch and this repository; transformers, if it is there, is measured beside. First the two ceilings (a copy within
+the device's memory, a large matrix product) and whether the default attention is right; then every row, over random
+weights that are made on the device. A row's floor is what its step must read or compute at least, at those ceilings.
+Rows run in processes of their own, a group after the other: one that fails says why, and the others go on.
+
+    --only "decode 64,prefill"   rows whose name contains one of these (the ceilings always)
+    --budget 470                 seconds for everything: what would not fit any more is left out
+    --option attention=varlen    of our runner, for all rows; repeat for more
+    --quick                      small shapes, for a test on any machine: its numbers say nothing
+
+`--only start` measures how long a 7B checkpoint takes from the page cache to readiness; it is left out otherwise.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.gpu.engine import heard
+from benchmarks.gpu.rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Measured, Row
+from benchmarks.gpu.shapes import FULL, QUICK
+
+RESULTS = machine.ROOT / "benchmarks" / "results"
+PATIENCE = 3
+"""Times what a group should take, after which it counts as hung."""
+ROUNDED = 2**20
+"""Bytes that do not count as growth: an allocator rounds."""
+SAID_CHARS, TRACE_CHARS = 600, 4000
+
+Results = dict[str, Measured]
+"""What was found by row; {"failed": why} where nothing was."""
+Run = Callable[[str, Sequence[str], float], Results]
+"""Measures rows of a group, within so many seconds."""
+
+
+def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], None]) -> None:
+    """Measure rows, one after the other, until one fails: what it leaves on the device may spoil the next."""
+    for row in ROWS:
+        if row.name in names:
+            try:
+                with heard() as said:
+                    measured = row.measure(bench)
+                emit(row.name, measured | ({"warnings": said} if said else {}))
+            except Exception as error:
+                said = f"{type(error).__name__}: {str(error).strip()[:SAID_CHARS]}"
+                emit(row.name, {"failed": said, "where": traceback.format_exc()[-TRACE_CHARS:]})
+                return
+
+
+@dataclass(frozen=True)
+class Processes:
+    """A `Run` in a process, and another one for the rows behind one that fails."""
+
+    flags: Sequence[str]
+
+    def __call__(self, group: str, names: Sequence[str], seconds: float) -> Results:
+        found: Results = {}
+        end = time.monotonic() + seconds
+        while left := [name for name in names if name not in found]:
+            before, why = len(found), "there was no time left"
+            if time.monotonic() < end:
+                measured, why = self._child(left, end)
+                found |= measured
+            if len(found) == before:  # it ended within its first row
+                found[left[0]] = {"failed": why}
+        return found
+
+    def _child(self, names: list[str], end: float) -> tuple[Results, str]:
+        """What a process found, and how it ended."""
+        command = [sys.executable, "-m", "benchmarks.gpu", *self.flags, "--child", json.dumps(names)]
+        with tempfile.NamedTemporaryFile() as answers, tempfile.TemporaryFile() as said:
+            child = subprocess.Popen(
+                [*command, answers.name], stdout=said, stderr=said, cwd=machine.ROOT, start_new_session=True
+            )
+            try:
+                why = f"its process ended with {child.wait(timeout=end - time.monotonic())}"
+            except subprocess.TimeoutExpired:
+                why = "it took too long"
+            finally:
+                _kill(child)
+            said.seek(max(0, said.seek(0, os.SEEK_END) - SAID_CHARS))
+            tail = said.read().decode(errors="replace").strip()
+            lines = Path(answers.name).read_text().splitlines()
+        return dict(map(json.loads, lines)), f"{why}; it said: {tail}"
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """With what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def measure(chosen: Sequence[Row], run: Run, budget: float) -> Iterator[Results]:
+    """All that was found, after each group."""
+    end = time.monotonic() + budget
+    found: Results = {}
+    for group in dict.fromkeys(row.group for row in chosen):
+        names = [row.name for row in chosen if row.group == group]
+        left = end - time.monotonic()
+        if left < SECONDS[group]:
+            why = f"left out: {left:.0f} of {budget:.0f} s were left, {SECONDS[group]} s would be needed"
+            found |= {name: {"failed": why} for name in names}
+        else:
+            found |= run(group, names, min(left, PATIENCE * SECONDS[group]))
+        yield found
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A row as it is shown: `share` is of the floor's speed, `met` whether its goals are."""
+
+    row: Row
+    measured: Measured
+    floor: float | None = None
+    share: float | None = None
+    ratio: float | None = None
+    met: bool | None = None
+
+    @property
+    def cells(self) -> list[str]:
+        if "failed" in self.measured:
+            return [self.row.name, "-", "", "", goal(self.row), "", self.measured["failed"].partition("\n")[0]]
+        unit = self.measured["unit"]
+        met = {True: "yes", False: "NO", None: ""}[self.met]
+        floor = "" if self.floor is None else show(self.floor, unit)
+        share = "" if self.share is None else f"{self.share:.1%}"
+        beside = "" if self.ratio is None else f"{self.ratio:.2f} x {self.row.beside}"
+        if "pages_grown" in self.measured:
+            beside = f"{self.measured['pages_grown']} pages, {self.measured['bytes_grown']} bytes more"
+        return [self.row.name, show(self.measured["value"], unit), floor, share, goal(self.row), met, beside]
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"row": self.row.name, "goal": goal(self.row), "floor": self.floor, "share": self.share}
+        return found | {"ratio": self.ratio, "met": self.met, **self.measured}
+
+
+def goal(row: Row) -> str:
+    """In words."""
+    least, most = row.between
+    parts = [] if row.goal is None else [f">= {row.goal:.0%}"]
+    parts += [] if row.most is None else [f"<= {row.most:g}"]
+    parts += [f">= {least:g} x {row.beside}"] if least else []
+    parts += [f"< {most:g} x {row.beside}"] if most < math.inf else []
+    return ", ".join(parts)
+
+
+def show(value: float, unit: str) -> str:
+    """For people: "4.30 TB/s"."""
+    scale, name = next(((scale, name) for scale, name in ((1e12, "T"), (1e9, "G")) if value >= scale), (1.0, ""))
+    return f"{value / scale:,.{0 if value / scale >= 1000 else 1 if value / scale >= 10 else 3}f} {name}{unit}"
+
+
+def judge(row: Row, found: Results) -> Verdict:
+    """A row against its floor, at the ceilings that were found, and against the row beside it."""
+    measured = found.get(row.name, {"failed": "left out: the run was cut"})
+    if "failed" in measured:
+        return Verdict(row, measured)
+    value, floor = measured["value"], _floor(measured, found)
+    share = None if floor is None else value / floor
+    other = found.get(row.beside or "", {}).get("value")
+    ratio = None if other is None else value / other
+    goals = []
+    if row.most is not None:
+        goals.append(value <= row.most and not measured.get("pages_grown") and measured.get("bytes_grown", 0) < ROUNDED)
+    if row.goal is not None and share is not None:
+        goals.append(share >= row.goal)
+    if ratio is not None and row.between != (0.0, math.inf):
+        goals.append(row.between[0] <= ratio < row.between[1])
+    return Verdict(row, measured, floor, share, ratio, all(goals) if goals else None)
+
+
+def _floor(measured: Measured, found: Results) -> float | None:
+    """Units a second, if nothing but the ceilings held it up."""
+    seconds = [
+        measured[kind] / found[ceiling]["value"]
+        for kind, ceiling in (("bytes", COPY), ("flops", PRODUCT))
+        if kind in measured and "value" in found.get(ceiling, {})
+    ]
+    return measured["units"] / max(seconds) if seconds else None
+
+
+HEADINGS = ["", "measured", "floor", "of floor", "goal", "met", ""]
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    lines = [HEADINGS, *(verdict.cells for verdict in verdicts)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS) - 1)]
+    return "\n".join("  ".join([*map(_cell, range(len(widths)), widths, line), line[-1]]).rstrip() for line in lines)
+
+
+def _cell(column: int, width: int, text: str) -> str:
+    return text.rjust(width) if 0 < column < 4 else text.ljust(width)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="comma-separated parts of names")
+    parser.add_argument("--budget", type=float, default=470.0)
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of model.config.RunnerOptions")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-GPU.json")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments()
+    device = torch.device(asked.device)
+    if asked.child is not None:
+        _answer(*asked.child, Bench(QUICK if asked.quick else FULL, device, _options(asked.option)))
+        return
+    if device.type == "cpu" and not asked.quick:
+        raise SystemExit("there is no CUDA device: --quick tries the benchmark out on a CPU")
+    chosen = list(choose(asked.only))
+    started = datetime.now(UTC)
+    about = {"started": started.isoformat(timespec="seconds"), "quick": asked.quick, "budget": asked.budget}
+    about["options"] = _options(asked.option)
+    about |= machine.describe_gpu(device)
+    file = asked.output or (
+        None if asked.quick else RESULTS / f"{started:%Y-%m-%d}-{_slug(about['machine']['device'])}.json"
+    )
+    options = [text for option in asked.option for text in ("--option", option)]
+    run = Processes(["--device", device.type, *(["--quick"] if asked.quick else []), *options])
+    verdicts = [Verdict(row, {"failed": "left out"}) for row in chosen]
+    for found in measure(chosen, run, asked.budget):
+        verdicts = [judge(row, found) for row in chosen]
+        report = about | {"rows": [verdict.to_json() for verdict in verdicts]}
+        report["seconds"] = (datetime.now(UTC) - started).total_seconds()
+        if file is not None:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(about, indent=1))
+    print(table(verdicts))
+    for verdict in verdicts:
+        if "\n" in verdict.measured.get("failed", ""):
+            print(f"\n{verdict.row.name}: {verdict.measured['failed']}")
+        for said in dict.fromkeys(verdict.measured.get("warnings", ())):
+            print(f"\n{verdict.row.name}, warning: {said}")
+    raise SystemExit(int(any("failed" in found.get(name, {}) for name in (COPY, PRODUCT, CHECK))))
+
+
+def choose(only: str) -> Iterator[Row]:
+    """Those whose name contains one of the parts, and the ceilings."""
+    for row in ROWS:
+        named = any(part in row.name for part in only.split(",") if part or not row.asked)
+        if named or row.group == "ceilings":
+            yield row
+
+
+def _answer(names: str, file: str, bench: Bench) -> None:
+    with Path(file).open("a") as answers:
+
+        def emit(name: str, measured: Measured) -> None:
+            print(json.dumps([name, measured]), file=answers, flush=True)
+
+        here(bench, json.loads(names), emit)
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    """Numbers and the words of JSON as such, all else as text."""
+    options: dict[str, Any] = {}
+    for option in given:
+        name, _, text = option.partition("=")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    return options
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What lies where in a GGUF file: the index that stands in a converted directory for the weights. No torch."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from model.checkpoint.conversions import fingerprint
+from model.checkpoint.files import read_json
+from model.errors import ModelError
+from model.memory.sizes import BLOCK_BITS
+
+INDEX = "gguf.json"
+FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A weight in the file: its native name, GGUF's name of its kind, its shape, and where its bytes are."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What lies in the file `path`."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything in the file is."""
+        return any(entry.kind not in FLOATS for entry in self.entries)
+
+    @property
+    def block_bits(self) -> float:
+        """What a weight of the projections takes in `blocks.Blocks`, on average."""
+        own_head = any(entry.name == "output.weight" for entry in self.entries)
+        others = BLOCK_BITS["Q8_0"] if self.quantized else BLOCK_BITS["Q4_1"]
+        bits = weights = 0.0
+        for entry in self.entries:
+            if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
+                weights += math.prod(entry.shape)
+                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, others)
+        return bits / weights
+
+    def write(self, directory: Path) -> None:
+        """Into a converted directory, with the file's fingerprint."""
+        tensors = [asdict(entry) for entry in self.entries]
+        index = {"path": str(self.path), "fingerprint": fingerprint(self.path), "tensors": tensors}
+        (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def read_index(directory: Path) -> Index:
+    """The weights that a converted directory stands for. Raises ModelError if the file is gone or another now."""
+    index = read_json(directory / INDEX)
+    path = Path(index["path"])
+    try:
+        same = fingerprint(path) == index["fingerprint"]
+    except OSError as error:
+        raise ModelError(f"cannot read {path.name}: {error.strerror}; start again with its new place") from error
+    if not same:
+        raise ModelError(f"{path.name} is not the file any more that it was at the start; start again")
+    entries = (Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in index["tensors"])
+    return Index(path, tuple(entries))

@@ -1,0 +1,73 @@
+"""The weights of a GGUF file, read one at a time where the index in a converted directory says they are."""
+
+import math
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.gguf.index import FLOATS, Entry, Index
+from model.checkpoint.matrices import GROUP, Blocks, Encoded, Matrix
+from model.errors import ModelError
+from model.memory.sizes import BLOCK_BITS
+
+_DTYPES = dict(zip(FLOATS, (torch.float32, torch.float16, torch.bfloat16), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWeights:
+    """The weights that an index names."""
+
+    index: Index
+
+    @property
+    def quantized(self) -> bool:
+        return self.index.quantized
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.index.path, SAMPLE_BLOCKS)
+
+    @property
+    def block_bits(self) -> float:
+        return self.index.block_bits
+
+    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+        """Native names and weights: tensors where nothing in the file is quantized, else all matrices encoded."""
+        quantized, file = self.quantized, self._mapped()
+        for entry in self.index.entries:
+            data = file[entry.offset : entry.offset + entry.n_bytes]
+            if len(data) < entry.n_bytes:
+                raise ModelError(f"{self.index.path.name} has become shorter; start again")
+            if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
+                yield entry.name, data.view(_DTYPES[entry.kind]).view(entry.shape)
+            else:
+                yield entry.name, _matrix(entry, data)
+
+    def _mapped(self) -> Tensor:
+        """The file's bytes, read as they are used."""
+        try:
+            with self.index.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise ModelError(f"cannot read {self.index.path.name}: {error.strerror}; start again") from error
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def _matrix(entry: Entry, data: Tensor) -> Blocks | Encoded:
+    n_out, n_in = math.prod(entry.shape[:-1]), entry.shape[-1]
+    if entry.kind not in BLOCK_BITS:
+        return Encoded(data.view(n_out, -1), entry.kind, (n_out, n_in))
+    groups = data.view(n_out, n_in // GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
+    n_head = 4 if entry.kind == "Q4_1" else 2
+    head = groups[..., :n_head].view(torch.float16)  # [n_out, n_in/32, 1 or 2]
+    quants = groups[..., n_head:]
+    return Blocks(
+        quants.view(torch.int8) if entry.kind == "Q8_0" else quants,
+        head[..., 0],
+        head[..., 1] if entry.kind == "Q4_1" else None,
+    )

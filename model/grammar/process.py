@@ -1,0 +1,186 @@
+"""A process in which grammars are compiled and followed: one that never ends, or breaks it, takes nothing else along.
+
+    python -m model.grammar.process TRY [FOLLOW]
+
+The arguments are sockets, whose frames are JSON and perhaps bytes. On TRY comes what the vocabulary is (`Vocabulary`,
+or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW come steps: for
+each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with `Follower.masks`.
+The process ends with either socket, and by itself when a task takes too much.
+"""
+
+import contextlib
+import json
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from model.checkpoint.families import read_generation
+from model.grammar.compiler import Compiler, Vocabulary
+from model.grammar.follower import Follower, Library
+from model.tokenizers.load import load_tokenizer
+
+COMPILE_SECONDS = 2.0
+MASK_SECONDS = 0.5
+"""Of processor time; of a step's masks each, which take some 0.1 ms as a rule."""
+COMPILE_BYTES = 64 * 2**20
+FOLLOW_BYTES = 4 * 2**30
+STACK_BYTES = 2**20
+"""Of the thread that compiles: in whichever process, a grammar that passes once passes again."""
+TRIAL_TOKENS = 32
+HEADER = struct.Struct("!II")
+
+
+def send(sock: socket.socket, data: Any, octets: bytes = b"") -> None:
+    """Write a frame. Raises OSError when the other end is gone."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    sock.sendall(HEADER.pack(len(text), len(octets)) + text + octets)
+
+
+def receive(sock: socket.socket) -> tuple[Any, bytes]:
+    """The next frame. Raises OSError when the other end is gone."""
+    n_text, n_octets = HEADER.unpack(_exactly(sock, HEADER.size))
+    body = _exactly(sock, n_text + n_octets)
+    return json.loads(body[:n_text]), body[n_text:]
+
+
+def _exactly(sock: socket.socket, n: int) -> bytes:
+    data = bytearray(n)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise ConnectionResetError
+        view = view[got:]
+    return bytes(data)
+
+
+class Timer:
+    """Ends the process when the tasks that run take more processor time than they may, all together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def task(self, seconds: float) -> Iterator[None]:
+        self._add(seconds)
+        try:
+            yield
+        finally:
+            self._add(-seconds)
+
+    def _add(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds = max(0.0, self._seconds + seconds)
+            signal.setitimer(signal.ITIMER_PROF, self._seconds if self._seconds > 1e-6 else 0.0)  # SIGPROF ends it
+
+
+def main(trying: socket.socket, following: socket.socket | None) -> None:
+    """Serve until a socket closes."""
+    library = Library(_compiler(receive(trying)[0]))
+    library.matcher('start: "a"')  # what only the first one needs is not to be paid by a client's
+    send(trying, "")
+    timer = Timer()
+    if following is None:
+        _try(trying, library, timer, COMPILE_BYTES)
+    else:
+        _limit_memory(FOLLOW_BYTES)
+        threading.Thread(target=_try, args=(trying, library, timer, None), daemon=True).start()
+        _follow(following, library, timer)
+
+
+def _compiler(said: dict[str, Any]) -> Compiler:
+    if "directory" not in said:
+        return Compiler(Vocabulary.from_json(said["vocabulary"]))
+    directory = Path(said["directory"])
+    tokenizer = load_tokenizer(directory)
+    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, said["size"])
+
+
+def _try(sock: socket.socket, library: Library, timer: Timer, n_bytes: int | None) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            grammar, _ = receive(sock)
+            if n_bytes is not None:
+                _limit_memory(n_bytes)
+            with timer.task(COMPILE_SECONDS):
+                problem = _tried(library, grammar)
+            send(sock, problem)
+
+
+def _tried(library: Library, grammar: str) -> str:
+    """What is wrong with a grammar: that it does not compile, or what a few tokens at random bring to light."""
+    try:
+        return _walk(Follower(library.matcher(grammar)), Random(0))
+    except Exception as error:
+        return str(error) or type(error).__name__
+
+
+def _walk(follower: Follower, rng: Random) -> str:
+    tokens: list[int] = []
+    for _ in range(TRIAL_TOKENS):
+        masks, fault = follower.masks(tokens, ())
+        if fault or follower.stopped:
+            return fault
+        tokens = [_some_token(masks[0], rng)]
+    return ""
+
+
+def _some_token(mask: bytes, rng: Random) -> int:
+    """One that a mask allows: of the first octet that has one, from a random place on."""
+    start = rng.randrange(len(mask))
+    turned = mask[start:] + mask[:start]
+    place = len(turned) - len(turned.lstrip(b"\0"))
+    bits = [bit for bit in range(8) if turned[place] >> bit & 1]
+    return (start + place) % len(mask) * 8 + rng.choice(bits)
+
+
+def _follow(sock: socket.socket, library: Library, timer: Timer) -> None:
+    followers: dict[int, Follower] = {}
+    with contextlib.suppress(OSError):
+        while True:
+            step, _ = receive(sock)
+            followers = {number: followers[number] for number, *_ in step if number in followers}
+            for number, grammar, tokens, draft in step:
+                with timer.task(MASK_SECONDS):
+                    masks, fault = _masks(followers, library, number, grammar, tokens, draft)
+                send(sock, (fault, len(masks)), b"".join(masks))
+
+
+def _masks(
+    followers: dict[int, Follower],
+    library: Library,
+    number: int,
+    grammar: str | None,
+    tokens: list[int],
+    draft: list[int],
+) -> tuple[list[bytes], str]:
+    try:
+        if grammar is not None:
+            followers[number] = Follower(library.matcher(grammar))
+        return followers[number].masks(tokens, draft)
+    except Exception as error:  # whatever it is, it is the trouble of this sequence alone
+        return [], str(error) or type(error).__name__
+
+
+def _limit_memory(n_bytes: int) -> None:
+    """Of addresses, where the system tells how many there are: what is allocated beyond fails."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + n_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+if __name__ == "__main__":
+    SOCKETS = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    threading.stack_size(STACK_BYTES)
+    THREAD = threading.Thread(target=main, args=(SOCKETS[0], SOCKETS[1] if SOCKETS[1:] else None))
+    THREAD.start()
+    THREAD.join()

@@ -1,0 +1,305 @@
+/* Attention over pages in place.
+ *
+ * A task is up to ROWS neighbouring rows of one sequence, over its visible pages or some of them, for one key head; the
+ * query heads that share it go together. Keys are taken in blocks of BLOCK pages: scores, their maximum, weights, then
+ * the weighted values. After every SPLIT pages sums start anew and are joined to those before. Blocks and splits are
+ * where positions say; what a query adds up, and in which order, depends on its own visible keys and their positions
+ * alone: keys that only its neighbours see weigh exactly 0.
+ */
+#include "attention/attention.h"
+#include "pool.h"
+#include "attention/tiles.h"
+
+enum { ROWS = 16, MAX_QUERIES = 64, BLOCK = 4, SPLIT = 16, KEYS = BLOCK * PAGE };
+
+typedef attention_call call;
+
+INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
+    return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
+}
+
+/* ---- rotate and store ---------------------------------------------------------------------------------------- */
+
+enum { ROWS_A_WRITE = 16 };
+
+static void write_some(void *context, int task, int thread) {
+    const call *c = context;
+    const int dim = (int)c->head_dim, kind = (int)c->kind;
+    float turned[MAX_DIM];
+    (void)thread;
+    for (int64_t row = task * ROWS_A_WRITE; row < c->n_rows && row < (task + 1) * ROWS_A_WRITE; row++)
+        for (int head = 0; head < c->n_kv_heads; head++) {
+            const float *k = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + head) * dim;
+            const float *v = k + c->n_kv_heads * dim;
+            if (c->turn) {
+                rotate(k, c->turn + row * dim, turned, dim / 2);
+                k = turned;
+            }
+            char *keys = cell(c, kind, c->slots[row] / PAGE, head);
+            store_key(kind, keys, dim, (int)(c->slots[row] % PAGE), k);
+            store_value(kind, keys + half_bytes(kind, dim), dim, (int)(c->slots[row] % PAGE), v);
+        }
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------------ */
+
+INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
+
+/* Scores are in bits: the scale of q includes log2(e). */
+static const float LOG2_E = 1.44269504088896341f;
+INLINE vf weight_of(vf score, float most) { return power_of_two(larger(score - splat(most), splat(-126.0f))); }
+
+/* Sums of a softmax over more keys: its greatest score, its weights relative to that, the values times those. */
+static void join(float *most, float *total, float *acc, float new_most, float new_total, const float *new_acc, int dim) {
+    if (new_most == -INFINITY) return;
+    float now = *most > new_most ? *most : new_most;
+    vf old_share = weight_of(splat(*most), now), new_share = weight_of(splat(new_most), now);
+    *most = now;
+    *total = *total * old_share[0] + new_total * new_share[0];
+    for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * old_share + load(new_acc + d) * new_share);
+}
+
+/* Where the sums of query m of a part are left: most, total, acc. */
+static float *part(const call *c, int64_t index, int head, int m) {
+    return c->parts + ((index * c->n_kv_heads + head) * c->part_queries + m) * (round_up((int)c->head_dim) + 2);
+}
+
+static void leave(float *part, float most, float total, const float *acc, int padded) {
+    part[0] = most;
+    part[1] = total;
+    memcpy(part + 2, acc, (size_t)padded * 4);
+}
+
+static void finish(const call *c, int64_t row, int head, float total, const float *acc) {
+    float *y = c->out + (row * c->n_heads + head) * c->head_dim;
+    for (int d = 0; d < c->head_dim; d++) y[d] = acc[d] / total;
+}
+
+static void join_some(void *context, int task, int thread) {
+    const call *c = context;
+    const join_t *t = c->joins + task / c->n_kv_heads;
+    const int group = (int)(c->n_heads / c->n_kv_heads), head = (int)(task % c->n_kv_heads);
+    const int padded = round_up((int)c->head_dim);
+    (void)thread;
+    for (int m = 0; m < t->n_rows * group; m++) {
+        float most = -INFINITY, total = 0, acc[MAX_DIM] = {0};
+        for (int64_t i = t->first; i < t->first + t->n; i++) {
+            const float *p = part(c, i, head, m);
+            join(&most, &total, acc, p[0], p[1], p + 2, padded);
+        }
+        finish(c, t->row + m / group, head * group + m % group, total, acc);
+    }
+}
+
+/* ---- attend ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float q[MAX_QUERIES * MAX_DIM], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
+    vf total[MAX_QUERIES];
+    float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
+    float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
+    int32_t q_offset[MAX_QUERIES], p_offset[MAX_QUERIES * BLOCK];
+} state;
+
+/* n weights or half a query as words, n a multiple of LANES. `words` may be `x`. */
+INLINE void to_words(const int kind, const float *x, int n, float *words) {
+    for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
+    if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
+}
+
+INLINE int32_t sum_bytes(const int8_t *q, int n) {
+    int32_t total = 0;
+    for (int i = 0; i < n; i++) total += q[i];
+    return total;
+}
+
+INLINE void load_query(const int kind, const call *c, const float *q, const float *turn, int m, int padded, state *s) {
+    const int dim = (int)c->head_dim, words = kind == FLOAT32 || (kind == BF16 && !PAIRED) ? dim : padded / 2;
+    float turned[MAX_DIM], scale = LOG2_E / sqrtf((float)dim);
+    if (turn) rotate(q, turn, turned, dim / 2);
+    else memcpy(turned, q, (size_t)dim * 4);
+    for (int d = 0; d < dim; d++) turned[d] *= scale;
+    memset(turned + dim, 0, (size_t)(padded - dim) * 4);
+    if (kind == INT8) {
+        int8_t q[2 * MAX_DIM];
+        s->q_factor[m] = to_bytes(turned, padded, q, q + padded);
+        s->q_offset[m] = -OFFSET * (128 * sum_bytes(q, padded) + sum_bytes(q + padded, padded));
+        memcpy(turned, q, (size_t)padded * 2);
+    } else {
+        to_words(kind, turned, padded, turned);
+    }
+    for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = turned[i];
+}
+
+/* The maximum of a query's scores over a block becomes at least `now`. */
+INLINE void raise(float now, float *most, vf *total, float *acc, int padded) {
+    vf shrink = weight_of(splat(*most), now);
+    *total *= shrink;
+    for (int d = 0; d < padded; d += LANES) store(acc + d, load(acc + d) * shrink);
+    *most = now;
+}
+
+/* Scores of query m over a block to weights as words; its maximum and sum follow. It sees keys first..last-1. */
+INLINE void weigh(const int kind, state *s, int m, int first, int last, char *const *values, int dim, int padded) {
+    float *p = s->p + m * KEYS, weights[PAGE];
+    const int all = first == 0 && last == KEYS, from = first / PAGE * PAGE, to = (last + PAGE - 1) / PAGE * PAGE;
+    for (int i = from; !all && i < to; i++) p[i] = i < first || i >= last ? -INFINITY : p[i];
+    vf high = load(p + from);
+    for (int i = from + LANES; i < to; i += LANES) high = larger(load(p + i), high);
+    float now = largest(high);
+    if (now > s->most[m]) raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
+    for (int page = 0; page < BLOCK; page++) {
+        for (int i = 0; i < PAGE; i += LANES) {
+            vf weight = {0};
+            if (page * PAGE >= from && page * PAGE < to) {
+                vf x = load(p + page * PAGE + i);
+                weight = weight_of(x, s->most[m]);
+                if (!all) weight = choose(x > splat(-INFINITY), weight, splat(0));
+                s->total[m] += weight;
+                if (kind == INT8) weight *= load(factors(values[page], dim) + i);
+                if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* the factor may be NaN */
+            }
+            store(weights + i, weight);
+        }
+        float *words = p + page * (kind == INT8 ? PAGE / 4 : kind == BF16 && PAIRED ? PAGE / 2 : PAGE);
+        if (kind == INT8) {
+            s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0);
+            s->p_offset[m * BLOCK + page] = -OFFSET * sum_bytes((int8_t *)words, PAGE);
+        } else {
+            to_words(kind, weights, PAGE, words);
+        }
+    }
+}
+
+/* Scores of queries from..from+many-1 over a page, into column `at` of the block. */
+INLINE void score(const int kind, state *s, int from, int many, char *keys, int at, int dim, int padded, int64_t ahead) {
+    const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
+    product_t p = {.a = s->q + from, .a_row = 1, .a_word = MAX_QUERIES, .b = keys, .stride = PAGE * 4, .last = words,
+                   .y = s->p + from * KEYS + at, .y_stride = KEYS, .ahead = ahead};
+    if (kind != INT8) {
+        product(kind, &p, many, PAGE);
+        return;
+    }
+    for (int i = 0; i < PAGE; i += 16) __builtin_prefetch((const char *)(factors(keys, dim) + i) + ahead, 0, 2);
+    bytes_t t = {.p = p, .factor = s->q_factor + from, .offset = s->q_offset + from, .each = 1, .levels = 2, .by_column = factors(keys, dim)};
+    product_bytes(&t, many, PAGE);
+}
+
+/* Adds the values of a page, of its positions least..most-1, to those queries; it is the n-th of the block. */
+INLINE void add_values(const int kind, state *s, int from, int many, char *values, int n, int least, int most, int dim,
+                       int padded, int64_t ahead) {
+    const int each = kind == INT8 ? 4 : kind == BF16 ? 2 : 1, words = kind == BF16 && !PAIRED ? PAGE : PAGE / each;
+    product_t p = {.a = s->p + from * KEYS + n * words, .a_row = KEYS, .a_word = 1, .b = values, .first = least / each,
+                   .last = (most + each - 1) / each, .odd = kind == BF16 && most % 2, .y = s->acc + from * padded,
+                   .y_stride = padded, .add = 1, .ahead = ahead};
+    p.stride = (kind == INT8 ? byte_width(dim) : dim) * 4;
+    if (kind != INT8) {
+        product(kind, &p, many, dim);
+        return;
+    }
+    for (int i = 0; i < PAGE; i += 16) __builtin_prefetch((const char *)(factors(values, dim) + i) + ahead, 0, 2);
+    bytes_t t = {.p = p, .factor = s->p_factor + from * BLOCK + n, .offset = s->p_offset + from * BLOCK + n, .each = BLOCK, .levels = 1};
+    product_bytes(&t, many, byte_width(dim));
+}
+
+INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The n-th cell that a task reads, or its last. */
+INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
+    return cell(c, kind, c->pages[t->page + least_of(n, t->end - t->block - 1)], (int)(index % c->n_kv_heads));
+}
+
+/* Pages from..end-1, all of one block, for the queries of a task that see any of them. `next` is the task after it. */
+INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, int next,
+                         state *s, int padded) {
+    const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
+    const int64_t half = half_bytes(kind, dim), start = from / BLOCK * KEYS;
+    int64_t low = most_of(from * PAGE - t->position, 0), high = t->n_rows; /* rows that see any: causal, window */
+    if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
+    if (low >= high) return;
+    const int first = (int)low * group, many = (int)(high - low) * group;
+    char *values[BLOCK] = {0};
+    int64_t ahead[BLOCK] = {0};
+    for (int64_t b = from; b < end; b++) {
+        const int64_t *page = c->pages + t->page + b - t->block;
+        char *keys = cell(c, kind, *page, head);
+        int n = (int)(b % BLOCK);
+        values[n] = keys + half;
+        char *soon = b + BLOCK < t->end ? cell(c, kind, page[BLOCK], head) : nth_cell(c, kind, next, b + BLOCK - t->end);
+        ahead[n] = soon - values[n];
+        score(kind, s, first, many, keys, n * PAGE, dim, padded, half);
+    }
+    int least = KEYS, most = 0;
+    for (int m = first; m < first + many; m++) {
+        int64_t position = t->position + m / group - start;
+        int begin = c->window ? (int)most_of(position - c->window + 1, 0) : 0, stop = (int)least_of(position + 1, KEYS);
+        weigh(kind, s, m, begin, stop, values, dim, padded);
+        least = begin < least ? begin : least;
+        most = stop > most ? stop : most;
+    }
+    for (int64_t b = from; b < end; b++) {
+        int n = (int)(b % BLOCK), one = (int)most_of(least - n * PAGE, 0), two = (int)least_of(most - n * PAGE, PAGE);
+        if (one < two) add_values(kind, s, first, many, values[n], n, one, two, dim, padded, ahead[n]);
+    }
+}
+
+INLINE void attend(const int kind, const call *c, int index, int next, state *s) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
+    const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
+    const int n = (int)t->n_rows * group, padded = round_up(dim);
+    for (int64_t b = 0; b < BLOCK; b++) {
+        const char *keys = nth_cell(c, kind, index, b);
+        for (int64_t i = 0; i < half_bytes(kind, dim); i += 64) __builtin_prefetch(keys + i, 0, 2);
+    }
+    for (int m = 0; m < n; m++) {
+        int64_t row = t->row + m / group;
+        const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
+        load_query(kind, c, q, c->turn ? c->turn + row * dim : 0, m, padded, s);
+        s->joined_most[m] = -INFINITY;
+        s->joined_total[m] = 0;
+    }
+    memset(s->joined, 0, (size_t)(n * padded) * 4);
+    for (int64_t block = t->block, stop; block < t->end; block = stop) {
+        stop = least_of(t->end, (block / SPLIT + 1) * SPLIT);
+        for (int m = 0; m < n; m++) s->most[m] = -INFINITY, s->total[m] = splat(0);
+        memset(s->acc, 0, (size_t)(n * padded) * 4);
+        for (int64_t b = block, end; b < stop; b = end) {
+            end = least_of(stop, (b / BLOCK + 1) * BLOCK);
+            attend_block(kind, c, t, head, b, end, next, s, padded);
+        }
+        for (int m = 0; m < n; m++)
+            join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum(s->total[m]),
+                 s->acc + m * padded, padded);
+    }
+    for (int m = 0; m < n; m++)
+        if (t->part < 0) finish(c, t->row + m / group, head * group + m % group, s->joined_total[m], s->joined + m * padded);
+        else leave(part(c, t->part, head, m), s->joined_most[m], s->joined_total[m], s->joined + m * padded, padded);
+}
+
+/* Apart: one function of all three takes compilers thrice as long. */
+#define APART static __attribute__((noinline)) void
+APART attend_bf16(const call *c, int index, int next, state *s) { attend(BF16, c, index, next, s); }
+APART attend_float32(const call *c, int index, int next, state *s) { attend(FLOAT32, c, index, next, s); }
+APART attend_int8(const call *c, int index, int next, state *s) { attend(INT8, c, index, next, s); }
+
+/* How many tasks a thread takes at once: where there are enough, all heads of a sequence. */
+static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() ? 1 : (int)c->n_kv_heads; }
+
+static void attend_some(void *context, int number, int thread) {
+    const call *c = context;
+    static _Thread_local state mine;
+    const int each = bundle(c), n = (int)(c->n_tasks * c->n_kv_heads), then = (number + noria_thread_count()) * each;
+    (void)thread;
+    for (int i = number * each; i < (number + 1) * each; i++) {
+        int next = i + 1 < (number + 1) * each ? i + 1 : then < n ? then : i;
+        (c->kind == BF16 ? attend_bf16 : c->kind == FLOAT32 ? attend_float32 : attend_int8)(c, i, next, &mine);
+    }
+}
+
+void EXPORT(attention)(const call *c) {
+    noria_parallel(write_some, (void *)c, (int)((c->n_rows + ROWS_A_WRITE - 1) / ROWS_A_WRITE));
+    noria_parallel(attend_some, (void *)c, (int)(c->n_tasks * c->n_kv_heads) / bundle(c));
+    noria_parallel(join_some, (void *)c, (int)(c->n_joins * c->n_kv_heads));
+}

@@ -1,0 +1,93 @@
+"""Compiles the kernels into one library: `python -m model.kernels.cpu.build`. Standard library only.
+
+The system's C compiler is used, else the one in the `ziglang` wheel, if it is installed.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = ("linear/linear.c", "attention/attention.c", "draw.c", "network.c", "linear/pack.c")
+INCLUDE = f"-I{HERE}"
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
+_AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
+_AVX512 = f"{_AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
+X86_VARIANTS = {
+    "amx": f"{_AVX512} -mavx512bf16 -mamx-tile -mamx-int8",
+    "avx512bf16": f"{_AVX512} -mavx512bf16",
+    "avx512vnni": _AVX512,
+    "avx2": _AVX2,
+    "baseline": "",
+}
+
+
+def library() -> Path:
+    """Where the compiled library lies, whether or not it is there."""
+    return HERE / "_native.so"
+
+
+def fingerprint() -> str:
+    """Of the sources and this recipe: a library made from others must not be called."""
+    files = sorted([*HERE.rglob("*.[ch]"), Path(__file__)])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def compiler() -> list[str] | None:
+    """The command of a C compiler; None where there is none."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        if name and shutil.which(name.split()[0]):
+            return name.split()
+    return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
+
+
+def variants() -> dict[str, list[str]]:
+    """Compiler flags of each variant of the kernels on this machine's architecture."""
+    known = X86_VARIANTS if platform.machine() in {"x86_64", "AMD64"} else {"baseline": ""}
+    return {name: flags.split() for name, flags in known.items()}
+
+
+def build(target: Path) -> None:
+    """Compile into `target`. Raises RuntimeError with the compiler's words."""
+    command = compiler()
+    if command is None:
+        raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
+    # zig compiles for the machine it runs on unless told otherwise.
+    general = [*FLAGS, INCLUDE, *(["-mcpu=baseline"] if "ziglang" in command else [])]
+    known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = {f"{folder}/pool.o": [*general, f'-DFINGERPRINT="{fingerprint()}"', "-c", str(HERE / "pool.c")]}
+        for name, flags in known.items():
+            chosen = [*general, *flags, f"-DVARIANT={name}"]
+            for source in SOURCES:
+                jobs[f"{folder}/{name}-{Path(source).stem}.o"] = [*chosen, "-c", str(HERE / source)]
+        _run_all([[*command, *arguments, "-o", output] for output, arguments in jobs.items()])
+        linked = target.with_suffix(f".{os.getpid()}.tmp")
+        _run_all([[*command, "-shared", *jobs, "-o", str(linked), "-lpthread", "-lm"]])
+        linked.replace(target)  # at once: a process that has the old one open keeps it
+
+
+def _accepts(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Older compilers do not know the newest instructions."""
+    empty = [*command, *flags, "-fsyntax-only", "-x", "c", "-"]
+    return subprocess.run(empty, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+
+def _run_all(commands: Sequence[Sequence[str]]) -> None:
+    running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
+    outputs = [process.communicate()[0] for process in running]
+    for process, output in zip(running, outputs, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(map(str, process.args))[:200]}:\n{output}")  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    build(library())
+    print(library())

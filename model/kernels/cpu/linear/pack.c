@@ -1,0 +1,152 @@
+/* Weights into the records of linear.c, as they come from a checkpoint. Tasks are blocks of 16 outputs. */
+#include "linear/linear.h"
+#include "pool.h"
+
+enum { OUTPUTS = 16, CHANNELS = 64, GROUP = 32 };
+enum { FLOAT32, FLOAT16, BFLOAT16 };
+
+typedef struct {
+    const char *rows;
+    int64_t kind, n, first;
+    const weights *w;
+    int broken;
+} floats;
+
+INLINE vf value(const int KIND, const char *x, int i) {
+    typedef uint16_t halves __attribute__((vector_size(WIDTH / 2)));
+    halves h;
+    if (KIND == FLOAT32) return load(x + i * 4);
+    if (KIND == FLOAT16) return load_half(x + i * 2);
+    memcpy(&h, x + i * 2, sizeof h);
+    return (vf)(__builtin_convertvector(h, vi) << 16);
+}
+
+/* Group g of a row; the last is copied to `room` and filled with zeros there. */
+INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, char *room) {
+    int64_t left = n_in - g * CHANNELS;
+    const char *x = row + g * CHANNELS * size;
+    if (left >= CHANNELS) return x;
+    memset(room, 0, CHANNELS * 4);
+    return memcpy(room, x, (size_t)(left * size));
+}
+
+/* One output to bytes, its greatest magnitude 127. Returns whether a value is infinite or none. */
+INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
+    const int size = KIND == FLOAT32 ? 4 : 2;
+    const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS;
+    char room[CHANNELS * 4];
+    int8_t q[CHANNELS];
+    vi most = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) most = larger_bits(magnitude(value(KIND, x, i)), most);
+    }
+    const float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : 127 / amax;
+    *scale = amax <= 1e-30f ? 0 : amax / 127;
+    for (int64_t g = 0; g < groups; g++, to += CHANNELS * OUTPUTS) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) {
+            vb bytes = __builtin_convertvector(nearest(value(KIND, x, i) * splat(inverse)), vb);
+            memcpy(q + i, &bytes, sizeof bytes);
+        }
+        for (int i = 0; i < CHANNELS; i += 4) {
+            uint32_t quad;
+            memcpy(&quad, q + i, 4);
+            quad ^= 0x80808080;
+            memcpy(to + i * OUTPUTS, &quad, 4);
+        }
+    }
+    return !(amax < INFINITY);
+}
+
+/* One output to pairs of bfloat16, to the nearest. Returns whether a value is infinite then, or none. */
+INLINE int round_row(const int KIND, const char *row, const weights *w, uint8_t *to) {
+    const int size = KIND == FLOAT32 ? 4 : 2;
+    char room[CHANNELS * 4];
+    uint32_t rounded[CHANNELS];
+    vi most = {0};
+    for (int64_t g = 0; g < (w->n_in + CHANNELS - 1) / CHANNELS; g++) {
+        const char *x = group(row, g, w->n_in, size, room);
+        for (int i = 0; i < CHANNELS; i += LANES) {
+            vi bits = (vi)value(KIND, x, i);
+            most = larger_bits(magnitude((vf)bits), most);
+            bits += splat_int(0x7FFF) + ((bits >> 16) & splat_int(1));
+            memcpy(rounded + i, &bits, sizeof bits);
+        }
+        for (int i = 0; i < CHANNELS; i += 2, to += OUTPUTS * 4) {
+            uint32_t pair = rounded[i] >> 16 | (rounded[i + 1] & 0xFFFF0000);
+            memcpy(to, &pair, 4);
+        }
+    }
+    return !(greatest_magnitude(most) < 0x1.FFp127f);
+}
+
+INLINE int pack_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
+    return w->format == BF16 ? round_row(KIND, row, w, to) : quantize_row(KIND, row, w, to, scale);
+}
+
+static void quantize_outputs(void *context, int task, int thread) {
+    floats *c = context;
+    const weights *w = c->w;
+    const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS, block = c->first / OUTPUTS + task;
+    const int64_t bytes = groups * CHANNELS * OUTPUTS * (w->format == BF16 ? 2 : 1);
+    (void)thread;
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        if (n < c->first || n >= c->first + c->n) continue;
+        const char *row = c->rows + (n - c->first) * w->n_in * (c->kind == FLOAT32 ? 4 : 2);
+        uint8_t *to = (uint8_t *)w->packed + block * bytes + n % OUTPUTS * 4;
+        float *scale = (float *)w->scales + n;
+        int broken = c->kind == FLOAT32   ? pack_row(FLOAT32, row, w, to, scale)
+                     : c->kind == FLOAT16 ? pack_row(FLOAT16, row, w, to, scale)
+                                          : pack_row(BFLOAT16, row, w, to, scale);
+        if (broken) __atomic_store_n(&c->broken, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* Outputs first..first+n-1 of INT8 or BF16 weights from rows [n, n_in]. Returns whether a value is infinite or none. */
+int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
+    floats c = {rows, kind, n, first, w, 0};
+    noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
+    return c.broken;
+}
+
+/* Values of each output and group, so many bytes apart: [n][n_in/32]. */
+typedef struct {
+    const char *at;
+    int64_t output, group;
+} grid;
+
+typedef struct {
+    const grid *quants, *scales, *mins;
+    const weights *w;
+    int64_t n_bytes, n, first;
+} blocks;
+
+static void pack_outputs(void *context, int task, int thread) {
+    const blocks *c = context;
+    const int64_t groups = c->w->n_in / GROUP, n_bytes = c->n_bytes, block = c->first / OUTPUTS + task;
+    const int64_t bytes = OUTPUTS * (n_bytes + (c->mins ? 4 : 2));
+    (void)thread;
+    for (int64_t n = block * OUTPUTS; n < (block + 1) * OUTPUTS; n++) {
+        const int64_t from = n - c->first, within = n % OUTPUTS;
+        uint8_t *record = (uint8_t *)c->w->packed + block * groups * bytes;
+        if (from < 0 || from >= c->n) continue;
+#define AT(part, g) (c->part->at + from * c->part->output + (g) * c->part->group)
+        for (int64_t g = 0; g < groups; g++, record += bytes) {
+            uint8_t q[GROUP];
+            memcpy(q, AT(quants, g), (size_t)n_bytes);
+            for (int i = 0; n_bytes == GROUP && i < GROUP; i++) q[i] = q[i] == 128 ? 1 : q[i] ^ 128;
+            for (int i = 0; i < n_bytes; i += 4) memcpy(record + i * OUTPUTS + within * 4, q + i, 4);
+            memcpy(record + n_bytes * OUTPUTS + within * 2, AT(scales, g), 2);
+            if (c->mins) memcpy(record + (n_bytes + 2) * OUTPUTS + within * 2, AT(mins, g), 2);
+        }
+#undef AT
+    }
+}
+
+/* Outputs first..first+n-1 of weights in blocks: n_bytes of a group's weights, float16 scales and minima (or 0). */
+void EXPORT(pack)(const weights *w, int64_t first, int64_t n, const grid *quants, int64_t n_bytes, const grid *scales,
+                  const grid *mins) {
+    blocks c = {quants, scales, mins, w, n_bytes, n, first};
+    noria_parallel(pack_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
+}

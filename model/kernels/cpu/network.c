@@ -1,0 +1,25 @@
+/* All layers of a dense network over one step: the products and the attention of the other files, one after the other. */
+#include "attention/attention.h"
+#include "linear/linear.h"
+
+/* Its pool is an entry of `pools`; the other pointers are as in the calls they go to. */
+typedef struct {
+    const float *attention_norm, *ffn_norm;
+    const weights *wqkv, *wo, *w13, *w2;
+    char *cells;
+    int64_t pool;
+} layer;
+
+/* x [n_rows, dim] is replaced; `pools` say all of the attention but `cells`. gate_up holds [n_rows, 2 hidden_dim]. */
+void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                     float *gate_up, void *scratch) {
+    for (const layer *l = layers; l < layers + n_layers; l++) {
+        attention_call *a = pools + l->pool;
+        a->cells = l->cells;
+        GLUE(linear, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, scratch);
+        GLUE(attention, VARIANT)(a);
+        GLUE(linear, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, scratch);
+        GLUE(linear, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, scratch);
+        GLUE(linear, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, x, 1, scratch);
+    }
+}

@@ -1,0 +1,71 @@
+"""Kernels in Triton for CUDA devices: one file a family, imported only where `obstacle` finds nothing.
+
+On a CPU they run under Triton's interpreter, slowly, for tests: TRITON_INTERPRET=1 before such a file is imported. For
+real devices `tests/model/kernels/test_triton_compiles.py` compiles what is launched.
+"""
+
+import logging
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+OLDEST = (8, 0)
+"""The least compute capability whose tensor cores Triton uses."""
+
+
+def interpreted() -> bool:
+    """Whether kernels run under the interpreter, on any device."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def obstacle(device: torch.device) -> str | None:
+    """Why kernels cannot run on `device`, as a clause for a person; None if they can."""
+    if find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    if interpreted():
+        return None
+    if device.type != "cuda":
+        return f"runs on a CUDA device, here it is {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        return f"needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]} or more, this one has {_dotted(capability)}"
+    return try_out(device)
+
+
+@cache
+def try_out(device: torch.device) -> str | None:
+    """Why a small kernel does not work on `device`: what is said, or that its numbers are wrong; None if it does.
+
+    Triton needs a C compiler and Python's headers where it runs.
+    """
+    from model.kernels.cuda import norm
+
+    ones = torch.ones(1, 16, device=device)
+    try:
+        right = torch.allclose(norm.rms_norm(ones, ones[0], 1e-5), ones, rtol=1e-3)
+        why = None if right else "gives wrong numbers here"
+    except Exception as error:  # of Triton, of the compiler or of the driver
+        said, _, _ = str(error).partition("\n")
+        why = f"does not work here: {type(error).__name__}: {said}"
+    if why is not None:
+        log.warning("Triton %s", why)
+    return why
+
+
+def serves(x: Tensor) -> bool:
+    """Whether kernels compute what PyTorch would for x."""
+    return x.is_cuda and _free(x.device)
+
+
+@cache
+def _free(device: torch.device) -> bool:
+    return obstacle(device) is None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))

@@ -1,0 +1,51 @@
+"""bfloat16 weights as the kernels read them; activations are float32 outside and rounded to bfloat16 for the product.
+
+Each output is one chain of additions in float32, in one order of the channels: a row's result depends on no other row.
+Without kernels oneDNN multiplies, in an order of its own.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
+from model.kernels.cpu.packed import bfloat16
+from model.linear.base import Compiled
+
+ROWS = 32
+"""Rows of x that oneDNN is asked to choose its layout for; it serves any number."""
+
+
+class BFloat16Linear(Compiled):
+    """All weights in bfloat16, whatever the checkpoint has."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self._weight: Tensor | None = None  # without kernels: [n_out, n_in], in oneDNN's layout once all rows have come
+        self._missing = n_out
+
+    def take(self, first: int, rows: Matrix) -> None:
+        if self._kernels is not None:
+            self._fill(bfloat16, first, rows)
+            return
+        if self._weight is None:
+            self._weight = torch.empty(self.n_out, self.n_in, dtype=torch.bfloat16)
+        own = self._weight.narrow(0, first, len(rows))
+        for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
+            if not target.copy_(part).isfinite().all():
+                raise ValueError("a value is not finite")
+        self._missing -= len(rows)
+        if not self._missing and has_onednn():
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
+
+    def multiply_plainly(self, x: Tensor) -> Tensor:
+        """The result is left in bfloat16."""
+        assert self._weight is not None, "the weights have not come"
+        if has_onednn():
+            return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
+        return linear(x.bfloat16(), self._weight)
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN multiplies bfloat16 in a layout of its own."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,0 +1,61 @@
+"""fp8 (e4m3) weights with a scale an output; with many rows on a GPU activations too, with a scale a row.
+
+Few rows are bound by reading weights, so their activations stay as they are.
+"""
+
+import torch
+from torch import Tensor
+
+from model.kernels import cuda as triton
+from model.kernels.cuda.forms import FEW_ROWS, LARGEST, Weights
+from model.linear.base import TINY, WeightsOnly
+
+E4M3 = torch.float8_e4m3fn
+
+
+class Fp8Linear(WeightsOnly):
+    """Without a GPU the same arithmetic in PyTorch, slowly: to measure what the scheme costs in quality."""
+
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+        shape = (*count, self.n_out)
+        values = torch.empty(*shape, self.n_in, dtype=E4M3, device=device)
+        return Weights("fp8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
+
+    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+        weights.values[rows], scales = quantize(values)
+        weights.tables[0][rows] = scales[:, 0]
+
+    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+        return weights.values[rows].float() * weights.tables[0][rows, None]
+
+    def product(self, x: Tensor) -> Tensor:
+        if self.fixed or len(x) <= FEW_ROWS["fp8"]:
+            return super().product(x)
+        if triton.serves(x) and self._multiplies(x):
+            return self._scaled(x)
+        values, scales = quantize(x.float())
+        return super().product((values.float() * scales).to(x.dtype))
+
+    def _multiplies(self, x: Tensor) -> bool:
+        """Whether PyTorch has a product in fp8 for this."""
+        return x.dtype is torch.bfloat16 and self.n_in % 16 == 0 and self.n_out % 16 == 0
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        from model.kernels.cuda.convert import to_fp8
+
+        assert self.weights is not None
+        values, scales = to_fp8(x)
+        return torch._scaled_mm(
+            values,
+            self.weights.values.T,
+            scale_a=scales,
+            scale_b=self.weights.tables[0][None],
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+
+
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """rows [n, k] float32 -> e4m3 [n, k] and scales [n, 1]: the greatest magnitude of a row becomes 448."""
+    scales = rows.abs().amax(dim=1, keepdim=True).clamp_(min=TINY) / LARGEST
+    return (rows / scales).to(E4M3), scales

@@ -1,0 +1,68 @@
+"""int8 weights with a scale an output, int8 activations with a scale a row and group of 64 channels.
+
+Products are exact integers within a group, groups are added in float in order: a row's result depends on no other row.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from model.checkpoint.matrices import Matrix, parts
+from model.kernels.cpu.packed import GROUP, int8
+from model.linear.base import MOST, TINY, Compiled, quantize_rows
+
+
+def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
+    """What pack.c does, in PyTorch: weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32."""
+    done = [_quantize(rows.float()) for rows in parts(weight)]
+    rows, scales = (torch.cat(column) for column in zip(*done, strict=True))
+    return rows, scales
+
+
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    most = weight.abs().amax(dim=1)
+    if not most.isfinite().all():
+        raise ValueError("a value is not finite")
+    inverse = torch.where(most > TINY, MOST / most, 0.0)
+    return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(most > TINY, most / 127, 0.0)
+
+
+class Int8Linear(Compiled):
+    """All weights in int8, whatever the checkpoint has."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # without kernels, by first row, until all have come
+        self._groups: tuple[Tensor, Tensor] | None = None  # without kernels: see `_group`
+
+    def take(self, first: int, rows: Matrix) -> None:
+        if self._kernels is None:
+            self._take_plainly(first, rows)
+        else:
+            self._fill(int8, first, rows)
+
+    def _take_plainly(self, first: int, rows: Matrix) -> None:
+        self._parts[first] = quantize(rows)
+        if sum(len(scales) for _, scales in self._parts.values()) == self.n_out:
+            done = [self._parts.pop(at) for at in sorted(self._parts)]
+            weight, scales = (torch.cat(column) for column in zip(*done, strict=True))
+            self._groups = _group(weight), scales
+
+    def multiply_plainly(self, x: Tensor) -> Tensor:
+        assert self._groups is not None, "the weights have not come"
+        return _multiply(x, *self._groups)
+
+
+def _group(weight: Tensor) -> Tensor:
+    """weight [n, k] -> [k/64, 64, n], padded with zeros to whole groups."""
+    whole = pad(weight, (0, -weight.shape[1] % GROUP))
+    return whole.unflatten(1, (-1, GROUP)).permute(1, 2, 0).contiguous()
+
+
+def _multiply(x: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
+    """What linear.c computes, in plain PyTorch: x [T, k] times groups [k/64, 64, n]."""
+    rows, row_scales = quantize_rows(pad(x, (0, -x.shape[1] % GROUP)), GROUP)
+    total = torch.zeros(len(x), groups.shape[2])
+    for g, part in enumerate(rows.split(GROUP, dim=1)):
+        total.addcmul_(torch._int_mm(part.contiguous(), groups[g]).float(), row_scales[:, g : g + 1])
+    return total.mul_(scales)

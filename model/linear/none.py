@@ -1,0 +1,35 @@
+"""Weights as they are."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from model.kernels.cuda.forms import Weights
+from model.linear.base import Floats
+from model.linear.norm import RMSNorm
+
+
+class Linear(Floats):
+    """`weight` [n_out, n_in], on the default device and dtype."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self.weight = nn.Parameter(torch.empty(n_out, n_in))
+
+    @property
+    def weights(self) -> Weights | None:
+        return None if self.weight is None else Weights("plain", self.weight)
+
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+        return Weights("plain", torch.empty(*count, *self.weight.shape, dtype=dtype, device=device))
+
+    def settle(self, weights: Weights) -> None:
+        self.weight = nn.Parameter(weights.values, requires_grad=False)
+
+    def product(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        if onto is None or not x.is_cuda or self._in_kernel(x):
+            return super().forward(x, norm, onto)
+        return onto.addmm_(x if norm is None else norm(x), self.weight.T)  # the product's own epilogue adds

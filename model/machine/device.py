@@ -1,0 +1,81 @@
+"""Which device and number format a model runs in, and how much memory is free there."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.errors import OptionError
+from model.memory import sizes as memory
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+NATIVE_FLAGS = {
+    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
+    torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""Flags in /proc/cpuinfo (x86 and ARM) of processors that multiply this format themselves."""
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for `name`; "auto" is CUDA where there is one. Raises OptionError."""
+    if name not in DEVICES:
+        raise OptionError(f"--device {name} is not known, choose one of: {', '.join(DEVICES)}")
+    present = torch.cuda.is_available()
+    if name == "cuda" and not present:
+        raise OptionError(f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; use --device cpu")
+    return torch.device("cuda" if present and name != "cpu" else "cpu")
+
+
+def choose_dtype(name: str, own: str, device: torch.device) -> torch.dtype:
+    """The format for `name`; "auto" is the checkpoint's `own` where the device computes it natively.
+
+    Otherwise float32 on a CPU and float16 on a GPU without bfloat16. Raises OptionError for an unknown name.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise OptionError(f"--dtype {name} is not known, choose one of: auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    dtype = DTYPES[own]
+    if device.type == "cuda":
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.float16
+        return dtype
+    return dtype if native(dtype) else torch.float32
+
+
+def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this processor multiplies `dtype` itself."""
+    if dtype is torch.float32:
+        return True
+    if not cpuinfo.exists():
+        return False
+    lines = cpuinfo.read_text().splitlines()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not NATIVE_FLAGS[dtype].isdisjoint(flags.split())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes free on the device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_memory()
+
+
+class Fetch:
+    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "bfloat16" for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,171 @@
+"""What a model takes and how many sequences fit beside it, from its configuration and options. No torch, no weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.batch import PoolSpec
+from model.checkpoint.families import read_config
+from model.checkpoint.gguf.index import INDEX, read_index
+from model.config import ModelConfig, RunnerOptions
+from model.memory import sizes as memory
+from model.memory.sizes import BLOCK_BITS, INT4_BITS, PoolPlan
+
+PAGE_SIZE = 32
+"""Positions of a page."""
+CONTEXT_BYTES = 2**29
+"""About what a GPU's driver keeps for a process."""
+VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
+"""1k, 4k, 8k, 32k, 128k, 512k, 2M tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeed:
+    """Keys and values of all layers of one window: bytes of a position and a page, and how many pages there will be."""
+
+    window: int | None
+    layers: int
+    token_bytes: int
+    page_bytes: int
+    n_pages: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Sequences of so many tokens: what one of them takes, and how many there is room for."""
+
+    tokens: int
+    n_bytes: int
+    sequences: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
+
+    `step` is about what a step of `step_tokens` of `step_sequences` takes beside the rest (of a GPU its context too),
+    `cache` what is left for pages; `context` is the longest sequence that the model allows or that was asked for,
+    `served` the longest that fits.
+    """
+
+    parameters: int
+    scheme: str
+    dtype: str
+    kv_dtype: str
+    weights: int
+    token: int
+    step: int
+    step_tokens: int
+    step_sequences: int
+    page_size: int
+    context: int
+    pools: tuple[PoolNeed, ...]
+    fits: tuple[Fit, ...]
+    memory: int | None
+    cache: int | None
+    served: int | None
+
+
+def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Plan:
+    """For `options.device` "cpu" or "cuda" with `total` bytes, of the model in `directory`: its weights are not read.
+
+    Takes for granted that the device computes the model's own format, and a CPU that its kernels are compiled.
+    Raises ModelError for a configuration that is not supported.
+    """
+    index = read_index(directory) if (directory / INDEX).is_file() else None
+    config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
+    scheme = _scheme(options, quantized=index is not None and index.quantized)
+    dtype = _dtype(options, config, scheme)
+    on_gpu = options.device == "cuda"
+    form = "bfloat16" if scheme == "none" and dtype == "bfloat16" and not on_gpu else scheme  # as `quant.form`
+    bits = _bits(form, options.device, config, BLOCK_BITS["Q4_1"] if index is None else index.block_bits)
+    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
+    max_sequences, max_step_tokens = options.step_limits(options.device)
+    sizes = PoolPlan(
+        config,
+        PAGE_SIZE,
+        _head_bytes(kv_dtype, config.head_dim),
+        max_step_tokens,
+        max_sequences,
+    )
+    weights = memory.weight_bytes(config, VALUE_BYTES[dtype], bits, head=not on_gpu)
+    step = sizes.step_bytes(VALUE_BYTES[dtype] if on_gpu or form == "none" else 4) + CONTEXT_BYTES * on_gpu
+    sizes.check_length(options.max_model_len)
+    context = options.max_model_len or config.max_position
+    cache = None if total is None else _cache(options, total, weights, step)
+    served = None if cache is None else min(context, sizes.longest(cache, context * sizes.position_bytes))
+    if served and not on_gpu and options.cache_memory is None:
+        cache = min(cache or 0, sizes.most_useful(served))
+    specs = sizes.pools(served, cache) if served and cache else ()
+    return Plan(
+        parameters=config.n_parameters,
+        scheme=scheme,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        weights=weights,
+        token=sum(sizes.page_bytes(window) for window in config.pool_windows) // PAGE_SIZE,
+        step=step,
+        step_tokens=max_step_tokens,
+        step_sequences=max_sequences,
+        page_size=PAGE_SIZE,
+        context=context,
+        pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
+        fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context)),
+        memory=total,
+        cache=cache,
+        served=served,
+    )
+
+
+def _lengths(context: int) -> list[int]:
+    return [*(length for length in LENGTHS if length < context), context]
+
+
+def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:
+    """Bytes for keys and values."""
+    if options.cache_memory is not None:
+        return options.cache_memory
+    if options.device == "cuda":
+        return memory.gpu_budget(total, weights + step, options.gpu_memory_utilization)
+    return int(max(0, total - weights) * memory.CPU_SHARE)
+
+
+def _need(sizes: PoolPlan, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:
+    page_bytes = sizes.page_bytes(window)
+    n_pages = next((spec.n_pages for spec in specs if spec.window == window), None)
+    return PoolNeed(window, sizes.config.windows.count(window), page_bytes // PAGE_SIZE, page_bytes, n_pages)
+
+
+def _fit(sizes: PoolPlan, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
+    room = min((spec.n_pages // sizes.pages(spec.window, length) for spec in specs), default=0)
+    return Fit(length, sizes.bytes_for(length), room if known else None)
+
+
+def _scheme(options: RunnerOptions, *, quantized: bool) -> str:
+    """As `quant.choose` does."""
+    if options.quantize != "auto":
+        return options.quantize
+    if options.device == "cuda" or options.dtype != "auto":
+        return "none"
+    return "int4" if quantized else "int8"
+
+
+def _dtype(options: RunnerOptions, config: ModelConfig, scheme: str) -> str:
+    """Of what is not quantized."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bfloat16" if scheme != "none" and options.device == "cpu" else config.dtype
+
+
+def _bits(scheme: str, device: str, config: ModelConfig, block_bits: float) -> float | None:
+    """As `quant.bits` has them: a scale for each output, or on a GPU scale and zero for each group of 64 channels."""
+    int4 = block_bits if device == "cpu" else INT4_BITS
+    by_rows = 8 + 32 / config.dim
+    return {"none": None, "bfloat16": 16, "int8": by_rows, "fp8": by_rows, "int4": int4}[scheme]
+
+
+def _head_bytes(kv_dtype: str, head_dim: int) -> int:
+    """As `Attention.head_bytes` has them: int8 keeps a scale beside each head."""
+    if kv_dtype == "int8":
+        return -(-head_dim // 16) * 16 + 4
+    return head_dim * VALUE_BYTES.get(kv_dtype, 1)

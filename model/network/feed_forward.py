@@ -1,0 +1,19 @@
+"""The SwiGLU feed-forward."""
+
+from torch import Tensor, nn
+
+from model.linear.norm import RMSNorm
+from model.linear.projection import make_linear
+
+
+class FeedForward(nn.Module):
+    """SwiGLU block `w2(silu(w1 x) * w3 x)`; w1 and w3 are one projection."""
+
+    def __init__(self, dim: int, hidden_dim: int, scheme: str = "none") -> None:
+        super().__init__()
+        self.w13 = make_linear(dim, 2 * hidden_dim, scheme=scheme)
+        self.w2 = make_linear(hidden_dim, dim, scheme=scheme)
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
+        return self.w13.feed(x, norm, self.w2, onto)  # [T, dim]

@@ -1,0 +1,77 @@
+"""Sparse mixture of experts (Mixtral, arXiv 2401.04088)."""
+
+import torch
+from torch import Tensor, nn
+
+from model.kernels import cuda as triton
+from model.kernels.cuda.forms import Weights
+from model.linear import in_floats
+from model.linear.base import Floats
+from model.linear.norm import RMSNorm
+from model.linear.projection import make_linear
+from model.network.feed_forward import FeedForward
+
+
+def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts]."""
+    chosen, experts = logits.topk(k, dim=-1)
+    return experts, chosen.float().softmax(dim=-1)
+
+
+class MoE(nn.Module):
+    """Each token goes to its `n_used` best experts; their outputs are summed by the gate's weights."""
+
+    def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
+        super().__init__()
+        self.n_used = n_used
+        self._exact = not in_floats(scheme)
+        self._stacked: tuple[Weights, Weights] | None = None
+        self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
+        self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+
+    def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Keep the weights of all experts in one piece, as the GPU's kernels want them."""
+        w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
+        self._stacked = w13, w2
+
+    def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> Weights:
+        parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
+        weights = parts[0].room((len(parts),), dtype, device)
+        for i, part in enumerate(parts):
+            part.settle(weights[i])
+        return weights
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """The gate's logits [T, n_experts]; where the experts' bits do not depend on other rows, nor do these."""
+        if not self._exact:
+            return self.gate(x)
+        weight: Tensor = self.gate.weight  # type: ignore[assignment]
+        return torch.stack([(x * row).sum(dim=-1) for row in weight], dim=1)
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
+        x = x if norm is None else norm(x)
+        if self._stacked is not None and triton.serves(x):
+            return self._grouped(x, *self._stacked, onto)
+        experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
+        order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
+        counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
+        groups = x.index_select(0, order // self.n_used).split(counts)  # n_experts x [n, dim]
+        results = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)])
+        y = torch.empty_like(results)
+        y[order] = results  # back to (token, choice) order
+        weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
+        y = weighted.sum(dim=1)  # [T, dim]
+        return y if onto is None else onto.add_(y)
+
+    def _grouped(self, x: Tensor, w13: Weights, w2: Weights, onto: Tensor | None) -> Tensor:
+        """The same on a GPU, in four kernels, of which none waits for the host."""
+        from model.kernels.cuda import product, routing
+
+        n_pairs = len(x) * self.n_used
+        fixed = bool(self.gate.fixed)
+        tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed=fixed)
+        plan = routing.plan(self.gate(x), self.n_used, tile.rows)
+        inner = product.grouped(x, w13, plan.slots, plan.experts, self.n_used, tile, n_pairs, gated=True)
+        y = product.grouped(inner, w2, plan.slots, plan.experts, 1, tile, n_pairs, gated=False)  # [T * k, dim]
+        return routing.join(y, plan.shares, onto)

@@ -1,0 +1,104 @@
+"""One Transformer for all families: pre-norm blocks of grouped-query attention and SwiGLU, dense or sparse.
+
+T is the number of new tokens of a step, of all sequences, packed without padding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.attention.base import Attention
+from model.attention.cache import LayerCache, PagePools
+from model.config import ModelConfig
+from model.linear import in_floats
+from model.linear.norm import RMSNorm
+from model.linear.projection import make_linear
+from model.network.feed_forward import FeedForward
+from model.network.moe import MoE
+from model.step.packing import PackedInputs
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention; q, k and v are one projection."""
+
+    def __init__(self, config: ModelConfig, scheme: str) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.head_dim = config.head_dim
+        n_rows = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        self.wqkv = make_linear(config.dim, n_rows, scheme=scheme)
+        self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
+
+    def forward(
+        self, x: Tensor, norm: RMSNorm, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any
+    ) -> Tensor:
+        """x [T, dim] with attention(norm(x)) added in place."""
+        qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
+        seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
+        return self.wo(seen.flatten(1), onto=x)  # [T, dim]
+
+
+class Block(nn.Module):
+    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`."""
+
+    def __init__(self, config: ModelConfig, scheme: str) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = SelfAttention(config, scheme)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward: nn.Module = (
+            MoE(config.dim, config.hidden_dim, config.n_experts, config.n_experts_per_token, scheme)
+            if config.n_experts
+            else FeedForward(config.dim, config.hidden_dim, scheme)
+        )
+
+    def forward(self, x: Tensor, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
+        x = self.attention(x, self.attention_norm, turn, attention, cache, prepared)  # [T, dim], in place
+        return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
+
+
+class Transformer(nn.Module):
+    """Tokens to logits. Built without values (use the meta device); `weights.load` fills it."""
+
+    def __init__(self, config: ModelConfig, scheme: str = "none") -> None:
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
+        self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        head = "none" if in_floats(scheme) else scheme
+        self.output = make_linear(config.dim, config.vocab_size, scheme=head)
+        if config.tied_head and head == "none":
+            self.output.weight = self.tok_embeddings.weight
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(
+        self,
+        inputs: PackedInputs,
+        table: Tensor,
+        attention: Attention,
+        pools: PagePools,
+        fused: Callable[[Tensor, Tensor, list[Any]], Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
+
+        `table` [max_model_len, 2, head_dim/2] is `rope.rotation_table`; `fused`, of fused.py, does all layers at once.
+        """
+        prepared = [attention.prepare(pool) for pool in inputs.pools]
+        turn = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
+        x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
+        if fused is not None:
+            return fused(x, turn, prepared)
+        for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
+            x = layer(x, turn, attention, cache, prepared[pool])
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32."""
+        return self.output(hidden, self.norm).float()

@@ -1,0 +1,145 @@
+"""Checkpoint tensors into a Transformer: reorder, fuse, cast, assign; nothing missing, nothing left over."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from model.attention.rope import adjacent_to_half
+from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
+from model.config import ModelConfig
+from model.errors import ModelError
+from model.linear.base import Compiled, WeightsOnly
+from model.network.moe import MoE
+from model.network.transformer import Transformer
+
+EMBEDDINGS = "tok_embeddings.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint tensor goes: rows `first..first+shape[0]-1` of a parameter.
+
+    `head_dim` is set for tensors whose rows are rotated and may need reordering.
+    """
+
+    parameter: str
+    first: int
+    shape: tuple[int, ...]
+    head_dim: int | None = None
+
+
+def load(
+    model: Transformer,
+    config: ModelConfig,
+    rotation: str,
+    tensors: Iterable[tuple[str, Matrix]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+    embeddings: torch.dtype | None = None,
+) -> None:
+    """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
+
+    `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
+    The embeddings are kept in the format `embeddings`, or as all else in `dtype`.
+    Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
+    """
+    _reserve(model, dtype, device)
+    missing = dict(places(config))
+    n_places = len(missing)
+    for name, tensor in tensors:
+        place = missing.pop(name, None)
+        if place is None:
+            raise ModelError(f"the checkpoint has a tensor {name!r} that a {config.family} model has no place for")
+        if tuple(tensor.shape) != place.shape:
+            raise ModelError(
+                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration asks for {list(place.shape)}"
+            )
+        if rotation == "adjacent" and place.head_dim is not None:
+            tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
+        of_embeddings = place.parameter == EMBEDDINGS
+        try:
+            _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
+            if of_embeddings and config.tied_head:
+                _tie(model, tensor)
+        except ValueError as error:
+            raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}") from error
+        progress(1 - len(missing) / n_places)
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the checkpoint lacks the tensor {min(missing)!r}{others}")
+
+
+def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
+    """Memory of the weights that are not taken one by one when they arrive."""
+    for module in model.modules():
+        if isinstance(module, MoE) and device.type == "cuda":
+            module.reserve(dtype, device)
+        elif isinstance(module, WeightsOnly) and module.weights is None:
+            module.settle(module.room((), dtype, device))
+
+
+def _tie(model: Transformer, embeddings: Matrix) -> None:
+    """The head is the embeddings themselves, or a quantized copy of them."""
+    if isinstance(model.output, Compiled):
+        model.output.take(0, embeddings)
+    else:
+        model.output.weight = model.tok_embeddings.weight
+
+
+def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
+    """Into the parameter's memory, which is reserved when the first of its parts arrives."""
+    path, _, leaf = place.parameter.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, Compiled | WeightsOnly):
+        module.take(place.first, rows)
+        return
+    parameter = getattr(module, leaf)
+    if parameter.is_meta:
+        parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
+        setattr(module, leaf, parameter)
+    own = parameter.data.narrow(0, place.first, len(rows))
+    for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
+        target.copy_(part)
+
+
+def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    """Every tensor of a checkpoint by its native name."""
+    dim = config.dim
+    yield EMBEDDINGS, Place(EMBEDDINGS, 0, (config.vocab_size, dim))
+    for layer in range(config.n_layers):
+        prefix = f"layers.{layer}"
+        yield from _attention_places(f"{prefix}.attention", config)
+        for name in (f"{prefix}.attention_norm.weight", f"{prefix}.ffn_norm.weight"):
+            yield name, Place(name, 0, (dim,))
+        if not config.n_experts:
+            yield from _feed_forward_places(f"{prefix}.feed_forward", config)
+            continue
+        gate = f"{prefix}.feed_forward.gate.weight"
+        yield gate, Place(gate, 0, (config.n_experts, dim))
+        for expert in range(config.n_experts):
+            yield from _feed_forward_places(f"{prefix}.feed_forward.experts.{expert}", config)
+    yield "norm.weight", Place("norm.weight", 0, (dim,))
+    if not config.tied_head:
+        yield "output.weight", Place("output.weight", 0, (config.vocab_size, dim))
+
+
+def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    parts = (
+        ("wq", 0, q_rows, config.head_dim),
+        ("wk", q_rows, kv_rows, config.head_dim),
+        ("wv", q_rows + kv_rows, kv_rows, None),
+    )
+    for name, first, rows, head_dim in parts:
+        yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), head_dim)
+    yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
+
+
+def _feed_forward_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    shape = (config.hidden_dim, config.dim)
+    yield f"{prefix}.w1.weight", Place(f"{prefix}.w13.weight", 0, shape)
+    yield f"{prefix}.w3.weight", Place(f"{prefix}.w13.weight", config.hidden_dim, shape)
+    yield f"{prefix}.w2.weight", Place(f"{prefix}.w2.weight", 0, (config.dim, config.hidden_dim))

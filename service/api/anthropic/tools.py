@@ -1,0 +1,91 @@
+"""Tools in Anthropic's words, and what they are in chat's."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
+from service.schema.generation import MAX_NAME
+from service.schema.harmless import HARMLESS_TEXT_BLOCK, HARMLESS_TOOL_OFFER, HARMLESS_TOOL_RESULT, HARMLESS_TOOL_USE
+from service.schema.tools import NAME
+
+Json = dict[str, Any]
+
+
+class TextBlock(Body):
+    harmless = HARMLESS_TEXT_BLOCK
+    type: Literal["text"] = Field(description='"text".')
+    text: str = Field(description="Blocks are joined without a space.")
+
+
+Texts = Annotated[
+    str | Annotated[Items[TextBlock], Field(max_length=MAX_ITEMS)],
+    expect(
+        f"a string or a list of at most {MAX_ITEMS} blocks {{'type': 'text', 'text': ...}} (images are not supported)"
+    ),
+]
+
+
+def text_of(content: str | list[Any] | None) -> str:
+    """The texts among blocks."""
+    if isinstance(content, list):
+        return "".join(block.text for block in content if isinstance(block, TextBlock))
+    return content or ""
+
+
+class ToolUse(Body):
+    """A call of an earlier answer."""
+
+    harmless = HARMLESS_TOOL_USE
+    type: Literal["tool_use"] = Field(description='"tool_use".')
+    id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the tool's result refers to.")
+    name: str = Field(max_length=64, description="The tool's.")
+    input: Json = Field(description="The arguments.")
+
+    def as_chat(self) -> Json:
+        return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input)}}
+
+
+class ToolResult(Body):
+    """What a tool answered."""
+
+    harmless = HARMLESS_TOOL_RESULT
+    type: Literal["tool_result"] = Field(description='"tool_result".')
+    tool_use_id: str = Field(max_length=MAX_NAME, description="The call's id.")
+    content: Texts | None = optional("A string, or a list of text blocks.")
+    is_error: bool | None = optional('The model is told so: "Error: " goes before the content.')
+
+    def as_chat(self) -> Json:
+        content = ("Error: " if self.is_error else "") + text_of(self.content)
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
+
+
+class ToolOffer(Body):
+    harmless = HARMLESS_TOOL_OFFER
+    type: Literal["custom"] | None = optional('"custom"; the tools of Anthropic are not here.')
+    name: str = Field(pattern=NAME, description="Up to 64 letters, digits, `_`, `-`, `.`.")
+    description: str | None = optional("What the model is told of it.")
+    input_schema: Json = Field(description="A JSON schema of an object.")
+    strict: bool | None = optional("The input of a call that the model makes by itself keeps to the schema too.")
+
+    def as_chat(self) -> Json:
+        about = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
+        return {"type": "function", "function": {"name": self.name, **about}}
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"] = Field(description="auto, any, none or tool.")
+    name: str | None = optional("With type tool: which.", max_length=64)
+    disable_parallel_tool_use: bool | None = optional("One call at most. Default: false.")
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if (self.name is None) == (self.type == "tool"):
+            raise unsupported("name", f"name goes with type tool and only with it, got type {self.type}")
+        return self
+
+    def as_chat(self) -> Json:
+        named = {"type": "function", "function": {"name": self.name}}
+        choice = {"auto": "auto", "any": "required", "none": "none", "tool": named}[self.type]
+        return {"tool_choice": choice, "parallel_tool_calls": not self.disable_parallel_tool_use}

@@ -1,0 +1,52 @@
+"""What a client may ask of `POST /v1/embeddings`, and its order to the engine."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from model.sampling_params import SamplingParams
+from service.api.encoding import check_prompt, encode_text
+from service.generation.choice import Order, Prompt
+from service.generation.served import ServedModel
+from service.http.errors import InvalidRequest
+from service.schema.fields import Body, optional
+from service.schema.generation import MAX_USER, Prompts, check_prompts, listed
+from service.schema.harmless import HARMLESS_EMBEDDINGS
+
+
+class EmbeddingsBody(Body):
+    """`POST /v1/embeddings`."""
+
+    harmless = HARMLESS_EMBEDDINGS
+    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    input: Prompts = Field(description="A string, a list of strings, token ids, a list of those; at most 1024 prompts.")
+    encoding_format: Literal["float", "base64"] | None = optional(
+        "Numbers, or the bytes of little-endian float32 numbers in base64. Default: float."
+    )
+    dimensions: int | None = optional("Only the model's own width.", ge=1, le=2**31 - 1)
+    pooling: Literal["mean", "last"] | None = optional(
+        "Of the hidden states of all tokens, or the last's. Default: mean."
+    )
+    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+
+    @property
+    def end_user(self) -> str | None:
+        return self.user
+
+    def check(self) -> None:
+        check_prompts("input", listed(self.input))
+
+
+def order_embeddings(body: EmbeddingsBody, served: ServedModel) -> Order:
+    """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
+    if body.dimensions not in (None, served.info.dim):
+        message = f"dimensions must be {served.info.dim}, the width of this model, got {body.dimensions}"
+        raise InvalidRequest(message, param="dimensions")
+    params = SamplingParams(max_tokens=0, embed=body.pooling or "mean")
+    return Order(tuple(_prompt(item, served) for item in listed(body.input)), params, 1)
+
+
+def _prompt(item: str | list[int], served: ServedModel) -> Prompt:
+    tokens = encode_text(served, item, param="input") if isinstance(item, str) else item
+    check_prompt(tokens, 0, served, "input")
+    return Prompt(tokens)

@@ -1,0 +1,166 @@
+"""Load for any OpenAI endpoint: streamed requests, closed loop or Poisson arrivals, one measured `Result` each."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.commands.bench.connections import CannotConnect, Connections
+from service.commands.endpoint import error_message
+
+Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send and how fast. `rate` (requests a second, Poisson) replaces the `concurrency` of a closed loop.
+
+    Each of `bodies` is one request's JSON; `timeout` is seconds for a whole request.
+    """
+
+    path: str
+    bodies: tuple[dict[str, Any], ...]
+    concurrency: int
+    rate: float | None
+    seed: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One request. `start` counts from the load's, `arrivals` (one per piece of text) and `seconds` from the request's.
+
+    `counted` tells that the server reported usage; without it `completion_tokens` is the number of pieces.
+    """
+
+    start: float
+    seconds: float
+    arrivals: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    counted: bool = False
+    error: str | None = None
+    detail: str = ""
+
+
+class AnswerError(Exception):
+    """An answer that is not one: `kind` groups it, the message is the server's own."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _Answer:
+    """The stream of one answer, as it is read."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.arrivals: list[float] = []
+        self.usage: dict[str, Any] = {}
+        self.complete = False
+        self._rest = b""  # a line that has not ended; of an error, the whole body
+
+    def feed(self, status: int, data: bytes) -> None:
+        """Take a part of the body. Raises AnswerError for an error event, ValueError for what is no JSON."""
+        self._rest += data
+        if status == 200:
+            *lines, self._rest = self._rest.split(b"\n")
+            now = time.perf_counter() - self.start
+            for line in lines:
+                if line.startswith(b"data:"):
+                    self._take(line[5:].strip(), now)
+
+    def check(self, status: int) -> None:
+        """Raise AnswerError, with the server's own message if it has one, unless this is a whole answer."""
+        if status != 200:
+            raise AnswerError(f"http_{status}", error_message(self._rest))
+        if not self.complete:
+            raise AnswerError("incomplete", "the stream ended without [DONE]")
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self.complete = True
+            return
+        event = orjson.loads(data)
+        if "error" in event:
+            raise AnswerError("stream_error", error_message(event))
+        if event.get("usage"):
+            self.usage = event["usage"]
+        if any(_has_text(choice) for choice in event.get("choices", ())):
+            self.arrivals.append(now)
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta", choice)
+    return any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls"))
+
+
+async def send(connections: Connections, load: Load, body: dict[str, Any], begun: float) -> Result:
+    """Ask once and measure; a failure is a result too."""
+    answer = _Answer()
+    kind, detail = None, ""
+    try:
+        async with asyncio.timeout(load.timeout):
+            answer.check(await connections.post(load.path, body, answer.feed))
+    except AnswerError as error:
+        kind, detail = error.kind, str(error)
+    except TimeoutError:
+        kind, detail = "timeout", f"no complete answer within {load.timeout:g} s"
+    except CannotConnect as error:
+        kind, detail = "connect", str(error)
+    except OSError as error:
+        kind, detail = "disconnected", str(error) or type(error).__name__
+    except ValueError as error:
+        kind, detail = "not_json", str(error)
+    usage = answer.usage
+    return Result(
+        start=answer.start - begun,
+        seconds=time.perf_counter() - answer.start,
+        arrivals=tuple(answer.arrivals),
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens", len(answer.arrivals)),
+        counted="completion_tokens" in usage,
+        error=kind,
+        detail=detail,
+    )
+
+
+async def run(connections: Connections, load: Load, on_result: Callable[[Result], None]) -> list[Result]:
+    """Send every body; results come in the order they finish, to `on_result` as they do."""
+    begun, results = time.perf_counter(), list[Result]()
+
+    async def one(body: dict[str, Any]) -> None:
+        results.append(await send(connections, load, body, begun))
+        on_result(results[-1])
+
+    await (_closed_loop(load, one) if load.rate is None else _open_loop(load, one, begun))
+    return results
+
+
+async def _closed_loop(load: Load, one: Send) -> None:
+    waiting = iter(load.bodies)
+
+    async def worker() -> None:
+        for body in waiting:
+            await one(body)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(load.concurrency, len(load.bodies))):
+            group.create_task(worker())
+
+
+async def _open_loop(load: Load, one: Send, begun: float) -> None:
+    due = 0.0
+    draw = random.Random(load.seed)
+    async with asyncio.TaskGroup() as group:
+        for body in load.bodies:
+            await asyncio.sleep(begun + due - time.perf_counter())  # from the start, so that delays do not add up
+            group.create_task(one(body))
+            due += draw.expovariate(load.rate or 1.0)

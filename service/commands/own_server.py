@@ -1,0 +1,98 @@
+"""A server for one terminal: started on a free port of 127.0.0.1, ended with the chat that wanted it."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+import httpx
+
+from model.errors import OptionError
+from service.commands.endpoint import headers
+from service.engine.__main__ import die_with_parent
+from service.engine.process import HOME
+
+POLL_SECONDS = 0.1
+END_SECONDS = 10.0
+# Of the user's environment all NORIA_* reaches the server, except what would make it another than this chat expects.
+NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE")
+
+
+@contextmanager
+def embedded_server(
+    model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = ()
+) -> Iterator[httpx.Client]:
+    """`noria serve MODEL FLAGS` as a child process; a client of it once it is ready.
+
+    `on_loading(stage, fraction)` follows its start. Only this chat has its key. Raises OptionError with the server's
+    own last line when it ends before it is ready.
+    """
+    port, key = _free_port(), secrets.token_urlsafe(32)
+    with tempfile.TemporaryFile() as log:
+        process = _start([*([model] if model else []), *flags], port, key, log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=url, headers=headers(key), timeout=None, trust_env=False) as client:
+                while not _ready(client, on_loading):
+                    if process.poll() is not None:
+                        raise OptionError(_last_line(log) or f"the server ended with exit code {process.returncode}")
+                    time.sleep(POLL_SECONDS)
+                yield client
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C stops an answer and not the server. To be called before any thread."""
+    command = [sys.executable, "-P", "-m", "service", "serve", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
+    # With -P, a folder named "model" or "service" where the user stands does not shadow ours.
+    path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"],
+        env=environment | {"NORIA_API_KEY": key, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def _ready(client: httpx.Client, on_loading: Callable[[str, float], None]) -> bool:
+    try:
+        response = client.get("/ready")
+    except httpx.TransportError:
+        on_loading("starting", 0.0)  # it does not listen yet
+        return False
+    if not response.is_success:
+        state = response.json()
+        on_loading(state.get("stage") or "starting", state.get("progress") or 0.0)
+    return response.is_success
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("noria: ") if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

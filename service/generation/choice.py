@@ -1,0 +1,202 @@
+"""One sequence of a request: what was asked, and the engine's updates turned into text and scores."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from model.batch import TokenLogprob
+from model.sampling_params import SamplingParams
+from service.engine.mailbox import Mailbox
+from service.engine.messages import Update
+from service.generation.text import TextStream
+from service.http.errors import ApiError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
+
+    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
+    """
+
+    tokens: list[int]
+    echo: str | None = None
+    starts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
+
+    `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
+    alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
+    `timeout` seconds from the request's arrival.
+    `grammar_field` is what the request calls its grammar, `shown_control` names control tokens that are text here.
+    """
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    n: int
+    kept: int | None = None
+    starts_message: bool = False
+    scores_end: bool = False
+    return_token_ids: bool = False
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
+    grammar_field: str | None = None
+    shown_control: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token of the text, its logprob (None: the first of a prompt) and where in the text it starts."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    start: int
+
+
+class Delta(NamedTuple):
+    """What one update added to a choice. `finish` is "stop", "length" or "timeout" with the last one.
+
+    `tokens` are the ids that were generated; `prompt_tokens` and `prompt_logprobs` (of all tokens but the first) come
+    with the first one: each if it was asked for. `stop` is the stop string that ended the text, `embedding` what was
+    asked for in place of text: with the last one. `progress` is that of the prompt, before the first token.
+    """
+
+    text: str = ""
+    scored: tuple[Scored, ...] = ()
+    finish: str | None = None
+    tokens: tuple[int, ...] = ()
+    prompt_tokens: list[int] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    stop: str | None = None
+    embedding: tuple[float, ...] = ()
+    progress: dict[str, int] | None = None
+
+    def __bool__(self) -> bool:
+        shown = self.text or self.scored or self.finish or self.tokens or self.progress
+        return bool(shown) or self.prompt_logprobs is not None
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Successive deltas of one choice as one."""
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        tuple(item for delta in deltas for item in delta.scored),
+        deltas[-1].finish,
+        tuple(token for delta in deltas for token in delta.tokens),
+        deltas[0].prompt_tokens,
+        deltas[0].prompt_logprobs,
+        deltas[-1].stop,
+        deltas[-1].embedding,
+        deltas[-1].progress,
+    )
+
+
+class Choice:
+    """One sequence: turns the engine's updates into text. `index` is its place in the answer."""
+
+    def __init__(self, index: int, prompt: Prompt, order: Order, mailbox: Mailbox, text: TextStream) -> None:
+        self.index = index
+        self.mailbox = mailbox
+        self.n_generated = 0
+        self.last_token: float | None = None  # when the latest tokens came, on the clock of perf_counter
+        self._prompt = prompt
+        self._order = order
+        self._scores = order.params.logprobs is not None
+        self._text = text
+        self._offset = 0
+        self._opened = prompt.echo is None and not order.return_token_ids and order.prompt_logprobs is None
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text is held back
+        self._total_logprob = 0.0
+        self._cached = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """Over all generated tokens; needs `SamplingParams.logprobs`."""
+        return self._total_logprob / max(1, self.n_generated)
+
+    def absorb(self, update: Update) -> Delta:
+        """Take an update in. With a stop string the sequence ends here: the engine is told to forget it."""
+        if update.finish == "error":
+            if update.failure is not None:
+                raise InvalidRequest(update.failure, code="grammar_failed")
+            raise ApiError("the engine could not compute this request", code="engine_error")
+        self._prompt_logprobs += update.prompt_logprobs
+        self._cached = self._cached if update.cached is None else update.cached
+        progress = None if update.processed is None else self._progress(update.processed)
+        if not update.tokens and update.finish is None:
+            return Delta(progress=progress)
+        opening = None if self._opened else self._open()
+        before = self.n_generated
+        cut = self._push(update)
+        finish = "stop" if cut else update.finish
+        text, starts = self._text.take(final=finish is not None)
+        scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
+        tokens = update.tokens[: self.n_generated - before] if self._order.return_token_ids else ()
+        delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
+        return delta if opening is None else joined((opening, delta))
+
+    def _progress(self, processed: int) -> dict[str, int]:
+        """llama.cpp's: tokens of the prompt, those that the cache gave, those that are computed or were."""
+        return {"total": len(self._prompt.tokens), "cache": self._cached, "processed": processed}
+
+    def _push(self, update: Update) -> bool:
+        """Push the update's tokens; whether a stop string ended the text. A stop token has no text, as a rule."""
+        params = self._order.params
+        visible = len(update.tokens) - (update.finish == "stop" and not params.include_stop_str_in_output)
+        n_tokens, ended = len(update.tokens), False
+        for index, token in enumerate(update.tokens[:visible]):
+            if self._text.push(token):
+                n_tokens, ended = index + 1, True
+                self.mailbox.close()
+                break
+        self.n_generated += n_tokens
+        if self._scores:
+            scored = n_tokens if self._order.scores_end else min(n_tokens, visible)
+            self._waiting.extend(update.logprobs[:scored])
+            self._total_logprob += sum(item.logprob for item in update.logprobs[:n_tokens])
+        return ended
+
+    def _score(self, starts: Sequence[int], *, end: bool) -> tuple[Scored, ...]:
+        """The tokens whose text is shown; at an `end` that no stop string made, the stop token too."""
+        offset = self._offset
+        scored = [_scored(self._waiting.popleft(), offset + start) for start in starts]
+        if end and self._waiting:
+            scored.append(_scored(self._waiting.popleft(), offset + self._text.length))
+        return tuple(scored)
+
+    def _open(self) -> Delta:
+        """What comes before the first token: the prompt, as far as it was asked for."""
+        self._opened = True
+        text = self._prompt.echo or ""
+        self._offset = len(text)
+        asked = self._order.prompt_logprobs
+        return Delta(
+            text,
+            self._echoed() if self._prompt.starts else (),
+            prompt_tokens=self._prompt.tokens if self._order.return_token_ids else None,
+            prompt_logprobs=None if asked is None else tuple(_trimmed(item, asked) for item in self._prompt_logprobs),
+        )
+
+    def _echoed(self) -> tuple[Scored, ...]:
+        n_top = self._order.params.logprobs or 0
+        later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if its time was up before
+        return (
+            Scored(self._prompt.tokens[0], None, (), 0),
+            *(_scored(_trimmed(item, n_top), start) for item, start in later),
+        )
+
+
+def _scored(item: TokenLogprob, start: int) -> Scored:
+    return Scored(item.token, item.logprob, item.top, start)
+
+
+def _trimmed(item: TokenLogprob, n_top: int) -> TokenLogprob:
+    return replace(item, top=item.top[:n_top])

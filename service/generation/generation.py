@@ -1,0 +1,200 @@
+"""All choices of one request, from submission to the last token."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from model.tokenizers.base import Tokenizer
+from service.engine.client import EngineClient
+from service.engine.mailbox import Mailbox
+from service.engine.messages import Update
+from service.generation.choice import Choice, Delta, Order, Prompt
+from service.generation.text import StopString, TextStream
+from service.http.middleware import RequestRecord
+from service.http.sse import ClientGone
+from service.metrics import Metrics
+
+Event = tuple[Choice, Delta]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request so far; a prompt counts once, however many choices it has."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Generation:
+    """The choices of an order. Use as a context: leaving it aborts what is unfinished and notes the outcome.
+
+    Raises EngineUnavailable on construction when the engine takes no requests.
+    """
+
+    def __init__(
+        self, order: Order, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, record: RequestRecord
+    ) -> None:
+        self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
+        self.choices: list[Choice] = []
+        self._n = order.n
+        self._kept = order.n if order.kept is None else order.kept
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._record = record
+        self._submitted = time.perf_counter()
+        self._first: float | None = None
+        self._finishes: set[str] = set()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+        self._submit(order, client)
+        metrics.observe_prompt(self.usage.prompt)
+        record.prompt_tokens = self.usage.prompt
+
+    def _submit(self, order: Order, client: EngineClient) -> None:
+        params = order.params
+        stops = [StopString.compile(stop) for stop in params.stop]
+        strip = order.starts_message and self._tokenizer.strips_leading_space
+        try:
+            for prompt in order.prompts:
+                for number in range(order.n):
+                    mailbox = self._mailbox(prompt, number, order, client)
+                    text = TextStream(
+                        self._tokenizer,
+                        stops,
+                        min_tokens=params.min_tokens,
+                        include_stop=params.include_stop_str_in_output,
+                        strip_leading_space=strip,
+                        keep_control=order.shown_control,
+                    )
+                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
+        except BaseException:
+            self._close()
+            raise
+        if order.timeout is not None:
+            left = order.timeout - (time.perf_counter() - self._record.started)
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+
+    @staticmethod
+    def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
+        if not prompt.tokens:
+            return Mailbox.late()
+        return client.submit(prompt.tokens, order.params, number, priority=order.priority, cache_salt=order.cache_salt)
+
+    def _expire(self) -> None:
+        for choice in self.choices:
+            choice.mailbox.expire()
+
+    def best(self) -> list[Choice]:
+        """The choices to answer with: all, or the likeliest of each prompt, the likeliest first."""
+        if self._kept == self._n:
+            return self.choices
+        prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
+        ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
+        return [choice for prompt in ranked for choice in prompt[: self._kept]]
+
+    def events(self) -> AsyncIterator[Event]:
+        """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
+        return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
+
+    def timings(self) -> dict[str, float | int]:
+        """llama.cpp's: tokens and milliseconds of the prompt and of what was drawn. Of several choices, the earliest
+        first token ends the one and the latest token the other."""
+        first = self._first or time.perf_counter()
+        last = max((choice.last_token or first for choice in self.choices), default=first)
+        queue = self._record.queue_seconds or 0.0
+        prompt, predicted = max(0.0, first - self._submitted - queue), last - first
+        n_prompt = self.usage.prompt - self.usage.cached
+        return {
+            "queue_ms": _ms(queue),
+            "cache_n": self.usage.cached,
+            "prompt_n": n_prompt,
+            "prompt_ms": _ms(prompt),
+            "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
+            "predicted_n": self.usage.completion,
+            "predicted_ms": _ms(predicted),
+            "predicted_per_second": round(self.usage.completion / predicted, 2) if predicted else 0.0,
+        }
+
+    async def _merged(self) -> AsyncIterator[Event]:
+        queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
+        self._pumps = [asyncio.create_task(self._pump(choice, queue)) for choice in self.choices]
+        unfinished = len(self._pumps)
+        while unfinished:
+            item = await queue.get()
+            if item is None:
+                unfinished -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+
+    async def _pump(self, choice: Choice, queue: "asyncio.Queue[Event | Exception | None]") -> None:
+        try:
+            async for event in self._follow(choice):
+                await queue.put(event)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    async def _follow(self, choice: Choice) -> AsyncIterator[Event]:
+        async for update in choice.mailbox:
+            before = choice.n_generated
+            delta = choice.absorb(update)
+            self._measure(choice, update, choice.n_generated - before)
+            if delta.progress is not None:
+                delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
+            if delta:
+                yield choice, delta
+            if delta.finish is not None:
+                self._finishes.add(delta.finish)
+                return
+
+    def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
+        if update.queued is not None:
+            self._metrics.observe_queue(update.queued)
+            if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
+                self._record.queue_seconds = update.queued
+        if update.cached is not None and choice.index % self._n == 0:
+            self.usage.cached += update.cached
+        if not n_tokens:
+            return
+        now = time.perf_counter()
+        if choice.last_token is None:
+            self._first = self._first or now
+            self._metrics.observe_first_token(now - self._record.started)
+            if self._record.first_token_seconds is None:
+                self._record.first_token_seconds = now - self._record.started
+        self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
+        self.usage.completion += n_tokens
+        choice.last_token = now
+
+    def _close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for pump in self._pumps:
+            pump.cancel()
+        for choice in self.choices:
+            choice.mailbox.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+        self._record.cached_tokens = self.usage.cached
+        self._record.generated_tokens = self.usage.completion
+        if error is None:
+            self._record.outcome = next((name for name in ("timeout", "length") if name in self._finishes), "stop")
+        else:
+            gone = isinstance(error, ClientGone | asyncio.CancelledError)
+            self._record.outcome = "abort" if gone else "error"
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,73 @@
+"""What the schemas are made of: a strict body that refuses unknown fields, and kinds of fields."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from model.sampling_params import RANGES
+from service.http.errors import shown
+from service.schema.harmless import accepts
+
+SHOWN_FIELDS = 8
+MAX_ITEMS = 2**14
+"""Of messages, of parts of one, of texts to choose from: more would hold up everybody's tokenizing."""
+
+T = TypeVar("T")
+
+
+class Body(BaseModel):
+    """Strict types, finite numbers, no unknown fields save the harmless ones."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="after")
+    def _refuse_extras(self) -> Self:
+        extras = self.__pydantic_extra__ or {}
+        unknown = [name for name in extras if name not in self.harmless]
+        if unknown:
+            names = ", ".join(map(shown, unknown[:SHOWN_FIELDS])) + (", ..." if unknown[SHOWN_FIELDS:] else "")
+            raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
+        for name, value in extras.items():
+            allowed = self.harmless[name]
+            if not accepts(allowed, value):
+                choices = " or ".join([*map(repr, allowed), "null"])
+                raise unsupported(name, f"{name} is not supported: only {choices} passes, got {shown(value)}")
+        return self
+
+    def check(self) -> None:
+        """What needs more than one field to judge. Raises InvalidRequest."""
+
+
+def unsupported(name: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
+
+
+def expect(expected: str) -> WrapValidator:
+    """One message for a union, in place of one for each of its members."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValueError:
+            raise PydanticCustomError("expected", "must be {expected}", {"expected": expected}) from None
+
+    return WrapValidator(validate)
+
+
+def ranged(name: str, description: str, *, least: int | None = None) -> Any:
+    """An optional field with the range that the sampler's parameter of this name has, or from `least` on."""
+    lowest, greatest = RANGES[name]
+    return Field(None, ge=lowest if least is None else least, le=greatest, description=description)
+
+
+def optional(description: str, **limits: Any) -> Any:
+    """A field whose default, null, is the model's default or ours."""
+    return Field(None, description=description, **limits)
+
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first bad item ends its validation: a body may hold millions of them."""
+TokenIds = Items[int]

@@ -1,0 +1,120 @@
+"""Trying a client's grammar before the engine sees it, in a process that it may break: a child of this one."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections import OrderedDict
+from typing import NamedTuple
+
+from model.grammar.compiler import Vocabulary
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
+from service.engine.process import HOME
+from service.generation.choice import Order
+from service.generation.served import ServedModel
+from service.http.errors import ApiError, InvalidRequest
+
+log = logging.getLogger("noria.api")
+
+WALL_SECONDS = 20.0
+"""In case the child waits for a processor, or for nothing at all."""
+MAX_REMEMBERED = 1024
+MAX_TOTAL_CHARS = 2**23
+"""Of the grammars of all choices of a request: each goes to the engine with its own."""
+
+
+class Child(NamedTuple):
+    """The process (`model/grammar/process.py`) and the socket on which it tries grammars."""
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, data: object) -> str:
+        """A frame there, a frame back. Raises OSError, EOFError or TimeoutError."""
+        text = json.dumps(data).encode()
+        self.writer.write(HEADER.pack(len(text), 0) + text)
+        await self.writer.drain()
+        async with asyncio.timeout(WALL_SECONDS):
+            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
+            answer: str = json.loads(await self.reader.readexactly(n_text))
+        return answer
+
+
+class Grammars:
+    """Checks grammars, one at a time, and remembers what it found. One a server, on its event loop."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
+        self._lock = asyncio.Lock()
+        self._child: Child | None = None
+
+    async def check(self, served: ServedModel, order: Order) -> None:
+        """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
+        grammar, field = order.params.grammar, order.grammar_field
+        if grammar is None:
+            return
+        total = len(grammar) * len(order.prompts) * order.n
+        if total > MAX_TOTAL_CHARS:
+            message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
+            raise InvalidRequest(message, param=field)
+        digest = hashlib.sha256(grammar.encode()).digest()
+        if digest not in self._found:  # what is known waits for nobody's bomb
+            async with self._lock:
+                if digest not in self._found:
+                    self._found[digest] = await self._try(served, grammar)
+        self._found.move_to_end(digest)
+        if len(self._found) > MAX_REMEMBERED:
+            self._found.popitem(last=False)
+        if problem := self._found[digest]:
+            raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
+
+    async def close(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is not None:
+            if child.process.returncode is None:
+                child.process.kill()
+            await child.process.wait()
+            child.writer.close()
+
+    async def _try(self, served: ServedModel, grammar: str) -> str:
+        """What is wrong with a grammar; no answer may be left on the way, whatever happens."""
+        try:
+            self._child = self._child or await self._start(served)
+            return await self._child.ask(grammar)
+        except (TimeoutError, OSError, EOFError):
+            log.warning("a grammar of %d characters ended the process that tries grammars", len(grammar))
+            await self.close()
+            return f"compiling it takes more than {COMPILE_SECONDS:g} s, {COMPILE_BYTES >> 20} MiB or a deep stack"
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self, served: ServedModel) -> Child:
+        ours, theirs = socket.socketpair()
+        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "model.grammar.process", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C in a terminal is not for it
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "MALLOC_ARENA_MAX": "1",
+                },  # a thread's arena takes 64 MiB at once
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        self._child = Child(process, reader, writer)
+        vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
+        try:
+            await self._child.ask({"vocabulary": vocabulary.to_json()})
+        except (TimeoutError, OSError, EOFError) as error:
+            raise ApiError("structured output is not available: its compiler cannot be started") from error
+        return self._child

@@ -1,0 +1,282 @@
+"""The contract of every attention backend, against a dense computation that knows no pages."""
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import BACKENDS, choose, sdpa, varlen
+from model.attention.base import Attention
+from model.attention.triton import TritonAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.errors import OptionError
+from model.kernels import cuda as triton_kernels
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+from tests.model.attention import flash
+from tests.model.attention.attending import CPU, attend, cut, forget, make, random_heads
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Attention:
+    return make(request.param)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """q [n, heads, d], k and v [n, kv_heads, d] of one whole sequence, query by query in float64."""
+    n, heads, width = q.shape
+    out = torch.empty(n, heads, width, dtype=torch.float64)
+    for i, head in itertools.product(range(n), range(heads)):
+        first = 0 if window is None else max(0, i - window + 1)
+        key_head = head // (heads // k.shape[1])
+        keys, values = k[first : i + 1, key_head].double(), v[first : i + 1, key_head].double()
+        out[i, head] = (keys @ q[i, head].double() / width**0.5).softmax(0) @ values
+    return out
+
+
+def run(
+    backend: Attention,
+    lengths: list[int],
+    chunks: list[int] | list[list[int]],
+    window: int | None,
+    heads: tuple[int, int],
+    ordered: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compute sequences of these lengths together, each cut into chunks, and compare all of them with `dense`."""
+    data = random_heads(lengths, heads, dtype=dtype)
+    results = attend(backend, data, chunks, window, ordered=ordered)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for (q, k, v), result in zip(data, results, strict=True):
+        torch.testing.assert_close(result.double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
+
+
+def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
+    """One group of them for Triton, whose interpreter takes 10 ms for each: `test_grouped_queries` has several."""
+    return (n_heads // n_kv_heads, 1) if isinstance(backend, TritonAttention) else (n_heads, n_kv_heads)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])
+@pytest.mark.parametrize("chunks", [[1], [7], [200], [40, 1, 1, 3]])
+def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -> None:
+    run(backend, [75], chunks, window, heads(backend, 4, 2))
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
+def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
+    run(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
+
+
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
+    backend: Attention, window: int | None, dtype: torch.dtype
+) -> None:
+    lengths = [68, 9, 70, 20, 71, 10, 66]
+    chunks = [[length - 3, 1, 1, 1] for length in lengths]
+    chunks[3] = [11, 3]
+    run(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
+    lengths = [40, 42, 41, 43]  # alike enough to share a group, and the whole batch
+    run(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
+def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
+    run(backend, [35, 20], [6, 1, 1], 11, heads)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | None) -> None:
+    size = backend.page_size
+    run(backend, [2 * size - 1], [size, 1], window, (2, 1), ordered=True)
+    run(backend, [2 * size + 1], [size - 1, 1, 1], window, (2, 1), ordered=True)
+
+
+HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [pair for pair in HALVES if pair[1] in BACKENDS[pair[0]].dtypes])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    run(make(name), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
+
+
+def test_page_size_is_within_limits(backend: Attention) -> None:
+    assert 1 <= backend.page_size <= 256
+
+
+def test_window_of_five_on_nine_tokens(backend: Attention) -> None:
+    """Equal keys weigh all visible values alike: with one-hot values the row shows who is seen."""
+    seen = visibility(backend, 9, [9], 5)
+    assert seen[8] == {4, 5, 6, 7, 8}  # row 9 sees 5..9, counted from 1
+    assert seen[3] == {0, 1, 2, 3}
+
+
+def test_chunks_of_a_window_of_four_over_eleven_tokens(backend: Attention) -> None:
+    seen = visibility(backend, 11, [4, 4, 3], 4)
+    assert seen[4] == {1, 2, 3, 4}
+    assert seen[7] == {4, 5, 6, 7}
+    assert seen[8] == {5, 6, 7, 8}
+    assert seen[9] == {6, 7, 8, 9}
+    assert seen[10] == {7, 8, 9, 10}
+
+
+def visibility(backend: Attention, length: int, chunks: list[int], window: int) -> list[set[int]]:
+    cache = backend.allocate((1, 1, 16), torch.float32, CPU)
+    forget(cache)
+    values = torch.eye(length, 16)[:, None]
+    rows: list[Tensor] = []
+    for start, stop in cut(length, chunks):
+        item = Slice(0, [0] * stop, length, start, stop, (PageTable(0, (0,)),), SamplingParams())
+        inputs = pack(StepBatch((item,)), backend.page_size, [window], CPU)
+        flat = torch.zeros(stop - start, 1, 16)
+        rows.append(backend.attend(flat, flat, values[start:stop], cache, backend.prepare(inputs.pools[0])))
+    weights = torch.cat(rows)[:, 0]
+    visible = [{i for i in range(length) if weight[i] > 0} for weight in weights.tolist()]
+    for weight, ids in zip(weights, visible, strict=True):
+        torch.testing.assert_close(weight[list(ids)], torch.full((len(ids),), 1 / len(ids)))
+    return visible
+
+
+def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA's memory-efficient kernel leaves them, which serves all groups of decoding slices there."""
+    plain = sdpa.scaled_dot_product_attention
+
+    def efficient(*args: Tensor, **more: Any) -> Tensor:
+        return plain(*args, **more).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", efficient)
+    run(make("sdpa"), [20], [9, 1], None, (6, 2))
+
+
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa, triton, varlen"
+    ):
+        choose("flash", CPU)
+
+
+def test_auto_is_paged_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto", CPU, torch.bfloat16)[0] == "paged"
+    assert choose("auto", CPU, torch.float16)[0] == "sdpa"
+    assert choose("auto", CPU, torch.bfloat16, torch.bfloat16)[0] == "sdpa"
+    assert choose("auto", CPU, torch.int8, torch.bfloat16)[0] == "paged"
+    with pytest.raises(OptionError, match=r"--kv-dtype int8 needs --attention paged .*, here it is sdpa"):
+        choose("sdpa", CPU, torch.int8)
+    with pytest.raises(
+        OptionError, match="--attention paged keeps keys and values in bfloat16, float32, int8, not in float16"
+    ):
+        choose("paged", CPU, torch.float16)
+    monkeypatch.setenv("NORIA_KERNELS", "torch")
+    assert choose("auto", CPU, torch.bfloat16)[0] == "sdpa"
+    with pytest.raises(OptionError, match="--attention paged needs the compiled kernels"):
+        choose("paged", CPU, torch.bfloat16)
+
+
+GPU = torch.device("cuda")
+TRY_OUT = triton_kernels.try_out
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
+    """Pretend a GPU of some compute capability, on which nothing is interpreted and varlen_attn is not offered."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(varlen, "installed", lambda: None)
+    monkeypatch.setattr(triton_kernels, "try_out", lambda device: None)
+    return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton where tensor cores and the package are; else varlen_attn, if PyTorch offers it; else sdpa."""
+    gpu((9, 0))
+    assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
+    assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+    monkeypatch.setattr(varlen, "installed", lambda: flash.varlen_attn)
+    monkeypatch.setattr(varlen, "try_out", lambda *args: None)
+    assert choose("auto", GPU, torch.bfloat16)[0] == "varlen"
+    assert choose("auto", GPU, torch.float32)[0] == "sdpa"
+    gpu((7, 5))
+    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+
+
+def test_triton_is_tried_out_before_it_is_trusted(
+    gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It needs a C compiler where it runs."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from model.kernels.cuda import norm
+
+    TRY_OUT.cache_clear()
+    assert TRY_OUT(CPU) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+    def fails(*args: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+    def doubles(x: Tensor, *more: object) -> Tensor:
+        return 2 * x
+
+    gpu((9, 0))
+    for kernel, why in ((fails, "does not work here: RuntimeError: Failed to find C comp"), (doubles, "gives wrong")):
+        TRY_OUT.cache_clear()
+        monkeypatch.setattr(norm, "rms_norm", kernel)
+        monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
+        assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+        assert why in caplog.text
+        with pytest.raises(OptionError, match=f"--attention triton {why}"):
+            choose("triton", GPU, torch.bfloat16)
+    TRY_OUT.cache_clear()
+
+
+REFUSALS = {
+    ("paged", GPU, torch.float16): "--attention paged runs on a CPU only, the device is cuda; use --attention sdpa",
+    ("triton", CPU, torch.float16): "--attention triton runs on a CUDA device, here it is cpu",
+    (
+        "triton",
+        GPU,
+        torch.float16,
+    ): "--attention triton needs a GPU of compute capability 8.0 or more, this one has 7.5",
+    (
+        "triton",
+        GPU,
+        torch.float8_e4m3fn,
+    ): "--attention triton keeps keys and values in fp8 on GPUs of compute capability 8.9 or more only",
+    (
+        "auto",
+        CPU,
+        torch.float8_e4m3fn,
+    ): "--kv-dtype fp8 needs --attention triton (a GPU of compute capability 8.9 or more)",
+    ("triton", GPU, torch.int8): "--kv-dtype int8 needs --attention paged (a CPU, compiled kernels), here it is triton",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSALS, ids=str)
+def test_backends_that_cannot_run_say_why(
+    gpu: Callable[[tuple[int, int]], None], asked: tuple[str, torch.device, torch.dtype]
+) -> None:
+    gpu((7, 5))
+    with pytest.raises(OptionError, match=re.escape(REFUSALS[asked])):
+        choose(*asked)
+
+
+def test_triton_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match="--attention triton needs the package triton, which is not installed"):
+        choose("triton", CPU)
+
+
+def test_deterministic_attention(gpu: Callable[[tuple[int, int]], None]) -> None:
+    gpu((8, 0))
+    assert choose("auto", GPU, torch.bfloat16, deterministic=True)[0] == "triton"
+    assert choose("auto", CPU, torch.bfloat16, deterministic=True)[0] == "paged"
+    with pytest.raises(
+        OptionError, match=r"--deterministic needs --attention paged \(a CPU\) or triton \(a GPU\), here"
+    ):
+        choose("sdpa", GPU, torch.bfloat16, deterministic=True)

@@ -1,0 +1,224 @@
+"""Attention by the compiled kernels, every variant this processor runs: the rule, and the same bits in any step."""
+
+import random
+import threading
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention.cache import LayerCache
+from model.attention.paged import PagedAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.errors import OptionError
+from model.kernels.cpu import native
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+from tests.model.attention.attending import CPU, Heads, forget, random_heads
+from tests.model.attention.attending import attend as attend_in_chunks
+from tests.model.attention.test_attention import run
+
+DTYPES = [torch.bfloat16, torch.float32, torch.int8]
+
+
+@pytest.fixture(params=native.available())
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PagedAttention:
+    monkeypatch.setenv(native.ENVIRONMENT, request.param)
+    return PagedAttention()
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 32, 33])
+@pytest.mark.parametrize("chunks", [[1], [7], [200]])
+def test_rule_holds_in_every_variant(backend: PagedAttention, window: int | None, chunks: list[int]) -> None:
+    run(backend, [3, 75], chunks, window, (6, 2))
+
+
+def dense(heads: Heads, window: int | None) -> Tensor:
+    """The same as `test_attention.dense` for more and longer heads: all queries at once, in float64."""
+    q, k, v = (part.double() for part in heads)
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    visible = (distance >= 0) & (distance < (window or len(q)))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v)
+
+
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the cache keeps of x [n, heads, head_dim]: int8 has one scale for each position and head."""
+    if dtype is not torch.int8:
+        return x.to(dtype).double()
+    scale = x.double().abs().amax(-1, keepdim=True) / 127
+    return (x.double() / scale).round() * scale
+
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 4e-2}
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_shape(backend: PagedAttention, dtype: torch.dtype, seed: int) -> None:
+    pick = random.Random(seed)
+    n_kv_heads, width = pick.choice([1, 2, 3]), 2 * pick.choice([1, 3, 4, 8, 12, 16, 32, 36, 40, 48, 64, 128, 256])
+    heads = (n_kv_heads * pick.choice([1, 2, 3, 4, 5, 7, 8, 17, 64]), n_kv_heads)
+    window = pick.choice([None, 1, 2, 31, 32, 33, 64, 127, 128, 129, 600])
+    lengths = [pick.randrange(1, 200) for _ in range(pick.randrange(1, 4))] + [700] * (heads[0] * width < 300)
+    data = random_heads(lengths, heads, width)
+    chunks = pick.choice([[1], [16], [17], [500], [1000], [pick.randrange(1, 150) for _ in range(5)]])
+    results = attend_in_chunks(backend, data, chunks, window, kv_dtype=dtype)
+    for (q, k, v), result in zip(data, results, strict=True):
+        expected = dense((q, stored(k, dtype), stored(v, dtype)), window)
+        torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+def test_weights_of_bytes_are_relative_to_their_page(backend: PagedAttention) -> None:
+    """A key that gets nearly all the weight costs the values of other pages no precision."""
+    q, k, v = random_heads([100], (1, 1), 16)[0]
+    k[:], v[:64] = 0, v[:64] * 1000
+    k[99], q[99] = 1, 1  # exp(4) = 54.6 times the weight of each other key
+    (result,) = attend_in_chunks(backend, [(q, k, v)], [100], None, kv_dtype=torch.int8)
+    expected = dense((q, k, stored(v, torch.int8)), None)
+    torch.testing.assert_close(result.double()[99], expected[99], rtol=0.01, atol=0.01 * expected[99].abs().max())
+
+
+# The same bits
+
+
+class Sequence:
+    """Random q, k, v of one sequence and its pages, scattered in a pool."""
+
+    def __init__(self, length: int, pages: list[int]) -> None:
+        self.q, self.k, self.v = (torch.randn(length, heads, 24) for heads in (6, 2, 2))
+        self.pages, self.length = pages, length
+
+
+def attend(
+    backend: PagedAttention,
+    cache: LayerCache,
+    parts: list[tuple[Sequence, int, int]],
+    window: int | None,
+    shift: int = 0,
+) -> list[Tensor]:
+    """One step over positions start..stop-1 of each sequence; their rows. All stand `shift` positions later."""
+    slices = tuple(
+        Slice(
+            i,
+            range(shift + stop),
+            shift + stop,
+            shift + start,
+            shift + stop,
+            (PageTable(shift // backend.page_size, s.pages),),
+            SamplingParams(),
+        )
+        for i, (s, start, stop) in enumerate(parts)
+    )
+    inputs = pack(StepBatch(slices), backend.page_size, [window], CPU)
+    q, k, v = (torch.cat([getattr(s, name)[start:stop] for s, start, stop in parts]) for name in "qkv")
+    out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
+    return list(out.split([stop - start for _, start, stop in parts]))
+
+
+def two_sequences(
+    backend: PagedAttention, dtype: torch.dtype, lengths: tuple[int, int]
+) -> tuple[LayerCache, Sequence, Sequence]:
+    torch.manual_seed(1)
+    n_pages = [-(-length // backend.page_size) for length in lengths]
+    order = random.Random(1).sample(range(sum(n_pages)), sum(n_pages))
+    cache = backend.allocate((sum(n_pages), 2, 24), dtype, CPU)
+    forget(cache)
+    return cache, Sequence(lengths[0], order[: n_pages[0]]), Sequence(lengths[1], order[n_pages[0] :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 5, 40])
+def test_same_bits_in_any_step(backend: PagedAttention, window: int | None, dtype: torch.dtype) -> None:
+    cache, one, other = two_sequences(backend, dtype, (150, 131))
+    (whole,) = attend(backend, cache, [(one, 0, 150)], window)
+    assert whole.isfinite().all()
+    for sizes in ([1] * 150, [33, 1, 1, 60, 55], [64, 86]):
+        forget(cache)
+        for start, stop in pairwise([0, *accumulate(sizes)]):
+            beside = [(other, 0, 131)] if start % 3 == 0 else []
+            rows = attend(backend, cache, [*beside, (one, start, stop)], window)[-1]
+            assert torch.equal(rows, whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 700])
+def test_same_bits_whether_threads_share_a_row_or_not(
+    backend: PagedAttention, window: int | None, dtype: torch.dtype
+) -> None:
+    """Alone, a row's keys are split over threads; in a long chunk and beside many rows they are not."""
+    cache, one, other = two_sequences(backend, dtype, (1300, 1300))
+    (whole,) = attend(backend, cache, [(one, 0, 1300)], window)
+    for last in (1, 511, 512, 513, 1023, 1024, 1025, 1300):
+        for first in (last - 1, max(0, last - 20)):
+            (alone,) = attend(backend, cache, [(one, first, last)], window)
+            beside = attend(backend, cache, [(one, first, last), (other, 0, 1300)], window)[0]
+            assert torch.equal(alone, whole[first:last])
+            assert torch.equal(beside, alone)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_threads_do_not_change_bits(backend: PagedAttention, n_threads: int) -> None:
+    cache, one, other = two_sequences(backend, torch.bfloat16, (1100, 90))
+    expected = attend(backend, cache, [(one, 0, 1100), (other, 0, 90)], None)
+    before = native.use_threads(2)
+    try:
+        assert native.use_threads(n_threads) == n_threads
+        for _ in range(20):
+            (row,) = attend(backend, cache, [(one, 1099, 1100)], None)
+            assert torch.equal(row, expected[0][-1:])
+        for found, wanted in zip(attend(backend, cache, [(one, 0, 1100), (other, 0, 90)], None), expected, strict=True):
+            assert torch.equal(found, wanted)
+    finally:
+        native.use_threads(before)
+
+
+def test_threads_may_be_changed_from_another_thread(backend: PagedAttention) -> None:
+    """How tasks are bundled depends on the threads there are, so a call that runs keeps those that it began with."""
+    data = random_heads([256], (16, 8), 64)
+    expected = attend_in_chunks(backend, data, [256], None)
+    before, stop = native.use_threads(2), threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            native.use_threads(1)
+            native.use_threads(5)
+
+    other = threading.Thread(target=change)
+    other.start()
+    try:
+        for _ in range(40):
+            found = attend_in_chunks(backend, data, [256], None)
+            assert all(map(torch.equal, found, expected))
+    finally:
+        stop.set()
+        other.join()
+        native.use_threads(before)
+
+
+def test_positions_beyond_32_bits(backend: PagedAttention) -> None:
+    """The same window, 2^31 - 512 and 2^32 positions later: blocks and splits fall as before."""
+    cache, one, _ = two_sequences(backend, torch.bfloat16, (600, 32))
+    expected = [attend(backend, cache, [(one, 0, 500)], 40), attend(backend, cache, [(one, 500, 600)], 40)]
+    for shift in (2**31 - 512, 2**32):
+        forget(cache)
+        for (start, stop), (wanted,) in zip(((0, 500), (500, 600)), expected, strict=True):
+            (rows,) = attend(backend, cache, [(one, start, stop)], 40, shift if start else 0)
+            assert torch.equal(rows, wanted)
+
+
+def test_too_wide_heads_and_groups_are_refused(backend: PagedAttention) -> None:
+    for heads, width in (((1, 1), 514), ((65, 1), 8)):
+        with pytest.raises(OptionError, match="--attention paged serves heads of up to 512 and groups of up to 64"):
+            attend_in_chunks(backend, random_heads([1], heads, width), [1], None)
+
+
+def test_bytes_take_about_half_the_memory_of_bfloat16(backend: PagedAttention) -> None:
+    """A float for each position and head; heads are rounded up to 16."""
+    assert [backend.head_bytes(64, dtype) for dtype in DTYPES] == [128, 256, 68]
+    assert backend.head_bytes(24, torch.int8) == 36
+    for dtype in DTYPES:
+        cache = backend.allocate((3, 2, 24), dtype, CPU)
+        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * 32 * 2 * backend.head_bytes(24, dtype)

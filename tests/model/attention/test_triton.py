@@ -1,0 +1,236 @@
+"""Attention by Triton's kernels, under its interpreter: shapes, float8, and what bits depend on."""
+
+import random
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import triton as attention
+from model.attention.reference import ReferenceAttention
+from model.attention.triton import TritonAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.errors import OptionError
+from model.sampling_params import SamplingParams
+from model.step.packing import PoolInputs, Span, pack
+from tests.model.attention.attending import CPU, attend, forget, make, random_heads, unchecked
+from tests.model.attention.test_paged import attend as attend_step
+from tests.model.attention.test_paged import dense, two_sequences
+from tests.model.driving import Driver, random_model, tiny
+
+FP8 = torch.float8_e4m3fn
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3, FP8: 1e-5}
+
+
+@pytest.fixture
+def backend() -> TritonAttention:
+    made = make("triton")
+    assert isinstance(made, TritonAttention)
+    return made
+
+
+@pytest.fixture(params=[False, True], ids=["any", "deterministic"])
+def either(request: pytest.FixtureRequest) -> TritonAttention:
+    unchecked()
+    return TritonAttention(deterministic=request.param)
+
+
+@pytest.fixture
+def parts_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short sequences have several."""
+    monkeypatch.setattr(attention, "SPLIT", 32)
+
+
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the cache keeps of x."""
+    return (x.clamp(-448, 448) if dtype is FP8 else x).to(dtype).double()
+
+
+SHAPES = [(2, 1), (16, 17), (24, 2), (64, 3), (80, 5), (96, 1), (128, 4), (256, 8)]
+"""head_dim, query heads a key head."""
+
+
+@pytest.mark.parametrize(("number", "width", "group"), [(i, *shape) for i, shape in enumerate(SHAPES)])
+def test_any_shape(either: TritonAttention, number: int, width: int, group: int, parts_of_32: None) -> None:
+    dtype = [*TOLERANCES][number % 4]
+    pick = random.Random(number)
+    window = pick.choice([None, 1, 2, 31, 32, 33, 64, 100])
+    lengths = [pick.randrange(40, 70), pick.randrange(1, 20)]
+    n_kv_heads = 1 + number % 2
+    data = random_heads(lengths, (n_kv_heads * group, n_kv_heads), width, torch.float32 if dtype is FP8 else dtype)
+    if dtype is FP8:  # whose rounding the interpreter gets wrong
+        data = [(q, stored(k, dtype).float(), stored(v, dtype).float()) for q, k, v in data]
+    chunks = [pick.randrange(20, 40), pick.randrange(1, 17), 100]
+    results = attend(either, data, chunks, window, kv_dtype=dtype)
+    for (q, k, v), result in zip(data, results, strict=True):
+        expected = dense((q, stored(k, dtype), stored(v, dtype)), window)
+        torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+def test_long_sequence(backend: TritonAttention) -> None:
+    """Parts as they are: the second begins at 512."""
+    data = random_heads([530], (1, 1), 8)
+    ((q, k, v),) = data
+    (result,) = attend(backend, data, [509, 1, 1, 1, 2, 10, 6], None)
+    torch.testing.assert_close(result.double(), dense((q, k, v), None), atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_too_large_for_float8_is_stored_as_its_largest(backend: TritonAttention) -> None:
+    q, k, v = random_heads([40], (2, 1), 8)[0]
+    k, v = stored(k, FP8).float(), stored(v, FP8).float()
+    k[3], v[3] = 0, torch.tensor([448, 449, 1000, 1e9, -448, -449, -1e9, 1])
+    for chosen in (backend, ReferenceAttention()):
+        (result,) = attend(chosen, [(q, k, v)], [30, 10], None, kv_dtype=FP8)
+        expected = dense((q, stored(k, FP8), stored(v, FP8)), None)
+        torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_float8_costs() -> None:
+    """Three bits of mantissa: an error of up to 1/16 of each value, of which most cancels out in the sum over keys."""
+    data = random_heads([100], (8, 2), 64)
+    (result,) = attend(ReferenceAttention(), data, [90, 10], None, kv_dtype=FP8)
+    expected = dense(data[0], None)
+    error = (result.double() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+    assert 0.005 < error < 0.05
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
+    """Also where activations are wider than what is kept."""
+    qkv, turn = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
+    item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
+    results = []
+    for chosen in (backend, ReferenceAttention()):
+        (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
+        cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
+        forget(cache)
+        results.append(chosen.attend_turned(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
+    tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 1, 33, 100])
+def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
+    """Where the kernels count them from leaves room for all, however the slices lie."""
+    pick = random.Random(0)
+    for split in (32, 64, 512):
+        items = []
+        for _ in range(200):
+            start = pick.choice([0, 31, 32, 500, 511, 512, 513, pick.randrange(2000)])
+            stop = start + pick.randrange(1, 40)
+            items.append(Slice(0, [0] * stop, stop, start, stop, (PageTable(0, range(70)),), SamplingParams()))
+        (inputs,) = pack(StepBatch(tuple(items)), 32, [window], CPU).pools
+        rows = inputs.table.tolist()
+        firsts = [page // (split // 32) + 2 * i for i, (*_, page) in enumerate(rows)]
+        firsts.append(len(inputs.pages) // (split // 32) + 2 * len(rows))
+        for (_, n, start, first_key, _), (first, after) in zip(rows, pairwise(firsts), strict=True):
+            assert first + (start + n - 1) // split - first_key // split + 1 <= after
+
+
+def test_whole_network(backend: TritonAttention) -> None:
+    config = tiny((37, None, 5), rope_fraction=0.5)
+    tokens = [(7 * i + i * i) % 64 for i in range(59)]
+    expected = Driver(random_model(config), ReferenceAttention()).whole(tokens)
+    driver = Driver(random_model(config), backend, shuffle=1)
+    rider = driver.start(tokens)
+    parts = [driver.step([(rider, n)])[0] for n in (40, 1, 17, 1)]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_too_wide_heads_and_groups_are_refused(backend: TritonAttention) -> None:
+    for heads, width in (((1, 1), 258), ((129, 1), 8)):
+        with pytest.raises(OptionError, match="--attention triton serves heads of up to 256 and groups of up to 128"):
+            attend(backend, random_heads([1], heads, width), [1], None)
+
+
+# The same bits
+
+
+def rows(backend: TritonAttention, sizes: list[int], window: int | None, lengths: tuple[int, int]) -> Tensor:
+    """The first sequence computed in chunks of these sizes, at some of its steps beside the second."""
+    cache, one, other = two_sequences(backend, torch.float32, lengths)  # type: ignore[arg-type]
+    found = []
+    for number, (start, stop) in enumerate(pairwise([0, *accumulate(sizes)])):
+        beside = [(other, 0, lengths[1])] if number % 3 == 2 else []
+        found.append(attend_step(backend, cache, [*beside, (one, start, stop)], window)[-1])  # type: ignore[arg-type]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_same_bits_beside_others_and_for_any_few_tokens(
+    backend: TritonAttention, window: int | None, parts_of_32: None
+) -> None:
+    """A slice is short up to 16 tokens: drafts, and the ends of prompts."""
+    expected = rows(backend, [36, *[1] * 5], window, (41, 9))
+    assert expected.isfinite().all()
+    for sizes in ([36, 5], [36, 2, 3]):
+        assert torch.equal(rows(backend, sizes, window, (41, 9)), expected)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_deterministic_gives_the_same_bits_in_any_chunks(window: int | None, parts_of_32: None) -> None:
+    unchecked()
+    backend = TritonAttention(deterministic=True)
+    expected = rows(backend, [50], window, (50, 9))
+    assert expected.isfinite().all()
+    for sizes in ([30, 1, 2, 17], [17, 33]):
+        assert torch.equal(rows(backend, sizes, window, (50, 9)), expected)
+
+
+def test_positions_beyond_32_bits() -> None:
+    """The same window, 2^31 and 2^32 positions later; the interpreter looks for overflow here."""
+    pytest.importorskip("triton")
+    backend = TritonAttention()
+    cache, one, _ = two_sequences(backend, torch.float32, (96, 32))  # type: ignore[arg-type]
+    steps = ((0, 60), (60, 80), (80, 96))
+    expected = [attend_step(backend, cache, [(one, *step)], 40) for step in steps]  # type: ignore[arg-type]
+    for shift in (2**31, 2**32):
+        forget(cache)
+        for (start, stop), (wanted,) in zip(steps, expected, strict=True):
+            (found,) = attend_step(backend, cache, [(one, start, stop)], 40, shift if start else 0)  # type: ignore[arg-type]
+            assert torch.equal(found, wanted)
+
+
+# As a CUDA graph replays it
+
+
+def padded(inputs: PoolInputs, n_rows: int, n_pages: int, spans: tuple[Span, ...]) -> PoolInputs:
+    """`inputs` in tensors for n_rows slices of one token; `spans` are the longest that these may hold."""
+    slots = torch.full((n_rows,), -1)
+    slots[: len(inputs.slots)] = inputs.slots
+    pages = torch.zeros(n_pages, dtype=torch.int64)
+    pages[: len(inputs.pages)] = inputs.pages
+    table = torch.zeros(n_rows, 5, dtype=torch.int64)
+    table[: len(inputs.table)] = inputs.table
+    return replace(inputs, slots=slots, pages=pages, table=table, spans=spans)
+
+
+@pytest.fixture
+def decoding() -> tuple[PoolInputs, list[int]]:
+    """Two sequences at positions 100 and 20, on pages 1..4 and 5."""
+    items = [Slice(0, [0] * 101, 101, 100, 101, (PageTable(0, (1, 2, 3, 4)),), SamplingParams())]
+    items.append(Slice(1, [0] * 21, 21, 20, 21, (PageTable(0, (5,)),), SamplingParams()))
+    return pack(StepBatch(tuple(items)), 32, [None], CPU).pools[0], [1, 2, 3, 4, 5]
+
+
+def test_a_step_filled_up_to_a_larger_one(
+    backend: TritonAttention, decoding: tuple[PoolInputs, list[int]], parts_of_32: None
+) -> None:
+    """Grids of the longest step, rows that are too many: the same bits, and nothing else is written."""
+    inputs, pages = decoding
+    torch.manual_seed(0)
+    cache = backend.allocate((6, 1, 8), torch.float32, CPU)
+    forget(cache)
+    cache.k[pages], cache.v[pages] = torch.randn(2, 5, 32, 1, 8)
+    other = backend.allocate((6, 1, 8), torch.float32, CPU)
+    other.k[:], other.v[:] = cache.k, cache.v
+    q, k, v = torch.randn(3, 4, 1, 8)
+    expected = backend.attend(q[:2], k[:2], v[:2], cache, backend.prepare(inputs))
+    longest = Span(row=0, n_queries=1, start=400, first_key=0, page=0, n_pages=13, offset=0, first_slot=None)
+    prepared = backend.prepare(padded(inputs, 4, 60, (longest,) * 4))
+    found = backend.attend(q, k, v, other, prepared)
+    assert torch.equal(found[:2], expected)
+    for one, same in ((cache.k, other.k), (cache.v, other.v)):
+        assert torch.equal(one.view(torch.int32), same.view(torch.int32))

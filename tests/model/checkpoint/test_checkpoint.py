@@ -1,0 +1,165 @@
+"""Directories as streams of tensors. Oracle: the state_dict that was saved."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from model.checkpoint.families import read_config
+from model.checkpoint.open import open_checkpoint
+from model.checkpoint.resolve import default_name, resolve
+from model.errors import ModelError
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+NATIVE = {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 4, "norm_eps": 1e-5, "vocab_size": 16}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path, max_shard_size="20KB")
+    return tmp_path
+
+
+def _native(directory: Path, weights: dict[str, torch.Tensor], **changes: object) -> Path:
+    (directory / "params.json").write_text(json.dumps({**NATIVE, **changes}))
+    save_file(weights, directory / "consolidated.safetensors")
+    return directory
+
+
+def test_a_checkpoint_is_known_by_its_weights(tmp_path: Path) -> None:
+    prints = []
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        weights = {"norm.weight": torch.full((8,), value)}
+        prints.append(open_checkpoint(_native(tmp_path / name, weights)).fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_every_weight_of_a_sharded_checkpoint_comes_once_under_its_native_name(llama: Path) -> None:
+    assert len(list(llama.glob("model-*-of-*.safetensors"))) > 2
+    checkpoint = open_checkpoint(llama)
+    pairs = list(checkpoint.tensors())
+    tensors = dict(pairs)
+    assert len(pairs) == len(tensors) == 2 * 9 + 3
+    saved = {name: tensor for path in llama.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    for theirs, mine in (
+        ("model.embed_tokens.weight", "tok_embeddings.weight"),
+        ("lm_head.weight", "output.weight"),
+        ("model.norm.weight", "norm.weight"),
+        ("model.layers.1.input_layernorm.weight", "layers.1.attention_norm.weight"),
+        ("model.layers.1.post_attention_layernorm.weight", "layers.1.ffn_norm.weight"),
+        ("model.layers.0.self_attn.o_proj.weight", "layers.0.attention.wo.weight"),
+        ("model.layers.0.mlp.gate_proj.weight", "layers.0.feed_forward.w1.weight"),
+        ("model.layers.0.mlp.down_proj.weight", "layers.0.feed_forward.w2.weight"),
+        ("model.layers.0.mlp.up_proj.weight", "layers.0.feed_forward.w3.weight"),
+    ):
+        assert torch.equal(tensors[mine], saved[theirs]), mine
+    assert checkpoint.rotation == "half"
+    assert sum(tensor.numel() for tensor in tensors.values()) == checkpoint.config.n_parameters
+
+
+def test_experts_as_published(tmp_path: Path) -> None:
+    config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    reference = MixtralForCausalLM(config)
+    reference.save_pretrained(tmp_path)
+    tensors = dict(open_checkpoint(tmp_path).tensors())
+    block = reference.model.layers[1].mlp
+    assert torch.equal(tensors["layers.1.feed_forward.gate.weight"], block.gate.weight)
+    fused = torch.cat([tensors[f"layers.1.feed_forward.experts.3.{name}.weight"] for name in ("w1", "w3")])
+    assert torch.equal(fused, block.experts.gate_up_proj[3])
+    assert torch.equal(tensors["layers.1.feed_forward.experts.3.w2.weight"], block.experts.down_proj[3])
+    assert sum(tensor.numel() for tensor in tensors.values()) == reference.num_parameters()
+
+
+def test_native_names_dtype_and_rotation(tmp_path: Path) -> None:
+    weights = {"tok_embeddings.weight": torch.rand(16, 8), "layers.0.attention.wq.weight": torch.rand(8, 8)}
+    checkpoint = open_checkpoint(_native(tmp_path, weights))
+    assert checkpoint.rotation == "adjacent"
+    assert checkpoint.config.dtype == "float32"
+    assert {name: tensor.tolist() for name, tensor in checkpoint.tensors()} == {
+        name: tensor.tolist() for name, tensor in weights.items()
+    }
+
+
+def test_native_shards(tmp_path: Path) -> None:
+    _native(tmp_path, {"norm.weight": torch.ones(8)})
+    (tmp_path / "consolidated.safetensors").rename(tmp_path / "consolidated.00.safetensors")
+    save_file({"output.weight": torch.ones(16, 8)}, tmp_path / "consolidated.01.safetensors")
+    assert [name for name, _ in open_checkpoint(tmp_path).tensors()] == ["norm.weight", "output.weight"]
+
+
+def test_a_tied_head_is_dropped(tmp_path: Path) -> None:
+    weights = {"tok_embeddings.weight": torch.ones(16, 8), "output.weight": torch.ones(16, 8)}
+    checkpoint = open_checkpoint(_native(tmp_path, weights, tied_embeddings=True))
+    assert [name for name, _ in checkpoint.tensors()] == ["tok_embeddings.weight"]
+
+
+def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight' that no supported family"):
+        open_checkpoint(_native(tmp_path, {"vision.conv.weight": torch.ones(1)}))
+    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype I8, supported are BF16, F16, F32"):
+        open_checkpoint(_native(tmp_path, {"norm.weight": torch.ones(8, dtype=torch.int8)}, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_a_missing_shard_is_named(llama: Path, keep_index: bool) -> None:
+    sorted(llama.glob("model-*.safetensors"))[1].unlink()
+    if not keep_index:
+        (llama / "model.safetensors.index.json").unlink()
+    expected = "shard model-00002-of-" if keep_index else r"has \d of \d shards"
+    with pytest.raises(ModelError, match=expected):
+        open_checkpoint(llama)
+
+
+@pytest.mark.parametrize("size", [0, 5, 300, -1])
+def test_a_truncated_shard_is_named(llama: Path, size: int) -> None:
+    shard = sorted(llama.glob("model-*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:size])
+    with pytest.raises(ModelError, match=r"model-00001-of-.*is damaged: .*download it again"):
+        open_checkpoint(llama)
+
+
+def test_a_damaged_header_is_named(llama: Path) -> None:
+    shard = sorted(llama.glob("model-*.safetensors"))[0]
+    data = bytearray(shard.read_bytes())
+    data[9] ^= 0x55
+    shard.write_bytes(data)
+    with pytest.raises(ModelError, match="its header is no safetensors header"):
+        open_checkpoint(llama)
+
+
+def test_resolve_names_what_it_found(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model at '/nowhere/x': expected a directory, a \.gguf file, a hub name"):
+        resolve("/nowhere/x")
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"expected config\.json or params\.json .* found pytorch_model\.bin"):
+        resolve(str(tmp_path))
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a file, expected a \.gguf file or a directory"):
+        resolve(str(tmp_path / "pytorch_model.bin"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert resolve(str(tmp_path)) == tmp_path
+    with pytest.raises(ModelError, match=r"no weights in .*: expected \*\.safetensors, found config\.json, pytorch"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"cannot read config\.json of the model: Expecting property name"):
+        read_config(tmp_path)
+
+
+def test_served_name_is_never_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert default_name("smollm2-135m-instruct") == "smollm2-135m-instruct"
+    assert default_name(str(folder)) == default_name(f"{folder}/") == default_name(".") == "My-Model"
+    assert default_name("mistralai/Mistral-7B-v0.1") == "mistralai/Mistral-7B-v0.1"
+    assert default_name("some/where/Model.Q4_1.GGUF") == "model.q4_1"

@@ -1,0 +1,169 @@
+"""GGUF files as cached directories."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.checkpoint.families import read_config
+from model.checkpoint.open import open_checkpoint
+from model.checkpoint.resolve import resolve
+from model.errors import ModelError
+from tests.model.checkpoint.gguf_files import DIM, VOCAB, converted, new_file, write
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    write(new_file(tmp_path / "Small.gguf"))
+    return tmp_path / "Small.gguf"
+
+
+def test_metadata_becomes_the_config(tmp_path: Path) -> None:
+    file = new_file(tmp_path / "m.gguf")
+    file.add_sliding_window(48)
+    file.add_key_length(24)
+    file.add_string("llama.rope.scaling.type", "yarn")
+    file.add_float32("llama.rope.scaling.factor", 4.0)
+    file.add_uint32("llama.rope.scaling.original_context_length", 32)
+    write(file)
+    config = read_config(converted(tmp_path / "m.gguf"))
+    assert (config.family, config.windows, config.head_dim, config.norm_eps) == ("mistral", (48, 48), 24, 1e-5)
+    assert (config.max_position, config.rope_theta, config.tied_head) == (128, 10_000.0, True)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.factor) == ("yarn", 4.0)
+    assert config.rope_scaling.original_max_position == 32
+
+
+def _stamps(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+
+
+def test_a_warm_start_reads_no_gguf(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = converted(small)
+    before = _stamps(directory)
+    monkeypatch.setitem(sys.modules, "gguf", None)  # an import of it would raise
+    assert converted(small) == directory
+    assert _stamps(directory) == before
+
+
+def test_an_entry_is_of_one_content_at_one_place(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = converted(small)
+    assert directory.name.startswith("small-")
+    monkeypatch.chdir(small.parent)
+    assert resolve("Small.gguf", cache_dir=small.parent / "cache") == directory
+    (small.parent / "link.gguf").symlink_to(small)
+    link = resolve("link.gguf", cache_dir=small.parent / "cache")
+    small.rename(small.parent / "Moved.gguf")
+    for stale in (directory, link):
+        with pytest.raises(ModelError, match=r"cannot read Small\.gguf: No such file or directory; start again"):
+            open_checkpoint(stale)
+    moved = resolve("Moved.gguf", cache_dir=small.parent / "cache")
+    assert [name for name, _ in open_checkpoint(moved).tensors()] == ["tok_embeddings.weight"]
+
+
+def test_another_file_in_its_place_is_noticed(small: Path) -> None:
+    directory = converted(small)
+    data = bytearray(small.read_bytes())
+    data[-1] ^= 1
+    small.write_bytes(data)
+    with pytest.raises(ModelError, match=r"Small\.gguf is not the file any more that it was at the start; start again"):
+        open_checkpoint(directory)
+    assert converted(small) != directory
+
+
+@pytest.mark.parametrize("file", ["gguf.json", "tokenizer.json", "config.json", "noria.json"])
+@pytest.mark.parametrize("damage", ["one bit", "truncated", "removed"])
+def test_a_damaged_entry_is_rebuilt(small: Path, file: str, damage: str) -> None:
+    directory = converted(small)
+    target = directory / file
+    good = target.read_bytes()
+    if damage == "removed":
+        target.unlink()
+    else:
+        flipped = good[:-2] + bytes([good[-2] ^ 1]) + good[-1:]
+        target.write_bytes(flipped if damage == "one bit" else good[: len(good) // 2])
+    assert converted(small) == directory
+    assert target.read_bytes() == good
+
+
+def test_the_leavings_of_a_killed_build_are_no_obstacle(small: Path) -> None:
+    directory = converted(small)
+    partial = directory.rename(directory.with_name(f".{directory.name}.partial"))
+    (partial / "config.json").unlink()
+    assert converted(small) == directory
+    assert (directory / "config.json").exists()
+    assert not partial.exists()
+
+
+def test_processes_that_start_together_share_one_conversion(small: Path) -> None:
+    code = f"""
+from pathlib import Path
+from model.checkpoint.resolve import resolve
+stages = set()
+print(resolve({str(small)!r}, cache_dir=Path({str(small.parent)!r}) / "cache", progress=lambda s, f: stages.add(s)))
+print(len(stages))
+"""
+    command = [sys.executable, "-c", code]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = [child.communicate(timeout=60)[0].split() for child in children]
+    assert len({directory for directory, _ in answers}) == 1
+    assert sorted(stages for _, stages in answers) == ["0", "0", "0", "1"]
+
+
+def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
+    (small.parent / "cache").touch()
+    with pytest.raises(ModelError, match=r"cannot write the model cache: .* --cache-dir"):
+        converted(small)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.add_tokenizer_pre("qwen2"), "pre-tokenizer 'qwen2', supported are smollm, llama-bpe, gpt-2"),
+        (lambda w: w.add_tokenizer_model("bert"), "a 'bert' tokenizer, supported are gpt2, llama"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling 'longrope'"),
+        (lambda w: w.add_tensor("blk.0.ssm_a.weight", np.ones(4, np.float32)), "tensor 'blk.0.ssm_a.weight'"),
+        (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(DIM, np.float32)), "tensor 'blk.0.attn_q.bias'"),
+        (
+            lambda w: w.add_tensor("output.weight", np.ones((VOCAB, DIM), np.int8)),
+            r"tensor 'output\.weight' in I8, which has no decoder",
+        ),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.full(4, 8, np.float32)),
+            r"rope_freqs\.weight \(RoPE factors of kind llama3\), which is not supported yet in GGUF",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: Path) -> None:
+    file = new_file(tmp_path / "m.gguf")
+    file.kv_data[0].pop(
+        "tokenizer.ggml.pre" if "pre-" in message else "tokenizer.ggml.model" if "bert" in message else "", None
+    )
+    change(file)  # type: ignore[operator]
+    write(file)
+    with pytest.raises(ModelError, match=message):
+        converted(tmp_path / "m.gguf")
+    assert not list((tmp_path / "cache").glob("[!.]*"))
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    write(new_file(tmp_path / "m.gguf", architecture="qwen2"))
+    with pytest.raises(ModelError, match="architecture 'qwen2', supported is llama"):
+        converted(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("size", [0, 3, 100, 1000, -1000])
+def test_a_truncated_file_is_one_line(small: Path, size: int) -> None:
+    small.write_bytes(small.read_bytes()[:size])
+    with pytest.raises(ModelError, match=r"Small\.gguf is no readable GGUF file") as caught:
+        converted(small)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_names_every_file(small: Path) -> None:
+    directory = converted(small)
+    names = {path.name for path in directory.iterdir()}
+    assert set(json.loads((directory / "noria.json").read_text())) == names - {"noria.json"}

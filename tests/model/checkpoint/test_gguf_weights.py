@@ -1,0 +1,139 @@
+"""GGUF's matrices as weights. Oracles: transformers' models, the gguf package's decoders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from model.attention import choose
+from model.checkpoint.matrices import Blocks, Encoded, Matrix, join
+from model.checkpoint.open import open_checkpoint
+from model.loading import create
+from model.network import weights
+from model.network.transformer import Transformer
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit
+from service.engine.scheduler import Scheduler
+from tests.model.checkpoint.gguf_files import VOCAB, converted, new_file, save, write
+from tests.model.driving import CPU, Driver
+
+
+@pytest.mark.parametrize("scheme", ["none", "int4"])
+def test_the_embedded_model_answers(scheme: str, embedded_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_model)
+    messages = [{"role": "user", "content": "What is the chemical formula of water?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    options = {"quantize": scheme, "max_model_len": 128, "cache_memory": 2**25}
+    runner = create(lambda stage, done: None, model=str(embedded_model), device="cpu", dtype="float32", **options)
+    scheduler = Scheduler(runner.info, max_sequences=1, max_step_tokens=64)
+    scheduler.submit(Submit(0, prompt, SamplingParams(temperature=0.0, max_tokens=10)))
+    tokens: list[int] = []
+    while scheduler.has_work:
+        for update in scheduler.commit(runner.step(scheduler.plan())):
+            tokens += update.tokens
+    assert tokenizer.decode(tokens) == "The chemical formula of water is H2O."
+
+
+def _network(directory: Path, scheme: str = "none") -> Driver:
+    checkpoint = open_checkpoint(directory)
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config, scheme)
+    weights.load(
+        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None
+    )
+    return Driver(model.eval(), choose("auto", CPU)[1])
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama tied", "mixtral"])
+def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> None:
+    original = save(kind, tmp_path / "model.gguf")
+    with torch.no_grad():
+        expected = original(torch.arange(VOCAB)[None]).logits[0]
+    found = _network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 256) -> dict[str, tuple[Matrix, Tensor]]:
+    """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
+    file = new_file(path)
+    random = np.random.default_rng(0)
+    expected = {}
+    for name, kind in kinds.items():
+        if kind == "Q6_K":  # for which the package has no encoder: low and high bits, scales, one float16
+            data = random.integers(0, 256, (n_out, 210), dtype=np.uint8)
+            data[:, 208:] = np.full(n_out, 0.01, np.float16).view(np.uint8).reshape(-1, 2)
+        else:
+            values = random.standard_normal((n_out, n_in)).astype(np.float32)
+            data = quantize(values, GGMLQuantizationType[kind])
+        floats = dequantize(data, GGMLQuantizationType[kind])
+        expected[name] = torch.from_numpy(floats)
+        file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
+    write(file)
+    tensors = dict(open_checkpoint(converted(path)).tensors())
+    return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q6_K", "F16", "BF16", "F32"])
+def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
+    stored = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
+    matrix, expected = stored["q"]
+    assert isinstance(matrix, Blocks if kind in ("Q4_0", "Q4_1", "Q8_0") else Encoded)
+    assert tuple(matrix.shape) == (300, 256)
+    assert torch.equal(matrix.dequantize(), expected)
+    order = torch.randperm(300)
+    assert torch.equal(matrix[order].dequantize(), expected[order])
+    assert torch.equal(matrix[250:].dequantize(), expected[250:])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bits"),
+    [
+        (("Q4_0",), 4),
+        (("Q4_0", "Q4_0"), 4),
+        (("Q4_0", "Q4_1"), 4),
+        (("Q4_1", "Q8_0"), 8),
+        (("Q8_0", "Q4_0"), 8),
+        (("Q4_1", "Q4_0", "Q8_0"), 8),
+    ],
+)
+def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path: Path) -> None:
+    stored = _stored(dict(zip("qkv", kinds, strict=False)), tmp_path / "m.gguf")
+    whole = join([blocks for blocks, _ in stored.values()])  # type: ignore[misc]
+    assert whole.quants.shape[2] * 8 == 32 * bits
+    assert (whole.mins is not None) == ("Q4_1" in kinds)
+    assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in stored.values()]))
+
+
+def test_a_file_of_floats_is_read_as_tensors(tmp_path: Path) -> None:
+    stored = _stored({"q": "F16", "k": "BF16", "v": "F32"}, tmp_path / "m.gguf")
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for (tensor, expected), dtype in zip(stored.values(), dtypes, strict=True):
+        assert isinstance(tensor, Tensor)
+        assert tensor.dtype is dtype
+        assert torch.equal(tensor.float(), expected)
+
+
+MIXED = ("Q4_0", "Q8_0", "Q4_1", "F16", "Q5_0")
+"""So that wqkv and w13 get several."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [("llama", ("Q4_0",)), ("llama", MIXED), ("llama tied", ("Q8_0",)), ("llama", ("BF16",)), ("mixtral", MIXED)],
+)
+def test_int4_runs_a_file_near_its_dequantized_self(kind: str, formats: tuple[str, ...], tmp_path: Path) -> None:
+    save(kind, tmp_path / "model.gguf", formats)
+    directory = converted(tmp_path / "model.gguf")
+    tokens = [*range(VOCAB)] * 3
+    expected = _network(directory).whole(tokens)
+    network = _network(directory, "int4")
+    found = network.whole(tokens)
+    assert torch.nn.functional.cosine_similarity(found, expected).median() > (0.9 if formats == ("BF16",) else 0.995)
+    assert not torch.equal(found, expected)
+    if kind != "mixtral":  # whose gates and experts are chosen in floats
+        assert torch.equal(network.whole(tokens, chunk=7), found)

@@ -1,0 +1,117 @@
+"""Compiles Triton kernels for GPUs that are not here. No TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
+
+What is compiled is what is launched: each of LAUNCHES calls our code with tensors in the CPU's memory, and a launch
+compiles for the pretended device and computes nothing. Prints a JSON list of `Compiled`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from model.attention.triton import TritonAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+
+CPU = torch.device("cpu")
+
+
+def attention(
+    dtype: torch.dtype, heads: tuple[int, int], width: int, kept: torch.dtype | None = None, deterministic: bool = False
+) -> Callable[[], None]:
+    """One long and one short slice."""
+
+    def launch() -> None:
+        backend = TritonAttention(deterministic)
+        slices = tuple(
+            Slice(stop, [0] * stop, stop, start, stop, (PageTable(0, range(4)),), SamplingParams())
+            for start, stop in ((0, 100), (99, 100))
+        )
+        (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
+        cache = backend.allocate((4, heads[1], width), kept or dtype, CPU)
+        qkv, turn = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype), torch.empty(101, 2, width // 2)
+        backend.attend_turned(qkv, heads[0], turn, cache, backend.prepare(inputs))
+
+    return launch
+
+
+BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
+    "attention, bfloat16": (attention(BF16, (32, 8), 128), (80, 90)),
+    "attention, float16, odd group": (attention(F16, (9, 3), 64), (80,)),
+    "attention, bfloat16, odd head_dim": (attention(BF16, (2, 2), 80), (90,)),
+    "attention, float32": (attention(F32, (4, 4), 64), (90,)),
+    "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
+    "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
+}
+"""What is launched, and the compute capabilities, times ten, that it is compiled for."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or what the compiler said."""
+
+    launch: str
+    capability: int
+    kernel: str = ""
+    shared: int = 0
+    tensor_cores: bool = False
+    error: str = ""
+
+
+class Driver:
+    """Of a GPU that is not there; its number is its capability, so that each has a cache of its own."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_for(name: str, launch: Callable[[], None], capability: int) -> list[Compiled]:
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    found = []
+
+    def kernel(function: Any, grid: object) -> Callable[..., None]:
+        def call(*args: Any, **options: Any) -> None:
+            made = function.run(*args, grid=grid, warmup=True, **options)
+            cores = any(word in made.asm["ptx"] for word in ("mma.sync", "wgmma"))
+            found.append(Compiled(name, capability, function.__name__, made.metadata.shared, cores))
+
+        return call
+
+    driver.set_active(Driver(capability))
+    JITFunction.__getitem__ = kernel
+    try:
+        launch()
+    except Exception as error:
+        found.append(Compiled(name, capability, error=f"{type(error).__name__}: {error}"))
+    return found
+
+
+def main() -> None:
+    compiled = [
+        one
+        for name, (launch, capabilities) in LAUNCHES.items()
+        for capability in capabilities
+        for one in compile_for(name, launch, capability)
+    ]
+    print(json.dumps([asdict(one) for one in compiled]))
+
+
+if __name__ == "__main__":
+    main()

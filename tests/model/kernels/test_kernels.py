@@ -1,0 +1,124 @@
+"""The compiled kernels, every variant this processor runs, against integer arithmetic and against themselves."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.errors import OptionError
+from model.kernels.cpu import native
+from model.kernels.cpu.native import Kernels
+from tests.model import records
+
+
+def weights(n_out: int, n_in: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8, generator=generator)
+    return weight, torch.rand(n_out, generator=generator) / 100
+
+
+def exact(x: Tensor, weight: Tensor, scales: Tensor) -> np.ndarray:
+    """Quantize x by rows and groups of 64, multiply in int64, add groups in float64."""
+    rows = x.numpy()
+    total = np.zeros((len(rows), len(weight)))
+    for first in range(0, rows.shape[1], 64):
+        part = rows[:, first : first + 64]
+        most = np.abs(part).max(axis=1, keepdims=True)
+        inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+        products = np.rint(part * inverse).astype(np.int64) @ weight[:, first : first + 64].numpy().astype(np.int64).T
+        total += products * (most.astype(np.float64) / 127)
+    return total * scales.numpy()
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), [(16, 64), (48, 576), (1, 3), (17, 65), (200, 130), (576, 1536)])
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_products_are_those_of_integers(kernels: Kernels, n_out: int, n_in: int, n_rows: int) -> None:
+    weight, scales = weights(n_out, n_in)
+    x = torch.randn(n_rows, n_in)
+    x[0, : min(64, n_in)] = 0
+    found = kernels.linear(records.int8(weight, scales), x).numpy()
+    expected = exact(x, weight, scales)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+
+
+def test_extreme_bytes_do_not_saturate(kernels: Kernels) -> None:
+    weight = torch.tensor([[127] * 128, [-127] * 128, [127, -127] * 64], dtype=torch.int8)
+    for x in (torch.ones(1, 128), -torch.ones(1, 128), torch.tensor([[1.0, -1.0] * 64])):
+        found = kernels.linear(records.int8(weight, torch.ones(3)), x)
+        torch.testing.assert_close(found, x @ weight.float().T, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("n_out", "n_in"), [(208, 576), (40, 100)])
+@pytest.mark.parametrize("kind", ["plain", "normed", "gated"])
+def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, n_out: int, n_in: int, kind: str) -> None:
+    packed = records.int8(*weights(n_out, n_in))
+    x = torch.randn(512, n_in * (2 if kind == "gated" else 1)) * 3
+    options = {"norm": torch.rand(n_in), "eps": 1e-5} if kind == "normed" else {"gated": kind == "gated"}
+    whole = kernels.linear(packed, x, **options)
+    for n_rows in (1, 2, 3, 4, 16, 33):
+        assert torch.equal(kernels.linear(packed, x[:n_rows], **options), whole[:n_rows])
+        shifted = kernels.linear(packed, x[7 : 7 + n_rows], **options)
+        assert torch.equal(shifted, whole[7 : 7 + n_rows])
+    onto = torch.randn(33, n_out)
+    expected = onto + whole[:33]
+    assert torch.equal(kernels.linear(packed, x[:33], onto=onto, **options), expected)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 5])
+def test_threads_do_not_change_bits(kernels: Kernels, n_threads: int) -> None:
+    packed, x = records.int8(*weights(1040, 192)), torch.randn(70, 192)
+    expected = kernels.linear(packed, x)
+    before = native.use_threads(2)
+    try:
+        assert native.use_threads(n_threads) == n_threads
+        assert all(torch.equal(kernels.linear(packed, x), expected) for _ in range(50))
+    finally:
+        native.use_threads(before)
+
+
+def test_norm_and_gate_are_those_of_pytorch(kernels: Kernels) -> None:
+    """Unit weights show the quantized rows: within half a step of 127 of what PyTorch computes."""
+    eye = records.int8(torch.eye(64, dtype=torch.int8), torch.ones(64))
+    x, scale = torch.randn(9, 64) * 5, torch.rand(64)
+    normed = kernels.linear(eye, x, norm=scale, eps=1e-5)
+    expected = torch.nn.functional.rms_norm(x, (64,), None, 1e-5) * scale
+    assert ((normed - expected).abs() <= expected.abs().amax(1, keepdim=True) / 127 * 0.501).all()
+    pair = torch.randn(9, 128) * 30
+    gated = kernels.linear(eye, pair, gated=True)
+    expected = torch.nn.functional.silu(pair[:, :64]) * pair[:, 64:]
+    assert ((gated - expected).abs() <= expected.abs().amax(1, keepdim=True) / 127 * 0.501).all()
+
+
+def test_wrong_shapes_are_refused(kernels: Kernels) -> None:
+    packed = records.int8(*weights(16, 64))
+    with pytest.raises(ValueError, match="expected rows of 64 values"):
+        kernels.linear(packed, torch.zeros(1, 65))
+    with pytest.raises(ValueError, match="cannot add"):
+        kernels.linear(packed, torch.zeros(2, 64), onto=torch.zeros(1, 16))
+    with pytest.raises(ValueError, match="expected a float32 norm of 64 values"):
+        kernels.linear(packed, torch.zeros(2, 64), norm=torch.ones(64).bfloat16())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, bad: float) -> None:
+    packed = records.int8(*weights(48, 192))
+    x = torch.randn(20, 192)
+    x[7, 100] = bad
+    finite = kernels.linear(packed, x).isfinite()
+    assert not finite[7].any()
+    assert finite.sum() == 19 * 48
+
+
+# Choice
+
+
+def test_variable_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    assert native.kernels() is None
+    monkeypatch.setenv(native.ENVIRONMENT, "baseline")
+    chosen = native.kernels()
+    assert chosen is not None
+    assert native.describe(chosen) == "native baseline"
+    monkeypatch.setenv(native.ENVIRONMENT, "sse9")
+    with pytest.raises(OptionError, match=r"NORIA_KERNELS=sse9 is not there, choose one of: .*baseline, torch"):
+        native.kernels()

@@ -1,0 +1,161 @@
+"""The GPU's products under Triton's interpreter, against PyTorch's of what the weights stand for."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import silu
+
+pytest.importorskip("triton")
+
+from model.kernels.cuda import convert, gate, norm, product
+from model.kernels.cuda.forms import Weights
+from model.linear.norm import RMSNorm
+from tests.model.kernels.triton_case import DTYPES, FORMS, close, poisoned, small_tiles, stacked, weights_of
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    yield from poisoned()
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "TILES", small_tiles())
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "dtype"), [(9, torch.float32), (1, torch.float16), (3, torch.bfloat16), (66, torch.float32)], ids=str
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_products(form: str, n_rows: int, dtype: torch.dtype) -> None:
+    """Odd numbers of outputs and channels, alone, added to something, and as gate and up."""
+    torch.manual_seed(0)
+    n_out, n_in = 38, 192 if form == "int4" else 100
+    weights, matrix = weights_of(form, torch.randn(n_out, n_in), dtype)
+    x = torch.randn(n_rows, n_in).to(dtype)
+    expected = x.float() @ matrix.T
+    close(product.product(x, weights), expected)
+    onto = torch.randn(n_rows, n_out).to(dtype)
+    sums = onto.float() + expected
+    assert product.product(x, weights, onto=onto) is onto
+    close(onto, sums)
+    up = expected[:, n_out // 2 :]
+    close(product.product(x, weights, gated=True), silu(expected[:, : n_out // 2]) * up)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_steps_of_channels(form: str) -> None:
+    torch.manual_seed(0)
+    weights, matrix = weights_of(form, torch.randn(32, 512))
+    x = torch.randn(3, 512)
+    close(product.product(x, weights), x @ matrix.T)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(form: str) -> None:
+    torch.manual_seed(0)
+    weights, _ = weights_of(form, torch.randn(20, 128))
+    x = torch.randn(40, 128)
+    whole = product.product(x, weights, fixed=True)
+    for first, stop in ((0, 1), (5, 14), (33, 40)):
+        assert torch.equal(product.product(x[first:stop], weights, fixed=True), whole[first:stop])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_grouped_by_expert(form: str) -> None:
+    """Pairs 0..5 of 3 tokens in blocks of 8: of expert 2 (4, 1), of none, of expert 0 (0, 3, 5); pair 2 is nobody's."""
+    torch.manual_seed(0)
+    n_in, n_out = 128, 20
+    parts = [weights_of(form, torch.randn(n_out, n_in)) for _ in range(3)]
+    weights = stacked([part for part, _ in parts])
+    slots = torch.full((3, 8), -1, dtype=torch.int32)
+    slots[0, :2], slots[2, :3] = torch.tensor([4, 1]), torch.tensor([0, 3, 5])
+    experts = torch.tensor([2, -1, 0], dtype=torch.int32)
+    tile = product.tile_of(form, 8, fixed=False)
+    x = torch.randn(3, n_in)
+    y = product.grouped(x, weights, slots, experts, 2, tile, 6, gated=False)
+    for pair, expert in ((4, 2), (1, 2), (0, 0), (3, 0), (5, 0)):
+        close(y[pair], x[pair // 2] @ parts[expert][1].T)
+    assert y[2].isnan().all()
+
+
+@DTYPES
+@pytest.mark.parametrize("dim", [5, 64, 300])
+def test_norm(dim: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = RMSNorm(dim, 1e-5).requires_grad_(False)
+    layer.weight.data = torch.randn(dim).to(dtype)
+    x = torch.randn(11, dim).to(dtype) * 3
+    close(norm.rms_norm(x, layer.weight, 1e-5), layer.float()(x.float()))
+
+
+@DTYPES
+def test_gate(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up = torch.randn(3, 2 * 1030).to(dtype)
+    left, right = gate_up.float().chunk(2, dim=1)
+    close(gate.swiglu(gate_up), silu(left) * right)
+
+
+def test_rows_to_fp8() -> None:
+    """Of numbers that fp8 holds, times powers of two: the interpreter does not round to fp8 as devices do."""
+    torch.manual_seed(0)
+    held = torch.randn(4, 100).mul(40).to(torch.float8_e4m3fn).float()
+    held[:, 7] = -448
+    held[3] = 0
+    values, scales = convert.to_fp8(held * torch.tensor([0.25, 1.0, 2.0**-20, 1.0])[:, None])
+    assert torch.equal(values.float(), held)
+    assert scales[:3, 0].tolist() == [0.25, 1.0, 2.0**-20]
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_dequantized_in_pieces(form: str) -> None:
+    weights, matrix = weights_of(form, torch.randn(40, 128))
+    pieces = [convert.dequantize(weights, first, stop, torch.float32) for first, stop in ((0, 17), (17, 40))]
+    assert torch.equal(torch.cat(pieces), matrix)
+
+
+def run(ptx: str, word: int) -> list[int]:
+    """The registers $0 and $1 after what nibbles() writes, with `word` in $2."""
+    registers = {"$2": word}
+
+    def value(name: str) -> int:
+        return registers[name] if name in registers else int(name, 0)
+
+    for line in ptx.strip("{} ").split(";")[1:-1]:
+        operation, target, *sources = re.split(r"[ ,]+", line.strip())
+        a, *others = map(value, sources)
+        if operation == "shr.b32":
+            registers[target] = a >> others[0]
+        elif operation == "and.b32":
+            registers[target] = a & others[0]
+        else:
+            assert operation == "prmt.b32"
+            eight = np.array([a, others[0]], dtype="<u4").view(np.uint8)
+            picked = [eight[others[1] >> 4 * i & 7] for i in range(4)]
+            registers[target] = int(np.array(picked, dtype=np.uint8).view("<u4")[0])
+    return [registers["$0"], registers["$1"]]
+
+
+@pytest.mark.parametrize(("magic", "dtype", "offset"), [(0x43, torch.bfloat16, 128), (0x64, torch.float16, 1024)])
+def test_assembly_of_nibbles(magic: int, dtype: torch.dtype, offset: int) -> None:
+    """What no interpreter runs, by hand: all bytes, in order."""
+    for first in range(0, 256, 4):
+        data = bytes(range(first, first + 4))
+        for shift in (0, 4):
+            registers = run(product.nibbles(magic, shift), int.from_bytes(data, "little"))
+            found = torch.from_numpy(np.array(registers, dtype="<u4").view(np.int16).copy()).view(dtype)
+            assert (found.float() - offset).tolist() == [byte >> shift & 15 for byte in data]
+
+
+def test_weights_of_several_share_memory() -> None:
+    weights = stacked([weights_of("int4", torch.randn(4, 64))[0] for _ in range(2)])
+    part = weights[1]
+    assert isinstance(part, Weights)
+    assert (part.n_out, part.n_in) == (4, 64)
+    part.tables[0].fill_(7)
+    assert weights.tables[0][1].eq(7).all()
+    assert not weights.tables[0][0].eq(7).any()

@@ -1,0 +1,80 @@
+"""Mixture of experts on a GPU, under Triton's interpreter: who computes what, and the block as a whole."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from model.kernels import cuda as triton
+from model.kernels.cuda import product, routing
+from model.network.moe import MoE, route
+from tests.model.kernels.triton_case import CPU, close, poisoned, small_tiles
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    yield from poisoned()
+
+
+def owners(plan: routing.Plan, block: int) -> dict[int, int]:
+    """The expert of every pair in the plan; no pair is there twice."""
+    found: dict[int, int] = {}
+    for slots, expert in zip(plan.slots.view(-1, block).tolist(), plan.experts.tolist(), strict=True):
+        for pair in slots if expert >= 0 else ():
+            assert pair == -1 or pair not in found
+            found[pair] = expert
+    found.pop(-1, None)
+    return found
+
+
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("n_rows", [1, 3, 18])
+@pytest.mark.parametrize(("n_experts", "choices"), [(8, 2), (5, 3), (1, 1)])
+def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_rows: int, block: int) -> None:
+    torch.manual_seed(n_rows)
+    logits = torch.randn(n_rows, n_experts)
+    plan = routing.plan(logits, choices, block)
+    experts, shares = route(logits, choices)
+    assert owners(plan, block) == dict(enumerate(experts.flatten().tolist()))
+    torch.testing.assert_close(plan.shares, shares)
+
+
+def test_all_tokens_to_one_expert_fill_its_blocks() -> None:
+    plan = routing.plan(torch.tensor([[0.0, 5.0, 1.0]]).repeat(11, 1), 1, 8)
+    assert plan.experts.tolist() == [1, 1, -1, -1]
+    assert plan.slots[:16].tolist() == [*range(11), *[-1] * 5]
+
+
+def test_numbers_that_are_none_choose_experts_that_are_there() -> None:
+    nan, inf = float("nan"), float("inf")
+    plan = routing.plan(torch.tensor([[nan] * 3, [-inf, nan, -inf], [inf, -inf, inf]]), 2, 8)
+    assert set(owners(plan, 8)) == set(range(6))
+    assert plan.experts.max() < 3
+
+
+def test_equal_logits_choose_the_first() -> None:
+    plan = routing.plan(torch.zeros(1, 4), 2, 8)
+    assert owners(plan, 8) == {0: 0, 1: 1}
+    assert plan.shares.tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize("n_rows", [1, 5])
+@pytest.mark.parametrize("scheme", ["none", "int4-weights"])
+def test_the_block_is_the_same_as_without_kernels(scheme: str, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    block = MoE(64, 128, 4, 2, scheme).requires_grad_(False)
+    block.reserve(torch.float32, CPU)
+    block.gate.weight.data = torch.randn(4, 64)
+    for expert in block.experts:
+        for part, size in ((expert.w13, (256, 64)), (expert.w2, (64, 128))):
+            matrix = torch.randn(size) / size[1] ** 0.5
+            part.weight.data.copy_(matrix) if scheme == "none" else part.take(0, matrix)
+    x, onto = torch.randn(n_rows, 64), torch.randn(n_rows, 64)
+    expected = block(x, onto=onto.clone())
+    monkeypatch.setattr(triton, "serves", lambda x: True)
+    monkeypatch.setattr(product, "TILES", small_tiles())
+    close(block(x), expected - onto)
+    assert block(x, onto=onto) is onto
+    close(onto, expected)

@@ -1,0 +1,69 @@
+"""Shared by the tests of Triton's kernels: poisoned memory, small tiles, weights in every form."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.kernels.cuda.forms import Weights
+from model.linear import SCHEMES
+from model.linear.base import WeightsOnly
+
+if TYPE_CHECKING:
+    from model.kernels.cuda.product import Tile
+
+CPU = torch.device("cpu")
+NAMES = {"fp8": "fp8", "int8": "int8-weights", "int4": "int4-weights"}
+"""Schemes by the form of their weights."""
+FORMS = ("plain", *NAMES)
+
+
+SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": (16, 256, 2)}
+"""Outputs, channels and parts of tiles for small shapes."""
+
+
+def small_tiles() -> dict[str, tuple["Tile", ...]]:
+    """In place of `product.TILES`: the interpreter takes its time for each value of a tile, also beyond the edges."""
+    from model.kernels.cuda.product import TILES
+
+    return {
+        form: tuple(replace(tile, outputs=outputs, channels=channels, parts=parts) for tile in TILES[form])
+        for form, (outputs, channels, parts) in SMALL.items()
+    }
+
+
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN, or the largest integers: what is read before it is written shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Weights, Tensor]:
+    """A matrix [n_out, n_in] float32 in a form, and what it then stands for, float32."""
+    if form == "plain":
+        return Weights(form, matrix.to(dtype)), matrix.to(dtype).float()
+    layer = SCHEMES[NAMES[form]](matrix.shape[1], len(matrix))
+    assert isinstance(layer, WeightsOnly)
+    weights = layer.room((), dtype, CPU)
+    layer.settle(weights)
+    layer.take(0, matrix)
+    return weights, layer.dequantize(weights, slice(0, len(matrix)))
+
+
+def stacked(parts: list[Weights]) -> Weights:
+    """Several as one."""
+    tables = zip(*(part.tables for part in parts), strict=True)
+    return Weights(parts[0].form, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Within what the format of `found` holds; the interpreter cuts float32 off to make bfloat16 of it."""
+    error = (found.double() - expected.double()).norm() / expected.double().norm()
+    assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[found.dtype], error
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -1,0 +1,98 @@
+"""Products with weights in blocks of 32, every variant of the kernels, against integers by NumPy and gguf's decoder."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from torch import Tensor
+
+from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.packed import PackedWeights
+from tests.model import records
+
+KINDS = {"q8": (32, False), "q8_min": (32, True), "q4": (16, False), "q4_min": (16, True)}
+
+
+def blocks(kind: str, n_out: int, n_groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    n_bytes, has_minima = KINDS[kind]
+    generator = torch.Generator().manual_seed(n_out)
+    shape = (n_out, n_groups, n_bytes)
+    quants = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+    scales, mins = ((torch.randn(n_out, n_groups, generator=generator) / 50).half() for _ in range(2))
+    scales[0, 0] = 3e-7  # a subnormal of float16
+    return quants if n_bytes == 32 else quants.view(torch.uint8), scales, mins if has_minima else None
+
+
+def integers(quants: Tensor, has_minima: bool) -> np.ndarray:
+    """Weights before scale and minimum: [n_out, n_groups, 32]."""
+    q = quants.numpy()
+    if q.shape[2] == 32:
+        return q.astype(np.int64)
+    return np.concatenate((q & 15, q >> 4), axis=2).astype(np.int64) - (0 if has_minima else 8)
+
+
+def exact(x: Tensor, quants: Tensor, scales: Tensor, mins: Tensor | None) -> np.ndarray:
+    """Rows to bytes by groups of 32, integer products, all else in float64."""
+    rows = x.numpy().reshape(len(x), -1, 1, 32)
+    most = np.abs(rows).max(axis=3, keepdims=True)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    q = np.rint(rows * inverse).astype(np.int64)  # [T, G, 1, 32]
+    weight = integers(quants, mins is not None).swapaxes(0, 1)  # [G, n_out, 32]
+    part = (q * weight).sum(3) * scales.double().numpy().T  # [T, G, n_out]
+    if mins is not None:
+        part = part + q.sum(3) * mins.double().numpy().T
+    return (part * (most[..., 0].astype(np.float64) / 127)).sum(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n_out", "n_groups", "n_rows"), [(16, 1, 1), (50, 3, 5), (208, 18, 13), (64, 48, 1)])
+def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int, n_groups: int, n_rows: int) -> None:
+    parts = blocks(kind, n_out, n_groups)
+    x = torch.randn(n_rows, n_groups * 32)
+    x[0, :32] = 0
+    found = kernels.linear(records.packed(kernels, *parts), x).numpy()
+    expected = exact(x, *parts)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, kind: str, gated: bool) -> None:
+    packed = records.packed(kernels, *blocks(kind, 1040, 6))
+    x = torch.randn(150, 192 * (1 + gated)) * 3
+    whole = kernels.linear(packed, x, gated=gated)
+    for n_rows in (1, 2, 3, 4, 16, 33):
+        shifted = kernels.linear(packed, x[7 : 7 + n_rows], gated=gated)
+        assert torch.equal(shifted, whole[7 : 7 + n_rows])
+
+
+def packed_from_file(kernels: Kernels, data: np.ndarray, kind: gguf.GGMLQuantizationType) -> PackedWeights:
+    """A tensor's bytes [n_out, bytes] as llama.cpp lays them out: float16 scale (and minimum), then the weights."""
+    n_halves = 2 if kind.name == "Q4_1" else 1
+    groups = torch.from_numpy(data.copy()).unflatten(1, (-1, 2 * n_halves + (32 if kind.name == "Q8_0" else 16)))
+    halves = groups[..., : 2 * n_halves].contiguous().view(torch.float16)
+    quants = groups[..., 2 * n_halves :].contiguous()
+    quants = quants.view(torch.int8) if kind.name == "Q8_0" else quants
+    return records.packed(kernels, quants, halves[..., 0], halves[..., 1] if n_halves > 1 else None)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0"])
+def test_blocks_of_a_file_are_what_its_decoder_says(kernels: Kernels, name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    weight = np.random.default_rng(1).standard_normal((40, 96)).astype(np.float32)
+    data = gguf.quants.quantize(weight, kind)
+    # Rows of the identity are exact as bytes: the products are the weights themselves.
+    found = kernels.linear(packed_from_file(kernels, data, kind), torch.eye(96) * 127)
+    np.testing.assert_allclose(found.numpy().T / 127, dequantize(data, kind), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["q8", "q4_min"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, kind: str, bad: float) -> None:
+    packed = records.packed(kernels, *blocks(kind, 48, 6))
+    x = torch.randn(20, 192)
+    x[7, 100] = bad
+    finite = kernels.linear(packed, x).isfinite()
+    assert not finite[7].any()
+    assert finite.sum() == 19 * 48

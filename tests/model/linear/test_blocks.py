@@ -1,0 +1,102 @@
+"""The int4 scheme: rounding by hand, products against float64, what goes to 4 and what to 8 bits."""
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from torch import Tensor
+
+from model.checkpoint.matrices import Blocks, Encoded
+from model.errors import OptionError
+from model.kernels.cpu import native
+from model.linear.blocks import BlockLinear, quantize4, quantize8
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def serving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    return request.param
+
+
+def test_four_bits_are_fifteen_steps_from_the_least() -> None:
+    blocks = quantize4(torch.tensor([[-1.0, 2.0, 0.5, 0.58, *[0.0] * 28], [3.0] * 32]))
+    assert blocks.mins is not None
+    assert (blocks.mins[0, 0].item(), blocks.scales[0, 0].item()) == (-1.0, pytest.approx(0.2, rel=1e-3))
+    low = [int(byte) & 15 for byte in blocks.quants[0, 0]]
+    assert low == [0, 15, 8, 8, *[5] * 12]  # (0.5 + 1) / 0.19995 = 7.502
+    assert blocks.dequantize()[1].tolist() == [3.0] * 32
+
+
+def test_eight_bits_are_127_steps_of_magnitude() -> None:
+    blocks = quantize8(torch.tensor([[-12.7, 0.1, 0.26, 12.7, *[0.0] * 28], [0.0] * 32]))
+    assert blocks.mins is None
+    assert blocks.quants[0, 0, :5].tolist() == [-127, 1, 3, 127, 0]
+    assert blocks.quants[1].unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("magnitude", [1e-7, 1e-5, 1.0, 1e4])
+def test_weights_come_within_half_a_step(magnitude: float) -> None:
+    """A step and a minimum are float16: near their smallest values their own rounding is added."""
+    weight = torch.randn(300, 64, generator=torch.Generator().manual_seed(0)) * magnitude
+    for encode, steps in ((quantize4, 15), (quantize8, 254)):
+        reach = weight.unflatten(1, (2, 32))
+        step = (reach.amax(2) - reach.amin(2)) / 15 if steps == 15 else 2 * reach.abs().amax(2) / 254
+        allowed = 0.5 * step + step * steps * 2**-10 + 127 * 2**-24
+        error = (encode(weight).dequantize() - weight).unflatten(1, (2, 32)).abs().amax(2)
+        assert (error <= allowed).all()
+
+
+def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
+    """Activations to 127 steps a group of 32, all else in float64."""
+    groups = x.double().numpy().reshape(len(x), -1, 32)
+    steps = np.abs(groups).max(axis=2, keepdims=True) / 127
+    rounded = np.rint(np.divide(groups, steps, out=np.zeros_like(groups), where=steps > 0)) * steps
+    return rounded.reshape(len(x), -1) @ weight.double().numpy().T
+
+
+def encoded(weight: Tensor, kind: str) -> Tensor | Blocks | Encoded:
+    """As a quantized file would give it; "float" as safetensors would."""
+    if kind == "float":
+        return weight
+    if kind == "Q4_1":
+        return quantize4(weight)
+    if kind == "Q8_0":
+        return quantize8(weight)
+    data = quantize(weight.numpy(), GGMLQuantizationType[kind])
+    return Encoded(torch.from_numpy(data), kind, (len(weight), weight.shape[1]))
+
+
+@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q8_0", "Q4_1"), ("Q4_1", "float"), ("F16", "Q8_0"), ("Q5_0", "Q4_1")])
+def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(40, 96, generator=generator), torch.randn(7, 96, generator=generator)
+    x[0, :32] = 0
+    pieces = [encoded(rows, kind) for rows, kind in zip(weight.chunk(len(kinds)), kinds, strict=True)]
+    made, meant, first = BlockLinear(96, 40), [], 0
+    for piece in pieces:
+        made.take(first, piece)
+        first += len(piece)
+        if isinstance(piece, Tensor):
+            piece = quantize4(piece)
+        meant.append(quantize8(piece.dequantize()).dequantize() if isinstance(piece, Encoded) else piece.dequantize())
+    expected = brute_force(x, torch.cat(meant))
+    np.testing.assert_allclose(made(x).numpy(), expected, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(made(x[i : i + 1])[0], made(x)[i]) for i in range(7))
+    onto = torch.ones(7, 40)
+    np.testing.assert_allclose(made(x, onto=onto).numpy(), expected + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_may_come_in_any_order(serving: str) -> None:
+    weight, x = torch.randn(40, 64), torch.randn(3, 64)
+    made, whole = BlockLinear(64, 40), BlockLinear(64, 40)
+    whole.take(0, weight)
+    for first, stop in ((24, 40), (0, 5), (5, 24)):
+        made.take(first, weight[first:stop])
+    assert torch.equal(made(x), whole(x))
+
+
+def test_channels_come_in_whole_groups() -> None:
+    with pytest.raises(OptionError, match="--quantize int4 needs projections of multiples of 32 channels, one has 48"):
+        BlockLinear(48, 16)

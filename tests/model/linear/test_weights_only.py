@@ -1,0 +1,198 @@
+"""Schemes that keep activations in floats: rounding by hand, networks near their float32 selves, fixed tiles."""
+
+import pytest
+import torch
+from torch import nn
+
+from model import linear as quant
+from model.attention import choose
+from model.attention.sdpa import SdpaAttention
+from model.checkpoint.matrices import Blocks
+from model.config import ModelConfig
+from model.errors import ModelError, OptionError
+from model.kernels import cuda as triton
+from model.kernels.cpu import native
+from model.kernels.cuda.forms import FEW_ROWS
+from model.linear import SCHEMES, fp8, int4_weights
+from model.linear.base import Floats, WeightsOnly
+from model.linear.blocks import quantize8
+from model.linear.none import Linear
+from model.network import weights
+from model.network.moe import MoE
+from model.network.transformer import Transformer
+from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
+from tests.model.kernels.triton_case import NAMES, close, small_tiles
+
+TOKENS = [(7 * i) % 64 for i in range(70)]
+WIDE = {"dim": 64, "hidden_dim": 128, "head_dim": 16}
+"""Whole groups of 64 channels in all projections."""
+
+
+def test_int4_by_hand() -> None:
+    """From -1 to 2 in 15 steps of 0.2, zero at 5; a group of zeros; one that is all above zero starts there."""
+    rows = torch.zeros(1, 192)
+    rows[0, :4] = torch.tensor([-1.0, 2.0, 0.5, 0.19])
+    rows[0, 128:] = torch.linspace(7.5, 15, 64)
+    q, scales, zeros = int4_weights.quantize(rows)
+    assert q[0, 0, :5].tolist() == [0, 15, 7, 6, 5]  # 0.5 is 2.496 steps of 0.2 in bfloat16 (0.2002)
+    assert (scales[0].tolist(), zeros[0].tolist()) == ([pytest.approx(0.2, rel=2e-3), pytest.approx(0), 1.0], [5, 0, 0])
+    assert q[0, 1].tolist() == [0] * 64
+    assert (q[0, 2, 0].item(), q[0, 2, -1].item()) == (8, 15)
+
+
+def test_fp8_by_hand() -> None:
+    """The greatest becomes 448; between 16 and 32 fp8 counts in twos."""
+    values, scales = fp8.quantize(torch.tensor([[-44.8, 1.9, 0.0], [0.0, 0.0, 0.0]]))
+    assert values.float().tolist() == [[-448.0, 20.0, 0.0], [0.0, 0.0, 0.0]]
+    assert scales[0].item() == pytest.approx(0.1)
+
+
+def made(scheme: str, matrix: torch.Tensor, cuts: tuple[int, ...] = ()) -> Floats:
+    layer = SCHEMES[scheme](matrix.shape[1], len(matrix))
+    assert isinstance(layer, Floats)
+    layer.settle(layer.room((), matrix.dtype, CPU))
+    if isinstance(layer, Linear):
+        layer.weight.data.copy_(matrix)
+    else:
+        assert isinstance(layer, WeightsOnly)
+        for first, stop in zip((0, *cuts), (*cuts, len(matrix)), strict=True):
+            layer.take(first, matrix[first:stop])
+    return layer
+
+
+@pytest.mark.parametrize(("scheme", "error"), [("fp8", 0.04), ("int8-weights", 0.01), ("int4-weights", 0.12)])
+def test_near_the_weights(scheme: str, error: float) -> None:
+    torch.manual_seed(0)
+    matrix, x = torch.randn(300, 192), torch.randn(7, 192)
+    expected = x @ matrix.T
+    y = made(scheme, matrix, (16, 299))(x)
+    assert 1e-4 < (y - expected).norm() / expected.norm() < error
+    assert torch.equal(y, made(scheme, matrix)(x))
+
+
+@pytest.mark.parametrize("scheme", NAMES.values())
+def test_rows_of_a_quantized_file(scheme: str) -> None:
+    torch.manual_seed(0)
+    blocks: Blocks = quantize8(torch.randn(12, 64))
+    layer = SCHEMES[scheme](64, 12)
+    assert isinstance(layer, WeightsOnly)
+    layer.settle(layer.room((), torch.float32, CPU))
+    layer.take(0, blocks)
+    x = torch.randn(2, 64)
+    assert torch.equal(layer(x), made(scheme, blocks.dequantize())(x))
+
+
+def test_fp8_rounds_activations_of_many_rows_only() -> None:
+    torch.manual_seed(0)
+    layer = made("fp8", torch.randn(8, 64))
+    x = torch.randn(FEW_ROWS["fp8"] + 1, 64)
+    few, many = torch.cat([layer(row[None]) for row in x]), layer(x)
+    close(few, x @ layer(torch.eye(64)))
+    assert 1e-3 < (many - few).norm() / few.norm() < 0.05
+    layer.fixed = True
+    close(layer(x), few)
+
+
+def test_groups_must_be_whole() -> None:
+    with pytest.raises(OptionError, match="--quantize int4 needs projections of multiples of 64 channels on a GPU"):
+        SCHEMES["int4-weights"](96, 8)
+
+
+@pytest.mark.parametrize("scheme", NAMES.values())
+def test_what_is_not_finite_is_refused(scheme: str) -> None:
+    config = tiny(**WIDE)
+    with torch.device("meta"):
+        model = Transformer(config, scheme)
+    damaged = (
+        (name, tensor.fill_(float("inf")) if ".wo." in name else tensor) for name, tensor in random_tensors(config)
+    )
+    with pytest.raises(
+        ModelError, match=r"'layers.0.attention.wo.weight' of the checkpoint is damaged: a value is not"
+    ):
+        weights.load(model, config, "half", damaged, torch.float32, CPU, lambda _: None)
+
+
+def network(config: ModelConfig, scheme: str) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(config, scheme)
+    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    return model.eval()
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 2}], ids=str)
+@pytest.mark.parametrize(("scheme", "least"), [("fp8", 0.97), ("int8-weights", 0.999), ("int4-weights", 0.7)])
+def test_network_is_near_its_float32_self(scheme: str, least: float, changes: dict[str, object]) -> None:
+    config = tiny((None, 9), **(WIDE | changes))
+    model = network(config, scheme)
+    assert isinstance(model.output, Linear)
+    logits = Driver(model, SdpaAttention()).whole(TOKENS)
+    expected = Driver(random_model(config), SdpaAttention()).whole(TOKENS)
+    assert torch.nn.functional.cosine_similarity(logits, expected, dim=1).median() > least
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes"),
+    [("none", {"n_experts": 4, "n_experts_per_token": 2}), *((scheme, {}) for scheme in ("none", *NAMES.values()))],
+    ids=str,
+)
+def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, in fixed tiles, and many rows, under Triton's interpreter, against PyTorch alone."""
+    product = pytest.importorskip("model.kernels.cuda.product", exc_type=ImportError)
+    monkeypatch.setattr(product, "TILES", small_tiles())
+    config = tiny((None,), **(WIDE | changes))
+    model, plain = network(config, scheme), network(config, scheme)
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.reserve(torch.float32, CPU)
+    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    expected = Driver(plain, SdpaAttention()).whole(TOKENS[:3])
+    monkeypatch.setattr(triton, "serves", lambda x: True)
+    close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)
+    quant.fix_tiles(model)
+    close(Driver(model, SdpaAttention()).whole(TOKENS[:3], chunk=2), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_in_fixed_tiles_have_the_same_bits_beside_any_others(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = made("none", torch.randn(100, 70).to(dtype))
+    assert isinstance(layer, Linear)
+    layer.fixed = True
+    quant.check_tiles(nn.ModuleList([layer]), dtype)
+    x, onto = torch.randn(40, 70).to(dtype), torch.randn(40, 100).to(dtype)
+    whole = layer(x)
+    assert torch.equal(layer(x, onto=onto.clone()), onto + whole)
+    for first, stop in ((0, 1), (3, 20), (39, 40)):
+        assert torch.equal(layer(x[first:stop]), whole[first:stop])
+
+
+def test_gates_in_fixed_tiles_have_the_same_bits_whatever_threads_share() -> None:
+    """Three threads cut 90 rows of 1000 inside a row; at a cut PyTorch's exponentials round otherwise."""
+    torch.manual_seed(0)
+    layer = made("none", torch.eye(1000))
+    layer.fixed = True
+    gate_up = torch.randn(90, 2000)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        whole = layer.gated(gate_up)
+        assert torch.equal(torch.cat([layer.gated(row[None]) for row in gate_up]), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = made("none", torch.eye(8))
+    monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
+    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels round rows alike diff"):
+        quant.check_tiles(nn.ModuleList([layer]), torch.float32)
+
+
+def test_attention_must_be_fixed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16 = torch.bfloat16
+    assert choose("auto", CPU, bf16, bf16, deterministic=True)[0] == "paged"
+    with pytest.raises(OptionError, match="--deterministic needs --attention paged"):
+        choose("sdpa", CPU, bf16, bf16, deterministic=True)
+    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    with pytest.raises(OptionError, match=r"--deterministic needs --attention paged|paged needs the compiled kernels"):
+        choose("auto", CPU, bf16, bf16, deterministic=True)

@@ -1,0 +1,154 @@
+"""Pages from bytes, and what is said when they do not suffice."""
+
+from pathlib import Path
+
+import pytest
+
+from model.batch import most_pages
+from model.errors import OptionError
+from model.memory import sizes as memory
+from model.memory.sizes import PoolPlan
+from tests.model.driving import tiny
+
+# tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
+PAGE = 512
+SPARE = 10**12
+
+
+def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
+    values = {"page_size": 4, "head_bytes": 32, "max_step_tokens": 4, "max_sequences": 100, **changes}
+    return PoolPlan(tiny(windows, max_position=64), **values)
+
+
+def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
+    """ceil((5 - 1 + 4) / 4) + 1 = 3 pages, however long; fewer while the sequence is shorter."""
+    assert [most_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
+    assert most_pages(None, 13, page_size=4, chunk=4) == 4
+    assert plan((5,)).bytes_for(10_000) == 3 * PAGE
+
+
+def test_page_counts_its_layers() -> None:
+    pool = plan((5, None, 5))
+    assert (pool.page_bytes(5), pool.page_bytes(None)) == (2 * PAGE, PAGE)
+    assert pool.bytes_for(64) == 3 * 2 * PAGE + 16 * PAGE
+
+
+def test_budget_is_split_in_proportion() -> None:
+    pool = plan((5, None))
+    specs = pool.pools(64, 10 * pool.bytes_for(64))
+    assert [(spec.window, spec.n_pages) for spec in specs] == [(5, 30), (None, 160)]
+
+
+def test_pools_stay_within_the_budget_and_hold_one_sequence() -> None:
+    pool = plan((5, None, None))
+    need = pool.bytes_for(64)
+    for budget in (need, need + 1, 3 * need - 1, 7 * need + 999):
+        specs = pool.pools(64, budget)
+        assert sum(spec.n_pages * pool.page_bytes(spec.window) for spec in specs) <= budget
+        assert all(spec.n_pages >= pool.pages(spec.window, 64) for spec in specs)
+
+
+def test_more_than_twice_all_sequences_is_not_useful() -> None:
+    assert plan((None,), max_sequences=3).most_useful(64) == 2 * 3 * 16 * PAGE
+
+
+def test_length_is_the_context_or_what_fits() -> None:
+    pool = plan((None,))
+    assert pool.length(None, 10**9, SPARE) == 64
+    assert pool.length(None, 5 * PAGE, SPARE) == 20
+    assert pool.length(20, 5 * PAGE, SPARE) == 20
+
+
+def test_too_long_for_the_budget() -> None:
+    with pytest.raises(OptionError, match=r"21 tokens needs 3.0 KiB .* has 2.5 KiB; --max-model-len 20 would fit, or "):
+        plan((None,)).length(21, 5 * PAGE, SPARE)
+
+
+def test_budget_without_a_single_page() -> None:
+    with pytest.raises(OptionError, match=r"1 tokens needs 0.5 KiB .* has 0.4 KiB; --cache-memory 1MiB would do"):
+        plan((None,)).length(None, PAGE - 100, SPARE)
+
+
+def test_context_limit_unless_all_layers_have_windows() -> None:
+    with pytest.raises(OptionError, match="--max-model-len 65 is more than the model's context of 64 tokens"):
+        plan((5, None)).length(65, 10**9, SPARE)
+    assert plan((5, 7)).length(100_000, 10**9, SPARE) == 100_000
+
+
+def test_rotary_positions_count_too() -> None:
+    """Cosine and sine of 4 pairs, 4 bytes each: 32 bytes a position, beside the cache."""
+    windowed = plan((5, 7))
+    assert windowed.length(100, 10**9, 3200) == 100
+    assert windowed.length(None, 10**9, 330) == 10
+    with pytest.raises(OptionError, match=r"positions of 101 tokens need 3\.2 KiB, 3\.1 KiB are free .* at most 100$"):
+        windowed.length(101, 10**9, 3200)
+    with pytest.raises(OptionError, match=r"positions of 1 tokens need .*; choose a smaller --cache-memory$"):
+        windowed.length(None, 10**9, 31)
+
+
+def test_least_length() -> None:
+    with pytest.raises(OptionError, match="--max-model-len must be at least 1, got 0"):
+        plan((None,)).length(0, 10**9, SPARE)
+
+
+def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
+    config = tiny()
+    n = config.n_parameters
+    memory.check_weights(config, 4 * n, "float32", 4 * n, "this machine")
+    with pytest.raises(OptionError, match=r"in float32, this machine has .* --dtype bfloat16 would need"):
+        memory.check_weights(config, 4 * n, "float32", 3 * n, "this machine")
+    with pytest.raises(OptionError, match="choose a smaller model"):
+        memory.check_weights(config, 4 * n, "float32", n, "this machine")
+    with pytest.raises(OptionError, match=r"in int8, this machine has .*; choose a smaller model"):
+        memory.check_weights(config, n, "int8", n - 1, "this machine")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied: bool) -> None:
+    """A tied head is held twice: in the embeddings' format and quantized."""
+    config = tiny(tied_head=tied)
+    embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
+    assert memory.weight_bytes(config, 4, None) == 4 * (layers + embeddings * (1 if tied else 2))
+    assert memory.weight_bytes(config, 2, 4.5) == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+
+
+def test_cache_budget() -> None:
+    assert memory.cache_budget(None, 1000, 0.25, "this machine") == 250
+    assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
+    with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
+        memory.cache_budget(2**31, 2**30, 0.25, "this machine")
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_free_memory_of_the_machine(tmp_path: Path) -> None:
+    root = write(tmp_path, {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:    500 kB\n"})
+    assert memory.free_memory(root) == 500 * 1024
+
+
+def test_control_group_two_counts_file_pages_as_free(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemAvailable: 500 kB\n",
+        "proc/self/cgroup": "0::/a/b\n",
+        "sys/fs/cgroup/a/memory.max": "100000\n",
+        "sys/fs/cgroup/a/memory.current": "60000\n",
+        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 5000\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/b/memory.current": "60000\n",
+    }
+    assert memory.free_memory(write(tmp_path, files)) == 45000
+
+
+def test_control_group_one_in_a_container(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemAvailable: 500 kB\n",
+        "proc/self/cgroup": "4:memory:/docker/x\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "300000\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000\n",
+    }
+    assert memory.free_memory(write(tmp_path, files)) == 200_000

@@ -1,0 +1,194 @@
+"""What fits, by hand for Mistral 7B, and as the runner itself makes it for models that can be loaded here."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model import loading
+from model.checkpoint.gguf.index import Entry, Index
+from model.config import RunnerOptions
+from model.errors import ModelError, OptionError
+from model.kernels.cpu import native
+from model.memory import sizes as memory
+from model.memory.plan import Fit, PoolNeed, make_plan
+from tests.model.driving import checkpoint, tiny
+
+GIB = 2**30
+MISTRAL = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "torch_dtype": "bfloat16",
+}
+MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
+
+
+def write(directory: Path, config: dict[str, Any], name: str = "config.json") -> Path:
+    (directory / name).write_text(json.dumps(config))
+    return directory
+
+
+def options(**values: Any) -> RunnerOptions:
+    return RunnerOptions("", **{"device": "cuda", "max_sequences": 64, "max_step_tokens": 512, **values})
+
+
+def test_mistral_7b(tmp_path: Path) -> None:
+    """Without a window a page of 32 tokens holds 32 * 131,072 bytes: 4 MiB."""
+    plan = make_plan(write(tmp_path, MISTRAL | {"sliding_window": None}), options(), 80 * GIB)
+    assert (plan.parameters, plan.weights, plan.token) == (7_241_732_096, 14_483_464_192, 131_072)
+    assert (plan.scheme, plan.dtype, plan.kv_dtype, plan.context, plan.served) == (
+        "none",
+        "bfloat16",
+        "bfloat16",
+        32768,
+        32768,
+    )
+    # 512 rows of x, of norm(x), of gate, up and their product in bf16; 2**23 logits, 8 times in float32; the context
+    assert plan.step == 512 * (2 * 4096 + 3 * 14336) * 2 + (2**23 // 32000) * 32000 * 4 * 8 + 2**29
+    assert plan.cache == int(0.9 * 80 * GIB) - 14_483_464_192 - plan.step
+    n_pages = plan.cache // 2**22
+    assert plan.pools == (PoolNeed(None, 32, 131_072, 2**22, n_pages),)
+    assert plan.fits == tuple(
+        Fit(length, length * 131_072, n_pages // (length // 32)) for length in (1024, 4096, 8192, 32768)
+    )
+    assert n_pages == 14_774
+
+
+def test_a_window_bounds_what_a_sequence_takes(tmp_path: Path) -> None:
+    """ceil((4096 - 1 + 512) / 32) + 1 = 145 pages of 4 MiB, however long."""
+    plan = make_plan(write(tmp_path, MISTRAL), options(max_model_len=200_000), 80 * GIB)
+    assert [fit.tokens for fit in plan.fits] == [1024, 4096, 8192, 32768, 131072, 200_000]
+    assert [fit.n_bytes // 2**22 for fit in plan.fits] == [32, 128, 145, 145, 145, 145]
+    (pool,) = plan.pools
+    assert (pool.window, pool.n_pages) == (4096, 145 * (plan.cache or 0) // (145 * 2**22))
+    assert [fit.sequences for fit in plan.fits] == [(pool.n_pages or 0) // n for n in (32, 128, 145, 145, 145, 145)]
+
+
+def test_pools_of_two_windows(tmp_path: Path) -> None:
+    """Three of four layers see 1,024 tokens: ceil((1023 + 512) / 32) + 1 = 49 pages of 3 MiB, 1,024 pages of 1 MiB."""
+    config = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 14336}
+    config |= {"norm_eps": 1e-5, "vocab_size": 32000, "sliding_window": [1024, 1024, 1024, None]}
+    plan = make_plan(write(tmp_path, config, "params.json"), options(), 24 * GIB)
+    assert plan.dtype == "bfloat16"
+    assert [(pool.window, pool.layers, pool.page_bytes) for pool in plan.pools] == [
+        (1024, 24, 3 * 2**20),
+        (None, 8, 2**20),
+    ]
+    assert plan.token == 131_072
+    assert plan.fits[-1].n_bytes == (49 * 3 + 1024) * 2**20
+    times = (plan.cache or 0) / plan.fits[-1].n_bytes
+    assert [pool.n_pages for pool in plan.pools] == [int(49 * times), int(1024 * times)]
+    assert plan.fits[-1].sequences == int(times)
+
+
+def test_mixtral_on_a_card_that_is_too_small(tmp_path: Path) -> None:
+    plan = make_plan(write(tmp_path, MIXTRAL), options(), 80 * GIB)
+    assert plan.weights == 2 * 46_702_792_704
+    assert (plan.cache, plan.served) == (0, 0)
+    assert [fit.sequences for fit in plan.fits] == [0, 0, 0, 0]
+    assert make_plan(write(tmp_path, MIXTRAL), options(), 141 * GIB).fits[0].sequences
+
+
+def test_without_a_size_nothing_is_said_to_fit(tmp_path: Path) -> None:
+    plan = make_plan(write(tmp_path, MISTRAL), options(), None)
+    assert (plan.memory, plan.cache, plan.served, plan.pools[0].n_pages) == (None, None, None, None)
+    assert [fit.sequences for fit in plan.fits] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weights"),
+    [
+        # embeddings and head in bf16, 6,979,588,096 others
+        ("fp8", 2 * 2 * 131_072_000 + 6_979_588_096 * (8 + 32 / 4096) / 8),
+        ("int8", 2 * 2 * 131_072_000 + 6_979_588_096 * (8 + 32 / 4096) / 8),
+        ("int4", 2 * 2 * 131_072_000 + 6_979_588_096 * 4.375 / 8),
+    ],
+)
+def test_quantized_on_a_gpu(tmp_path: Path, scheme: str, weights: float) -> None:
+    plan = make_plan(write(tmp_path, MISTRAL), options(quantize=scheme), 80 * GIB)
+    assert (plan.scheme, plan.weights) == (scheme, weights)
+
+
+def test_memory_may_be_shared_out_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, MISTRAL)
+    assert make_plan(tmp_path, options(cache_memory=5 * GIB), 80 * GIB).cache == 5 * GIB
+    half, most = (make_plan(tmp_path, options(gpu_memory_utilization=share), 80 * GIB).cache for share in (0.5, 0.9))
+    assert (most or 0) - (half or 0) == pytest.approx(32 * GIB, abs=1)
+    int8 = make_plan(tmp_path, options(kv_dtype="int8"), 80 * GIB)
+    assert int8.token == 131_072 // 2 // 128 * 132  # 128 bytes and a scale
+
+
+def test_a_length_beyond_the_context(tmp_path: Path) -> None:
+    write(tmp_path, MISTRAL | {"sliding_window": None})
+    with pytest.raises(OptionError, match="--max-model-len 32769 is more than the model's context of 32768"):
+        make_plan(tmp_path, options(max_model_len=32769), 80 * GIB)
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model in"):
+        make_plan(tmp_path, options(), None)
+
+
+def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
+    """Half of the projections' weights in 4.5 bits, half in 8.5, the embeddings in 16."""
+    file = tmp_path / "file.gguf"
+    file.write_bytes(b"GGUF")
+    shape = (14336, 4096)
+    entries = [Entry("tok_embeddings.weight", "Q4_0", (32000, 4096), 0, 0), Entry("output.weight", "Q8_0", shape, 0, 0)]
+    Index(file, (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0))).write(tmp_path)
+    plan = make_plan(write(tmp_path, MISTRAL), options(device="cpu"), 16 * GIB)
+    assert (plan.scheme, plan.dtype) == ("int4", "bfloat16")
+    assert plan.weights == 2 * 131_072_000 + (7_241_732_096 - 131_072_000) * 6.5 / 8
+    assert make_plan(tmp_path, options(), None).scheme == "none"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16", "max_model_len": 100, "max_step_tokens": 100},
+        {"cache_memory": 2**20, "max_sequences": 2},
+        {"quantize": "int4", "kv_dtype": "int8"},
+        {"sliding_window": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
+def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny((5, None), dim=64, hidden_dim=96, n_heads=4, head_dim=16)
+    asked = options(device="cpu", **values)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: 3_000_000)
+    needed: list[int] = []
+    check = memory.check_weights
+    monkeypatch.setattr(memory, "check_weights", lambda config, n, *rest: (needed.append(n), check(config, n, *rest)))
+    info = loading.load_from(checkpoint(config), asked, lambda stage, done: None).info
+    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "norm_eps", "vocab_size", "dtype")
+    params = {name: getattr(config, name) for name in names}
+    write(tmp_path, params | {"sliding_window": [5, None], "max_seq_len": config.max_position}, "params.json")
+    plan = make_plan(tmp_path, asked, 3_000_000)
+    assert [plan.weights] == needed
+    assert [(pool.window, pool.n_pages) for pool in plan.pools] == [(pool.window, pool.n_pages) for pool in info.pools]
+    assert (plan.served, plan.page_size) == (info.max_model_len, info.page_size)
+    assert info.description.items() >= {"dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "quantize": plan.scheme}.items()
+
+
+def test_planning_needs_no_torch() -> None:
+    code = "import sys, model.memory.plan; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_window_for_every_layer_or_the_models_own() -> None:
+    assert tiny().with_window(0) == tiny()
+    assert tiny().with_window(3) == replace(tiny(), windows=(3, 3))

@@ -1,0 +1,148 @@
+"""Pools from what the largest step leaves of a device's memory; the device is made up."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from model import loading
+from model.batch import PoolSpec, StepBatch
+from model.config import ModelConfig, RunnerOptions
+from model.errors import OptionError
+from model.memory import profile
+from model.memory.sizes import PoolPlan
+from model.step.runner import ModelRunner
+from tests.model.driving import checkpoint, tiny
+
+CONFIG = tiny((5, None), max_position=256)
+WEIGHTS = 4 * CONFIG.n_parameters
+STEP = 40_000
+PAGE = 2 * 32 * 2 * 8 * 4
+"""Bytes of a page of 32 positions in one layer: keys and values of 2 heads of 8, in float32."""
+
+
+@dataclass
+class Device:
+    """Has `total` bytes, of which others take 10,000; a step that this process computes takes STEP."""
+
+    total: int
+    steps: list[StepBatch] = field(default_factory=list)
+    pages: int = 0
+    watched: int = 0
+
+    def watch(self) -> None:
+        self.watched += 1
+
+    def most(self) -> int:
+        assert self.steps, "no step was watched"
+        return 10_000 + WEIGHTS + self.pages * PAGE + STEP
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device(2**20)
+    launch = ModelRunner.launch
+
+    def compute(self: ModelRunner, batch: StepBatch) -> Any:
+        if made.watched == 1:
+            made.steps.append(batch)
+            made.pages = sum(spec.n_pages for spec in self.info.pools)
+        return launch(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "launch", compute)
+    monkeypatch.setattr(profile, "watched", lambda _: made)
+    monkeypatch.setattr(loading, "free_bytes", lambda _: made.total - 10_000)
+    return made
+
+
+def load(config: ModelConfig = CONFIG, **options: Any) -> ModelRunner:
+    values = {"device": "cpu", "dtype": "float32", "max_sequences": 4, "max_step_tokens": 48, **options}
+    return loading.load_from(checkpoint(config), RunnerOptions("", **values), lambda stage, done: None)
+
+
+def test_pools_take_what_is_left_of_nine_tenths(device: Device) -> None:
+    info = load().info
+    left = int(0.9 * 2**20) - 10_000 - WEIGHTS - STEP
+    # a sequence of 256 tokens: ceil((5 - 1 + 48) / 32) + 1 = 3 pages and 8 pages
+    times = left / (11 * PAGE)
+    assert info.max_model_len == 256
+    assert info.pools == (PoolSpec(5, int(3 * times)), PoolSpec(None, int(8 * times)))
+    assert device.watched == 2
+
+
+def test_the_step_is_the_largest(device: Device) -> None:
+    """4 sequences at their longest, 48 tokens: three decode, one is a chunk whose every token is scored."""
+    load()
+    (batch,) = device.steps
+    assert [(item.start, item.stop) for item in batch.slices] == [(255, 256)] * 3 + [(211, 256)]
+    assert all(item.draws for item in batch.slices)
+    assert [item.scores_prompt for item in batch.slices] == [False] * 3 + [True]
+
+
+def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
+    """Of 512 sequences; twice what they would get each if all were alike, since they are not."""
+    config = tiny((None,), max_position=2**15)
+    plan = PoolPlan(config, 32, 32, 600, 512)
+    most = 512 * plan.bytes_for(64)
+    batch = profile.largest_step(plan, 2**15, most, 20)
+    assert {(item.start, item.stop) for item in batch.slices[:-1]} == {(127, 128)}
+    assert batch.slices[-1].stop == 2**15
+    assert all(item.draws for item in batch.slices)
+
+
+def test_a_length_that_the_step_leaves_no_room_for(device: Device) -> None:
+    """First it would fit beside the weights alone, then not beside a step."""
+    device.total = int((10_000 + WEIGHTS + 11 * PAGE + STEP // 2) / 0.9)
+    assert load().info.max_model_len == 32 * ((11 * PAGE - STEP // 2) // PAGE - 3)
+    device.steps.clear()
+    device.watched = 0
+    with pytest.raises(OptionError, match=r"one sequence of 256 tokens needs 44.0 KiB .* --max-model-len \d+ would"):
+        load(max_model_len=256)
+    device.total = int((10_000 + WEIGHTS) / 0.9)
+    device.watched = 0
+    with pytest.raises(OptionError, match=r"one sequence of 1 tokens needs"):
+        load()
+    assert device.watched == 0, "refused before the weights were read"
+
+
+def test_memory_for_the_cache_may_be_given(device: Device) -> None:
+    device.total = 2**30
+    assert sum(spec.n_pages for spec in load(cache_memory=22 * PAGE).info.pools) == 22
+    assert not device.steps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization must be above 0 and at most 1, got 0.0"),
+        ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization must be above 0 and at most 1, got 1.1"),
+        ({"gpu_memory_utilization": 0.5}, "--gpu-memory-utilization 0.5 is of a GPU, the device is cpu; use --cache-"),
+        ({"gpu_memory_utilization": 0.5, "cache_memory": 1}, "0.5 and --cache-memory say the same in two ways"),
+    ],
+)
+def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        loading.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("max_sequences", "max_step_tokens", "length"), [(1, 1, 1), (4, 4, 2), (3, 100, 40)])
+def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, length: int) -> None:
+    plan = PoolPlan(CONFIG, 32, 32, max_step_tokens, max_sequences)
+    batch = profile.largest_step(plan, length, 2**20, 2)
+    assert batch.n_tokens == min(max_step_tokens, max_sequences - 1 + length)
+    assert len(batch.slices) == max_sequences
+    assert all(0 <= item.start < item.stop == length for item in batch.slices)
+
+
+def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """90 of 100 are taken: 70 by the allocator here, of which 50 were held at the worst moment; 20 by others."""
+    told = {"mem_get_info": (10, 100), "memory_reserved": 70, "max_memory_allocated": 50}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    memory = profile.CudaMemory(torch.device("cuda"))
+    assert (memory.total, memory.most()) == (100, 70)
+    assert isinstance(profile.watched(torch.device("cuda")), profile.CudaMemory)
+    assert profile.watched(torch.device("cpu")) is None

@@ -1,0 +1,53 @@
+"""All layers in one call give the bits of layer after layer."""
+
+import pytest
+import torch
+
+from model.attention import choose
+from model.network import weights
+from model.network.fused import fuse
+from model.network.transformer import Transformer
+from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
+
+TOKENS = [(7 * i) % 64 for i in range(70)]
+
+
+def quantized(scheme: str, **changes: object) -> Transformer:
+    config = tiny((None, 9), **changes)
+    with torch.device("meta"):
+        model = Transformer(config, scheme)
+    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    return model.eval()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize("chunk", [None, 1, 33])
+def test_bits_are_the_same(scheme: str, chunk: int | None) -> None:
+    model = quantized(scheme, dim=64, hidden_dim=96)
+    attention = choose("paged", CPU)[1]
+    plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
+    driver.fused = fuse(model, attention, driver.pools)
+    assert driver.fused is not None
+    assert torch.equal(driver.whole(TOKENS, chunk), plain.whole(TOKENS, chunk))
+
+
+def test_several_sequences_share_a_step() -> None:
+    model, attention = quantized("int8"), choose("paged", CPU)[1]
+    driver = Driver(model, attention)
+    alone = driver.whole(TOKENS)
+    driver.fused = fuse(model, attention, driver.pools)
+    first, second = driver.start(TOKENS), driver.start(TOKENS[:40])
+    parts = driver.step([(first, 50), (second, 3)]) + driver.step([(second, 37), (first, 20)])
+    assert torch.equal(torch.cat((parts[0], parts[3])), alone)
+    assert torch.equal(torch.cat((parts[1], parts[2])), alone[:40])
+
+
+def test_others_are_left_alone() -> None:
+    """Experts, floats and other backends run layer by layer."""
+    paged = choose("paged", CPU)[1]
+    for model, attention in (
+        (quantized("int8", n_experts=4, n_experts_per_token=2), paged),
+        (random_model(tiny((None,))), paged),
+        (quantized("int8"), choose("sdpa", CPU)[1]),
+    ):
+        assert fuse(model, attention, Driver(model, attention).pools) is None

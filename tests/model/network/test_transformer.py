@@ -1,0 +1,199 @@
+"""The network against transformers on random checkpoints, in both file layouts, and its parameter counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model.checkpoint.open import open_checkpoint
+from model.config import ModelConfig
+from model.errors import ModelError
+from model.network import weights
+from model.network.transformer import Transformer
+from tests.model.attention.attending import SWIFT, make
+from tests.model.driving import CPU, Driver, random_tensors, tiny
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "attn_implementation": "eager",
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TOKENS = [(11 * i + i * i) % 96 for i in range(45)]
+
+
+def save_hf(kind: str, directory: Path) -> Tensor:
+    """Write a random model of `kind` with save_pretrained; its logits [n, vocab] for TOKENS."""
+    import transformers
+
+    torch.manual_seed(1)
+    built = {
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
+        "llama-tied": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_theta=100_000.0)
+        ),
+        "llama-3.1": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **SHAPE,
+                rope_parameters={
+                    "rope_type": "llama3",
+                    "rope_theta": 500_000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            )
+        ),
+        "mistral": lambda: transformers.MistralForCausalLM(
+            transformers.MistralConfig(**SHAPE, sliding_window=6, head_dim=16)
+        ),
+        "mixtral": lambda: transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+        ),
+    }[kind]()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.ndim == 1:  # norms: not all ones
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    built.eval().save_pretrained(directory)
+    with torch.no_grad():
+        return built(torch.tensor([TOKENS])).logits[0]
+
+
+def load(directory: Path) -> Transformer:
+    checkpoint = open_checkpoint(directory)
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config)
+    weights.load(
+        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda done: None
+    )
+    return model
+
+
+def half_to_adjacent(rows: Tensor, head_dim: int) -> Tensor:
+    """The order of q and k rows in a native file, from that of an HF file."""
+    return torch.cat(
+        [head.view(2, head_dim // 2, -1).transpose(0, 1).reshape(head_dim, -1) for head in rows.split(head_dim)]
+    )
+
+
+def save_native(hf: Path, directory: Path) -> None:
+    """The same weights as params.json and consolidated.safetensors."""
+    checkpoint = open_checkpoint(hf)
+    config = checkpoint.config
+    tensors = {}
+    for name, tensor in checkpoint.tensors():
+        rotated = name.endswith(("wq.weight", "wk.weight"))
+        tensors[name] = (half_to_adjacent(tensor, config.head_dim) if rotated else tensor).contiguous()
+    params = {
+        "dim": config.dim,
+        "n_layers": config.n_layers,
+        "head_dim": config.head_dim,
+        "hidden_dim": config.hidden_dim,
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_kv_heads,
+        "norm_eps": config.norm_eps,
+        "vocab_size": config.vocab_size,
+        "rope_theta": config.rope_theta,
+    }
+    if config.windows[0] is not None:
+        params["sliding_window"] = config.windows[0]
+    if config.n_experts:
+        params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
+    directory.mkdir()
+    (directory / "params.json").write_text(json.dumps(params))
+    save_file(tensors, directory / "consolidated.safetensors")
+
+
+@pytest.mark.parametrize("backend", SWIFT)
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "llama-3.1", "mistral", "mixtral"])
+def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path) -> None:
+    expected = save_hf(kind, tmp_path)
+    driver = Driver(load(tmp_path), make(backend), shuffle=0)
+    torch.testing.assert_close(driver.whole(TOKENS), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(driver.whole(TOKENS, 7), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral"])
+def test_native_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
+    expected = save_hf(kind, tmp_path / "hf")
+    save_native(tmp_path / "hf", tmp_path / "native")
+    driver = Driver(load(tmp_path / "native"), make("sdpa"))
+    torch.testing.assert_close(driver.whole(TOKENS, 20), expected, atol=1e-4, rtol=1e-4)
+
+
+MISTRAL = ModelConfig("mistral", 4096, 32, 32, 8, 128, 14336, 32000, 1e-5, 1e4, 8192, (4096,) * 32)
+MIXTRAL = ModelConfig(
+    "mixtral", 4096, 32, 32, 8, 128, 14336, 32000, 1e-5, 1e6, 32000, (None,) * 32, n_experts=8, n_experts_per_token=2
+)
+
+
+@pytest.mark.parametrize(("config", "count"), [(MISTRAL, 7_241_732_096), (MIXTRAL, 46_702_792_704)])
+def test_parameter_counts(config: ModelConfig, count: int) -> None:
+    with torch.device("meta"):
+        model = Transformer(config)
+    assert model.n_parameters == count
+    assert config.n_parameters == count
+
+
+@pytest.mark.parametrize("changes", [{"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 1}])
+def test_configuration_and_network_count_alike(changes: dict[str, int]) -> None:
+    config = tiny(**changes)
+    with torch.device("meta"):
+        assert Transformer(config).n_parameters == config.n_parameters
+
+
+def _whole(config: ModelConfig, rotation: str, tensors: dict[str, Tensor]) -> Tensor:
+    with torch.device("meta"):
+        model = Transformer(config)
+    weights.load(model, config, rotation, tensors.items(), torch.float32, CPU, lambda done: None)
+    return Driver(model, make("reference")).whole([11, 5, 9, 60, 2, 33])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("layers.1.feed_forward.w3.weight"), "lacks the tensor 'layers.1.feed_forward.w3.weight'"),
+        (lambda t: t.update({"layers.9.x": torch.zeros(1)}), "tensor 'layers.9.x' that a mistral model has no place"),
+        (
+            lambda t: t.update({"norm.weight": torch.zeros(31)}),
+            r"'norm.weight' has shape \[31\], the configuration asks for \[32\]",
+        ),
+    ],
+)
+def test_nothing_missing_nothing_left_over(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    tensors = dict(random_tensors(tiny()))
+    change(tensors)
+    with pytest.raises(ModelError, match=message):
+        _whole(tiny(), "half", tensors)
+
+
+def test_a_tensor_twice_is_refused() -> None:
+    config = tiny()
+    twice = [*random_tensors(config), *random_tensors(config)]
+    with torch.device("meta"):
+        model = Transformer(config)
+    with pytest.raises(ModelError, match=r"'tok_embeddings\.weight'"):
+        weights.load(model, config, "half", twice, torch.float32, CPU, lambda done: None)
+
+
+def test_progress_reaches_one() -> None:
+    seen: list[float] = []
+    config = tiny()
+    with torch.device("meta"):
+        model = Transformer(config)
+    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0

@@ -1,0 +1,176 @@
+"""Steps repeated from recordings, on a device that is made up: it repeats what it was told, on the memory of then."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.config import RunnerOptions
+from model.loading import load_from
+from model.sampling_params import SamplingParams
+from model.step import runner as runner_module
+from model.step import sampler
+from model.step.graphs import DecodeGraphs, Replay, buckets
+from model.step.packing import PackedInputs, pack
+from service.engine.messages import Submit, ToEngine
+from tests.engine.driving import Client
+from tests.model.driving import checkpoint, tiny
+
+CPU = torch.device("cpu")
+INFO = RunnerInfo(4, (PoolSpec(5, 40), PoolSpec(None, 40)), 32, 7, 3, 64, 512, {}, runs_ahead=True)
+WINDOWS = [5, None]
+
+
+@dataclass
+class Recorder:
+    """Repeats a function as a graph would: into the memory of the first time, as long as nobody gives that up."""
+
+    room: int = 100
+    failure: type[Exception] = torch.OutOfMemoryError
+    sizes: list[int] = field(default_factory=list)
+    replays: list[int] = field(default_factory=list)
+
+    def __call__(self, compute: Callable[[], Tensor]) -> Replay:
+        result = compute()
+        if len(result) > self.room:
+            raise self.failure("it does not fit")
+        self.sizes.append(len(result))
+
+        def replay() -> None:
+            self.replays.append(len(result))
+            assert compute().data_ptr() == result.data_ptr()
+
+        return replay
+
+
+def summary(inputs: PackedInputs, drawn: Tensor) -> Tensor:
+    """[T, 7] of all that a row may read, through its table; a row with nothing to do must look like that."""
+    rows = []
+    for row, (token, position) in enumerate(zip(inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)):
+        found = [int(drawn[-1 - token]) if token < 0 else token, position]
+        for pool in inputs.pools:
+            at, n_queries, start, first_key, page = pool.table[row].tolist()
+            assert (int(pool.slots[row]) == -1) == (n_queries == 0)
+            if n_queries:
+                assert (at, n_queries, start) == (row, 1, position)
+            n_pages = (start // 4 - first_key // 4 + 1) * n_queries
+            found += [
+                int(pool.slots[row]),
+                sum((i + 1) * p for i, p in enumerate(pool.pages[page:][:n_pages].tolist())),
+            ]
+        rows.append([*found, n_queries])
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def decoding(n: int, length: int, unknown: bool = False) -> StepBatch:
+    """n sequences of different lengths that lack their last token."""
+    slices = []
+    for number in range(n):
+        stop = length + number % 3
+        tokens = [*range(1, stop), UNKNOWN if unknown else 6]
+        tables = tuple(
+            PageTable(first, [(7 * number + block) % 40 for block in range(first, (stop - 1) // 4 + 1)])
+            for first in (max(0, stop - 5) // 4, 0)
+        )
+        slices.append(Slice(number, tokens, 3, stop - 1, stop, tables, SamplingParams(max_tokens=30)))
+    return StepBatch(tuple(slices))
+
+
+def packed(batch: StepBatch, rows: dict[int, int] | None = None) -> PackedInputs:
+    return pack(batch, INFO.page_size, WINDOWS, CPU, rows or {})
+
+
+def test_buckets() -> None:
+    assert buckets(1) == [1]
+    assert buckets(3) == [1, 2, 3]
+    assert buckets(20) == [1, 2, 4, 8, 12, 16, 20]
+    assert buckets(256)[-4:] == [160, 192, 224, 256]
+    for most in range(1, 300):
+        sizes = buckets(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert all(after <= max(4 + before, before * 5 // 4) for before, after in pairwise(sizes))
+
+
+def test_a_step_reads_its_own_inputs_whatever_was_there_before() -> None:
+    recorder = Recorder()
+    graphs = DecodeGraphs(summary, INFO, 9, CPU, recorder)
+    none = torch.zeros(1, dtype=torch.int64)
+    for n, length in ((9, 28), (2, 5), (3, 28), (9, 4), (1, 1), (5, 17)):
+        inputs = packed(decoding(n, length))
+        assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+    assert recorder.replays == [9, 2, 4, 9, 1, 8]
+    assert recorder.sizes == [9, 2, 4, 1, 8]
+
+
+def test_unknown_tokens_are_those_that_were_drawn() -> None:
+    graphs = DecodeGraphs(summary, INFO, 4, CPU, Recorder())
+    drawn = torch.tensor([13, 11, 12])
+    inputs = packed(decoding(3, 9, unknown=True), {0: 1, 1: 2, 2: 0})
+    found = graphs.logits(inputs, drawn)
+    assert found is not None
+    assert found[:, 0].tolist() == [11, 12, 13]
+
+
+def test_recording_waits_for_a_pause_and_ends() -> None:
+    recorder = Recorder()
+    graphs = DecodeGraphs(summary, INFO, 8, CPU, recorder)
+    assert [graphs.rest() for _ in range(4)] == [True, True, True, False]
+    assert recorder.sizes == [8, 1, 2, 4], "the greatest first: the others find room in its memory"
+    assert not graphs.rest()
+    assert recorder.replays == []
+
+
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError, Exception])
+def test_where_a_recording_fails_steps_go_without(failure: type[Exception]) -> None:
+    recorder = Recorder(room=5, failure=failure)
+    graphs = DecodeGraphs(summary, INFO, 12, CPU, recorder)
+    none = torch.zeros(1, dtype=torch.int64)
+    assert graphs.logits(packed(decoding(7, 9)), none) is None
+    assert graphs.logits(packed(decoding(12, 9)), none) is None
+    inputs = packed(decoding(4, 9))
+    assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
+    while graphs.rest():
+        pass
+    assert sorted(recorder.sizes) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_more_than_there_is_a_graph_for(most: int) -> None:
+    graphs = DecodeGraphs(summary, INFO, most, CPU, Recorder())
+    assert graphs.logits(packed(decoding(most + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
+
+
+def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network with Triton's kernels, its decoding steps recorded; prompts join later; against reference attention."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner_module, "LOGIT_VALUES", 2 * 64)
+    sample = sampler.sample
+
+    def some(logits: Tensor, *more: Any) -> sampler.Draws:
+        assert len(logits) <= 2, "more rows than there is memory for"
+        return sample(logits, *more)
+
+    monkeypatch.setattr(sampler, "sample", some)
+    asked: list[ToEngine] = [
+        Submit(i, [(7 * i + 5 * j) % 64 for j in range(length)], SamplingParams(temperature=0.0, max_tokens=9))
+        for i, length in enumerate((3, 11, 1, 6))
+    ]
+    script = [asked[:2], [], [], asked[2:]]
+    recorder = Recorder()
+    answers = []
+    for attention, capture in (("reference", None), ("triton", recorder)):
+        options = RunnerOptions("", device="cpu", dtype="float32", attention=attention, max_sequences=4)
+        runner = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
+        runner.info = replace(runner.info, runs_ahead=True)
+        if capture is not None:
+            with torch.inference_mode():  # as `load_from` does: tensors of then are changed later
+                runner.record(4, capture)
+        answers.append(Client(runner, script, max_sequences=4, max_step_tokens=16).answers)
+    assert recorder.replays == [2, 2, 4, 4, 4, 4, 4, 2, 2, 2]
+    assert answers[0] == answers[1]

@@ -1,0 +1,200 @@
+"""What grammars allow next, against enumerations of all that they describe; a token a byte, and some that are more."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pytest
+import torch
+
+from model.batch import Slice
+from model.errors import ParameterError
+from model.grammar.compiler import Compiler, Vocabulary
+from model.sampling_params import SamplingParams
+from model.step.masks import Masks
+from model.step.sampler import HIDDEN
+
+END = 0
+PIECES = (b"", *(bytes([n]) for n in range(1, 128)), b"ab", b"ba", b'":', b"bab")
+WIDTH = len(PIECES) + 5
+"""The logits are wider than the vocabulary, and no multiple of 32."""
+LANGUAGE = {"".join(letters) for n in range(1, 5) for letters in product("ab", repeat=n) if letters[0] != letters[-1]}
+CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sorted(LANGUAGE))}"
+
+
+VOCABULARY = Vocabulary((b"<end>", *PIECES[1:], *[b""] * (WIDTH - len(PIECES))), (END,), (END,))
+BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
+"""A rule that leads to itself through nothing: llguidance never comes back."""
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Masks]:
+    made = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def masks(one: Masks) -> Masks:
+    """One that has forgotten the sequences of other tests."""
+    one.start([])
+    return one
+
+
+def piece(tokens: Sequence[int]) -> str:
+    return b"".join(PIECES[token] for token in tokens).decode()
+
+
+def view(output: Sequence[int], grammar: str = CHOICES, draft: Sequence[int] = (), number: int = 1) -> Slice:
+    tokens = [5, 6, 7, *output, *draft]
+    params = SamplingParams(max_tokens=50, grammar=grammar)
+    return Slice(number, tokens, 3, len(tokens) - 1 - len(draft), len(tokens), (), params, n_draft=len(draft))
+
+
+def allowed(masks: Masks, *slices: Slice) -> list[set[int]]:
+    """Tokens left at every draw of a step."""
+    draws = [item.draws for item in slices]
+    masks.start(draws)
+    rows = [row for views in draws for row in views]
+    logits = torch.zeros(len(rows), WIDTH)
+    masks.step.change(logits, rows)
+    return [set(torch.nonzero(row > HIDDEN)[:, 0].tolist()) for row in logits]
+
+
+def oracle(output: Sequence[int]) -> set[int]:
+    text = piece(output)
+    tokens = {n for n, part in enumerate(PIECES) if part and any(t.startswith(text + part.decode()) for t in LANGUAGE)}
+    return tokens | ({END} if text in LANGUAGE else set())
+
+
+def token(text: str) -> int:
+    return PIECES.index(text.encode())
+
+
+def spellings(length: int) -> list[list[int]]:
+    """Every way to begin a word of the language with that many tokens."""
+    found: list[list[int]] = [[]]
+    for _ in range(length):
+        found = [[*begun, n] for begun in found for n in sorted(oracle(begun) - {END})]
+    return found
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_what_may_come_next_is_what_some_word_goes_on_with(masks: Masks, length: int) -> None:
+    for number, output in enumerate(spellings(length)):
+        assert allowed(masks, view(output, number=number)) == [oracle(output)], piece(output)
+
+
+def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Masks) -> None:
+    a, b = token("a"), token("b")
+    assert allowed(masks, view([])) == [oracle([])]
+    assert allowed(masks, view([a, b])) == [oracle([a, b])]
+    masks.start([])  # a step without it
+    assert allowed(masks, view([a, b, b])) == [oracle([a, b, b])]
+    assert allowed(masks, view([b])) == [oracle([b])]  # another one of the same number
+
+
+def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
+    """Its masks were asked for and never fetched: the next step gets its own."""
+    masks.start([view([]).draws, view([token("a")], number=2).draws])
+    assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
+
+
+def test_rows_of_several_sequences_do_not_mix(masks: Masks) -> None:
+    outputs = spellings(2)
+    assert allowed(masks, *(view(output, number=n) for n, output in enumerate(outputs))) == [*map(oracle, outputs)]
+
+
+@pytest.mark.parametrize("draft", ["b", "bb", "bab", "bz", "zb", "b\x01a"])
+def test_a_draft_is_followed_as_far_as_it_is_allowed(masks: Masks, draft: str) -> None:
+    output, proposed = [token("a")], [token(char) for char in draft]
+    everything = set(range(WIDTH))
+    expected, fine = [oracle(output)], True
+    for n, guess in enumerate(proposed):
+        fine = fine and guess in oracle([*output, *proposed[:n]])
+        expected.append(oracle([*output, *proposed[: n + 1]]) if fine else everything)
+    assert allowed(masks, view(output, draft=proposed)) == expected
+    after = [*output, min(oracle(output) - {END})]
+    assert allowed(masks, view(after)) == [oracle(after)]  # nothing of the draft is left
+
+
+def test_the_draft_may_hold_the_end(masks: Masks) -> None:
+    output = [token("ab")]
+    assert allowed(masks, view(output, draft=[END, token("b")]))[0] == oracle(output)
+    assert allowed(masks, view([*output, token("b")])) == [oracle([*output, token("b")])]
+
+
+def test_a_grammar_that_only_stops_allows_the_end_alone(masks: Masks) -> None:
+    assert allowed(masks, view([token("a")], grammar='start: "a"')) == [{END}]
+
+
+def test_a_token_that_the_grammar_does_not_allow_fails_its_own_sequence(masks: Masks) -> None:
+    good, bad = view([token("a")], number=1), view([token("z")], number=2)
+    assert allowed(masks, good, bad)[0] == oracle([token("a")])
+    assert masks.failure(good.draws) is None
+    assert "doesn't satisfy the grammar" in str(masks.failure(bad.draws))
+
+
+def test_a_row_with_nothing_left_is_a_failure_and_can_be_drawn(masks: Masks) -> None:
+    item = view([token("a")])
+    masks.start([item.draws])
+    logits = torch.full((1, WIDTH), HIDDEN)
+    masks.step.change(logits, item.draws)
+    assert logits.max() > HIDDEN
+    assert "leave no token" in str(masks.failure(item.draws))
+
+
+def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
+    masks.prepare("start: nonsense")
+    item = view([], grammar="start: nonsense")
+    assert allowed(masks, item) == [set(range(WIDTH))]
+    assert "nonsense" in str(masks.failure(item.draws))
+
+
+def test_a_bomb_fails_its_own_sequence_and_the_others_go_on(masks: Masks) -> None:
+    a, b = token("a"), token("b")
+    step = [view([a], number=1), view([a], number=2, grammar=BOMB), view([a], number=3)]
+    assert allowed(masks, *step)[::2] == [oracle([a])] * 2
+    assert "more than 0.5 s for one token" in str(masks.failure(step[1].draws))
+    assert masks.failure(step[0].draws) is masks.failure(step[2].draws) is None
+    assert allowed(masks, view([a, b], number=3)) == [oracle([a, b])]
+
+
+def test_a_child_that_dies_between_steps_is_replaced(masks: Masks) -> None:
+    a = token("a")
+    assert allowed(masks, view([a])) == [oracle([a])]
+    process = masks._started().process
+    process.kill()
+    process.wait()
+    assert allowed(masks, view([a, a])) == [oracle([a, a])]
+
+
+def test_without_a_compiler_sequences_with_grammars_fail() -> None:
+    masks = Masks({"directory": "/nowhere", "size": WIDTH}, WIDTH)
+    masks.prepare(CHOICES)
+    allowed(masks, view([]))
+    assert masks.failure(view([]).draws)
+    masks.close()
+
+
+def test_forced_text_is_spelled_as_the_model_does_and_otherwise_with_the_longest_tokens() -> None:
+    spelled = {"bab": [token("b"), token("ab")], "ba": [token("a")]}
+    matcher = Compiler(VOCABULARY, lambda text: spelled.get(text, [])).compile('start: "bab"')
+    assert matcher.compute_ff_tokens()[:1] in ([token("b")], [token("bab")])
+    wrong = Compiler(VOCABULARY, lambda text: [token("a")]).compile('start: "bab"')
+    assert wrong.compute_ff_tokens() == [token("bab")]
+
+
+@pytest.mark.parametrize(
+    "grammar", ["", "garbage", '{"grammars": []}', 'start: "a" b', '{"grammars": [{"json_schema": 3}]}']
+)
+def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        Compiler(VOCABULARY).compile(grammar)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_crosses_a_pipe() -> None:
+    vocabulary = Vocabulary((b"\x00\xff", b"", b"a"), (0,), (0, 2))
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary

@@ -1,0 +1,233 @@
+"""A step that does not fit into memory, computed in parts: to the bit what it gives at once."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
+from model.config import RunnerOptions
+from model.grammar.compiler import Vocabulary
+from model.loading import load_from
+from model.sampling_params import SamplingParams
+from model.step.masks import Masks
+from model.step.retry import PATIENCE, Room, in_parts
+from model.step.runner import ModelRunner
+from tests.model.driving import checkpoint, tiny
+
+WIDTH = 64
+VOCABULARY = Vocabulary((b"<end>", *(bytes([n + 60]) for n in range(1, WIDTH))), (0,), (0,))
+LETTERS = "start: /[a-z]{4,40}/"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=2)
+SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=40, repetition_penalty=1.2)
+WRITING = replace(GREEDY, grammar=LETTERS)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[ModelRunner]:
+    """In int8, whose bits depend on nobody else, with a windowed and a full layer."""
+    options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
+    made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
+    made._masks = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    yield made
+    made._masks.close()
+
+
+def part(
+    number: int, tokens: list[int], start: int, params: SamplingParams, stop: int | None = None, **more: int
+) -> Slice:
+    tables = tuple(PageTable(0, [2 * number, 2 * number + 1]) for _ in range(2))
+    return Slice(number, tokens, 9, start, len(tokens) if stop is None else stop, tables, params, **more)
+
+
+def prompt(number: int, length: int = 9) -> list[int]:
+    return [(7 * i + 11 * number + i * i) % WIDTH for i in range(length)]
+
+
+def answer(runner: ModelRunner, number: int, params: SamplingParams, n_tokens: int) -> list[int]:
+    """Prompt and answer, a token a step."""
+    tokens = prompt(number)
+    for n in range(n_tokens):
+        (output,) = runner.step(StepBatch((part(number, tokens, 0 if not n else len(tokens) - 1, params),))).slices
+        tokens += output.tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def batch(runner: ModelRunner) -> StepBatch:
+    """Everything that a step may hold."""
+    drafts = []
+    for number, (params, wrong) in enumerate(
+        [(GREEDY, None), (GREEDY, 11), (SEEDED, 13), (WRITING, None), (WRITING, 12)]
+    ):
+        tokens = answer(runner, number, params, 6)
+        if wrong is not None:
+            tokens[wrong] = (tokens[wrong] + 1) % WIDTH
+        drafts.append(part(number, tokens, 9, params, n_draft=5))  # the token at 9 is known
+    whole = [
+        part(5, prompt(5), 0, replace(GREEDY, prompt_logprobs=1)),
+        part(6, prompt(6), 0, replace(SEEDED, prompt_logprobs=0), stop=7),
+        part(7, prompt(7), 0, replace(GREEDY, max_tokens=0, embed="mean")),
+        part(8, prompt(8), 0, replace(GREEDY, max_tokens=0, embed="last")),
+        part(9, prompt(9), 0, WRITING),
+    ]
+    ones = [part(number, answer(runner, number, GREEDY, 3), 11, GREEDY) for number in (10, 11)]
+    return StepBatch((ones[0], *whole, *drafts, ones[1]))
+
+
+@pytest.fixture(autouse=True)
+def _fresh(runner: ModelRunner) -> None:
+    runner._room = Room()
+
+
+class Small:
+    """A part of a step's work for which there is memory up to so many tokens."""
+
+    def __init__(self, work: Callable[..., Any], n_tokens: int, error: Exception | None = None) -> None:
+        self.sizes: list[int] = []
+        self._work = work
+        self._n_tokens = n_tokens
+        self._error = error or torch.OutOfMemoryError()
+
+    def __call__(self, batch: StepBatch, *more: Any) -> Any:
+        self.sizes.append(batch.n_tokens)
+        result = self._work(batch, *more)  # some of it was done before memory ran out
+        if batch.n_tokens > self._n_tokens:
+            raise self._error
+        return result
+
+
+def without_sums(output: SliceOutput) -> SliceOutput:
+    return replace(output, pooled=())
+
+
+@pytest.mark.parametrize("work", ["_start", "_collect"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 8, 30])
+def test_parts_give_what_the_whole_gives(
+    runner: ModelRunner, batch: StepBatch, n_tokens: int, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether memory runs out when the step is launched or when its result is taken."""
+    expected = runner.step(batch).slices
+    assert [len(output.tokens) for output in expected] == [1, 1, 0, 0, 0, 1, 6, 2, 4, 6, 3, 1]
+    assert not any(output.failure for output in expected)
+    asked: list[Any] = []
+    start = runner._masks.start
+    monkeypatch.setattr(runner._masks, "start", lambda draws: (asked.append(draws), start(draws)))
+    small = Small(getattr(runner, work), n_tokens)
+    monkeypatch.setattr(runner, work, small)
+    found = runner.step(batch).slices
+    assert list(map(without_sums, found)) == list(map(without_sums, expected))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.pooled == pytest.approx(theirs.pooled, rel=1e-12)
+    assert len(asked) == 1
+    assert small.sizes[0] == batch.n_tokens
+    assert sum(size for size in small.sizes if size <= n_tokens) <= batch.n_tokens
+
+
+def test_what_was_computed_in_parts_is_there_for_the_next_step(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(0, 30)
+    (expected,) = runner.step(StepBatch((part(0, tokens, 0, GREEDY),))).slices
+    first = StepBatch((part(1, tokens, 0, GREEDY, stop=29),))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_start", Small(runner._start, 4))
+        assert runner.step(first).slices == (SliceOutput(),)
+    assert runner.step(StepBatch((part(1, tokens, 29, GREEDY),))).slices == (expected,)
+
+
+def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form that only allows letters, and a limit that leaves digits."""
+    stuck = replace(WRITING, allowed_token_ids=(1, 2, 3))
+    draft = answer(runner, 0, WRITING, 4)
+    batch = StepBatch(
+        (part(0, draft, 9, stuck, n_draft=3), part(1, prompt(1), 0, stuck), part(2, prompt(2), 0, GREEDY))
+    )
+    expected = runner.step(batch).slices
+    assert [output.failure is None for output in expected] == [False, False, True]
+    monkeypatch.setattr(runner, "_start", Small(runner._start, 2))
+    assert runner.step(batch).slices == expected
+
+
+def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
+    small = Small(runner._compute, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        in_parts(batch, small, Room())
+    assert small.sizes[-1] == 1
+    assert small.sizes == sorted(small.sizes, reverse=True)
+
+
+def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
+    room, tried = Room(), []
+    for fits in [20] * PATIENCE + [100] * PATIENCE:
+        small = Small(runner._compute, fits)
+        in_parts(batch, small, room)
+        tried.append(small.sizes)
+    assert tried[0][0] == batch.n_tokens
+    assert max(map(max, tried[1:5])) <= 20
+    failed = [sum(size > 20 for size in sizes) for sizes in tried[:PATIENCE]]
+    assert 2 <= sum(map(bool, failed)) <= PATIENCE // 4
+    assert tried[-1] == [batch.n_tokens]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
+    small = Small(runner._compute, 20, RuntimeError(message))
+    assert len(in_parts(batch, small, Room()).slices) == len(batch.slices)
+    with pytest.raises(RuntimeError, match="illegal"):
+        in_parts(batch, Small(runner._compute, 20, RuntimeError("an illegal memory access")), Room())
+
+
+def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is launched before anybody has read what was drawn."""
+    stuck = replace(GREEDY, allowed_token_ids=(1,), min_tokens=2, stop_token_ids=(1,))
+    expected = answer(runner, 1, GREEDY, 2)[-1:]
+    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    sequences = {0: (prompt(0), stuck), 1: (prompt(1), GREEDY)}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_start", Small(runner._start, 9))
+        wait = runner.launch(StepBatch(tuple(part(n, tokens, 0, params) for n, (tokens, params) in sequences.items())))
+    after = [part(n, [*tokens, UNKNOWN], 9, params) for n, (tokens, params) in sequences.items()]
+    outputs = runner.launch(StepBatch(tuple(after)))
+    assert [output.failure is None for output in wait().slices] == [False, True]
+    assert list(outputs().slices[1].tokens) == expected
+
+
+def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
+    runner: ModelRunner, batch: StepBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed again it would find its sequences one token further."""
+    expected, wait = runner.step(batch), runner.launch(batch)
+    with pytest.raises(torch.OutOfMemoryError):
+        in_parts(batch, Small(runner._compute, 0), runner._room)
+    again = Small(runner._start, 1000)
+    monkeypatch.setattr(runner, "_start", again)
+    assert wait() == expected
+    assert not again.sizes
+
+
+def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def compute(part: StepBatch) -> StepOutput:
+        assert all(tensor() is None for tensor in kept), "what failed still holds tensors"
+        hidden = torch.zeros(part.n_tokens)
+        kept.append(weakref.ref(hidden))
+        if part.n_tokens > 1:
+            raise torch.OutOfMemoryError(f"for {hidden}")
+        return StepOutput((SliceOutput(),))
+
+    in_parts(batch, compute, Room())
+    assert len(kept) > batch.n_tokens

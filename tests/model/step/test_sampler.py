@@ -1,0 +1,359 @@
+"""The sampler against a slow one in plain Python, and against the softmax it claims to draw from."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.batch import Slice, TokenLogprob
+from model.kernels.cpu import native
+from model.sampling_params import SamplingParams
+from model.step import sampler
+from model.step.sampler import NO_TOKEN, log_softmax, noise, noise_keys, ranks, token_logprobs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    return request.param
+
+
+def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **params: object) -> Slice:
+    """A slice that draws after `tokens`."""
+    return Slice(
+        0, list(tokens), n_prompt, len(tokens) - 1, len(tokens), (), SamplingParams(**params), choice  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def sample(logits: Tensor, items: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
+    return sampler.sample(logits, items).read()
+
+
+def draw(logits: list[float], item: Slice) -> int:
+    return sample(torch.tensor([logits]), [item])[0][0]
+
+
+def greedy(logits: list[float], tokens: Sequence[int] = (0,), n_prompt: int = 1, **params: object) -> int:
+    return draw(logits, after(tokens, n_prompt, temperature=0.0, **params))
+
+
+def kept_by_hand(logits: list[float], params: SamplingParams) -> dict[int, float]:
+    """Probabilities after temperature, min_p, top_k and top_p."""
+    peak = max(logits)
+    weights = {i: math.exp((x - peak) / params.temperature) for i, x in enumerate(logits)}
+    weights = {i: w for i, w in weights.items() if w >= params.min_p}
+    ranked = sorted(weights, key=lambda i: (-weights[i], i))
+    if params.top_k > 0:
+        ranked = ranked[: params.top_k]
+    total = sum(weights[i] for i in ranked)
+    kept, mass = [], 0.0
+    for i in ranked:
+        kept.append(i)
+        mass += weights[i] / total
+        if mass >= params.top_p:
+            break
+    total = sum(weights[i] for i in kept)
+    return {i: weights[i] / total for i in kept}
+
+
+def draw_by_hand(logits: list[float], item: Slice) -> int:
+    """The token with the greatest log p + Gumbel noise."""
+    probabilities = kept_by_hand(logits, item.params)
+    keys = noise_keys([item.params.seed], [item.choice], [item.stop - item.n_prompt])
+    uniforms = noise(keys, len(logits), CPU)[0].tolist()
+    return max(probabilities, key=lambda i: math.log(probabilities[i]) - math.log(-math.log(uniforms[i])))
+
+
+# Greedy
+
+
+def test_greedy_takes_the_greatest_and_the_lowest_id_of_equals() -> None:
+    assert greedy([0.0, 3.0, 1.0]) == 1
+    assert greedy([0.0, 3.0, 1.0, 3.0]) == 1
+
+
+def test_greedy_ignores_the_seed() -> None:
+    assert {greedy([0.0, 0.1, 0.2], seed=seed) for seed in range(20)} == {2}
+
+
+# Steps before the choice
+
+
+def test_min_tokens_hides_end_tokens_until_enough() -> None:
+    logits = [0.0, 9.0, 5.0]
+    common = {"min_tokens": 2, "stop_token_ids": (1,)}
+    assert [greedy(logits, [0] * n, **common) for n in (1, 2, 3)] == [2, 2, 1]
+
+
+def test_only_allowed_tokens_are_drawn() -> None:
+    assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(2, 0, 3, 0)) == 3
+    assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(0, 2), logit_bias=((1, 100.0), (0, 6.0))) == 0
+    drawn = {draw([0.0, 9.0, 0.5, 7.0], after(seed=seed, allowed_token_ids=(0, 2))) for seed in range(100)}
+    assert drawn == {0, 2}
+
+
+def test_a_bad_word_is_never_completed() -> None:
+    """Its last token is hidden where the output, not the prompt, ends with those before it."""
+    logits = [0.0, 9.0, 5.0, 7.0]
+    words = ((1,), (2, 3, 3), (0, 0, 2))
+    assert greedy(logits, [2, 3], 0, bad_words=words) == 2
+    assert greedy(logits, [2, 3], 1, bad_words=words) == 3
+    assert greedy(logits, [3, 3], 0, bad_words=words) == 3
+    assert greedy(logits, [2, 3, 0, 0], 0, bad_words=words, logit_bias=((2, 50.0),)) == 3
+    random = Random(7)
+    for _ in range(200):
+        words = tuple(tuple(random.choices(range(3), k=random.randint(1, 3))) for _ in range(3))
+        output = random.choices(range(3), k=random.randint(0, 4))
+        hidden = {word[-1] for word in words if (*output, word[-1])[-len(word) :] == word}
+        expected = min(set(range(4)) - hidden, key=lambda token: -logits[token])
+        assert greedy(logits, [9, *output], 1, bad_words=words) == expected
+
+
+def test_logit_bias() -> None:
+    assert greedy([0.0, 3.0, 1.0], logit_bias=((1, -2.5), (0, 0.75))) == 2
+    assert greedy([0.0, 3.0, 1.0], logit_bias=((0, 100.0),)) == 0
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative() -> None:
+    assert greedy([4.0, 3.0], [0], repetition_penalty=1.3) == 0  # 3.08
+    assert greedy([4.0, 3.0], [0], repetition_penalty=1.4) == 1  # 2.86
+    assert greedy([-1.0, -1.5], [0], repetition_penalty=1.6) == 1  # -1.6
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    assert greedy([4.0, 3.9, 2.0], [0, 0, 1, 1], 2, repetition_penalty=1.5) == 0  # 2.67, 2.6, 2
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    logits = [1.0, 0.95]
+    assert greedy(logits, [0, 0, 0], 3, presence_penalty=2.0) == 0
+    assert greedy(logits, [0, 0, 0], 2, presence_penalty=0.1) == 1
+    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, presence_penalty=0.1) == 0
+    assert greedy([1.0, 0.85], [9, 0, 0, 0], 1, frequency_penalty=0.1) == 1
+
+
+def test_penalties_follow_bias_in_order() -> None:
+    """Bias first: 1 + 4 = 5, then halved: 2.5 < 3."""
+    assert greedy([1.0, 3.0], [0], logit_bias=((0, 4.0),), repetition_penalty=2.0) == 1
+
+
+# The distribution
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.3},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.0},
+        {"top_p": 0.1},
+        {"top_p": 1e-50},
+        {"top_p": 0.9},
+        {"top_p": 0.999, "temperature": 2.0},
+        {"min_p": 0.2},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.02, "temperature": 1.5},
+        {"top_k": 500, "top_p": 0.999999},
+    ],
+)
+def test_draws_equal_the_plain_sampler(params: dict[str, float]) -> None:
+    source = random.Random(3)
+    for seed in range(60):
+        logits = [source.gauss(0, 2) for _ in range(200)]
+        exact = torch.tensor(logits).tolist()
+        item = after(seed=seed, **params)
+        assert draw(logits, item) == draw_by_hand(exact, item)
+
+
+def test_top_p_over_many_near_equal_tokens() -> None:
+    """Thousands of tokens are needed for the mass: more than the first look holds."""
+    source = random.Random(4)
+    logits = torch.tensor([source.gauss(0, 0.3) for _ in range(5000)]).tolist()
+    items = [after(seed=seed, top_p=0.8) for seed in range(25)]
+    drawn = sample(torch.tensor([logits] * 25), items)
+    assert [token for token, _ in drawn] == [draw_by_hand(logits, item) for item in items]
+
+
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.5}])
+def test_ties_at_the_cut_go_to_the_lowest_ids(params: dict[str, float]) -> None:
+    drawn = {draw([0.0] * 6, after(seed=seed, **params)) for seed in range(100)}
+    assert drawn == {0, 1, 2}
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.75}, {"min_p": 0.2}])
+def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
+    """Chi-square over 20,000 seeds; the limit is about 6 standard deviations above the mean."""
+    logits = [0.3, -1.0, 2.0, 1.9, 0.0, 0.7, 1.2, -0.4]
+    n = 20_000
+    items = [after(seed=seed, **params) for seed in range(n)]
+    counts = Counter(token for token, _ in sample(torch.tensor([logits] * n), items))
+    expected = kept_by_hand(logits, items[0].params)
+    assert set(counts) == set(expected)
+    chi_square = sum((counts[i] - n * p) ** 2 / (n * p) for i, p in expected.items())
+    freedom = len(expected) - 1
+    assert chi_square < freedom + 6 * math.sqrt(2 * freedom)
+
+
+def test_smallest_temperatures_are_greedy() -> None:
+    for temperature in (1e-3, 1e-20, 1e-300, 5e-324):
+        assert draw([1.0, 80.0, 79.0, -50.0], after(temperature=temperature)) == 1
+
+
+def test_extreme_logits_stay_numbers() -> None:
+    assert draw([1e38, -1e38, 3e38], after(temperature=0.01)) == 2
+    assert draw([-1e4, -1e4 - 1, -2e4], after(top_p=0.5)) == 0
+
+
+# Noise
+
+
+def histogram(values: Tensor) -> float:
+    """Chi-square of 20 equal bins."""
+    counts = values.histc(20, 0.0, 1.0)
+    return float(((counts - values.numel() / 20) ** 2 / (values.numel() / 20)).sum())
+
+
+FREEDOM_19 = 19 + 6 * math.sqrt(38)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("place", [0, 1500, 1999])
+def test_logits_that_are_no_numbers_give_no_token(bad: float, temperature: float, place: int) -> None:
+    logits = torch.randn(3, 2000)
+    logits[1, place] = bad
+    slices = [after(temperature=temperature, logprobs=0) for _ in range(3)]
+    tokens = [token for token, _ in sample(logits, slices)]
+    assert tokens[1] == NO_TOKEN
+    assert min(tokens[0], tokens[2]) >= 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_all_tokens_are_hidden_none_is_drawn(temperature: float) -> None:
+    words = ((2,), (5, 2))
+    assert draw([0.0] * 9, after((5,), 0, temperature=temperature, allowed_token_ids=(2,), bad_words=words)) == NO_TOKEN
+
+
+def test_noise_is_uniform_over_tokens_and_over_seeds() -> None:
+    for seed in range(8):
+        values = noise(noise_keys([seed], [0], [0]), 50_000, CPU)[0]
+        assert values.min() > 0
+        assert values.max() < 1
+        assert histogram(values) < FREEDOM_19
+    for token in (0, 1, 777):
+        values = noise(noise_keys(range(-5000, 5000), [0] * 10_000, [0] * 10_000), 800, CPU)[:, token]
+        assert histogram(values) < FREEDOM_19
+
+
+def test_each_word_of_the_key_matters() -> None:
+    near = [(s, c, i) for s in (0, 1, 2**63 - 1, -(2**63)) for c in range(8) for i in range(64)]
+    assert len(set(noise_keys(*zip(*near, strict=True)).tolist())) == len(near)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_neighbouring_draws_and_tokens_are_uncorrelated(axis: int) -> None:
+    values = noise(noise_keys([5] * 300, [0] * 300, range(300)), 300, CPU)
+    first, second = values.narrow(axis, 0, 299).flatten(), values.narrow(axis, 1, 299).flatten()
+    assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1].item()) < 0.02
+
+
+def test_rounding_hardly_ever_changes_a_draw() -> None:
+    """Logits that differ by rounding errors, over a vocabulary of real size: the reason for the Gumbel-max draw."""
+    torch.manual_seed(6)
+    logits = torch.randn(200, 20_000)
+    items = [after(seed=seed, temperature=1.3, top_p=0.9) for seed in range(200)]
+    exact = [token for token, _ in sample(logits.clone(), items)]
+    rounded = [token for token, _ in sample(logits + 1e-5 * torch.randn_like(logits), items)]
+    assert sum(a != b for a, b in zip(exact, rounded, strict=True)) <= 1
+
+
+def mixed_rows() -> tuple[Tensor, list[Slice]]:
+    torch.manual_seed(5)
+    items = [
+        after([1, 2, 3], 1, seed=1, top_p=0.8, logprobs=3),
+        after([1, 2, 3], 1, temperature=0.0, frequency_penalty=1.0),
+        after(seed=2, choice=3, logit_bias=((4, 5.0),), repetition_penalty=1.2),
+        after([4, 4, 4], 2, seed=3, top_k=5, min_p=0.1, min_tokens=4, max_tokens=9, stop_token_ids=(7, 8), logprobs=0),
+        after(seed=-4, presence_penalty=-1.0),
+        after(seed=5, allowed_token_ids=tuple(range(0, 100, 7))),
+        after([1, 2, 3], 1, seed=6, bad_words=((2, 3, 8), (5,))),
+    ]
+    return torch.randn(len(items), 100) * 3, items
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    logits, items = mixed_rows()
+    together = sample(logits.clone(), items)
+    backwards = sample(logits.flip(0).contiguous(), items[::-1])[::-1]
+    alone = [sample(logits[i : i + 1].clone(), [item])[0] for i, item in enumerate(items)]
+    assert together == alone == backwards
+
+
+# Logprobs
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = [1.0, 2.0, 0.5, 1.5]
+    item = after(temperature=0.0, logit_bias=((2, 50.0),), repetition_penalty=3.0, logprobs=2)
+    ((token, logprob),) = sample(torch.tensor([logits]), [item])
+    total = math.log(sum(math.exp(x) for x in logits))
+    assert (token, logprob.token) == (2, 2)
+    assert logprob.logprob == pytest.approx(0.5 - total, abs=1e-6)
+    assert [i for i, _ in logprob.top] == [1, 3]
+    assert [p for _, p in logprob.top] == pytest.approx([2.0 - total, 1.5 - total], abs=1e-6)
+
+
+def test_alternatives_tie_by_id_and_are_as_many_as_asked() -> None:
+    logprobs = log_softmax(torch.tensor([[0.0, 1.0, 1.0, 0.0], [-0.0, 0.0, -0.0, 0.0]]))
+    first, second = token_logprobs(logprobs, [3, 2], [3, 0])
+    assert [i for i, _ in first.top] == [1, 2, 0]
+    assert second.top == ()
+    assert second.logprob == pytest.approx(math.log(0.25))
+    (most,) = token_logprobs(logprobs[1:], [0], [20])
+    assert [i for i, _ in most.top] == [0, 1, 2, 3]
+
+
+def test_ranks_are_first_places_in_a_sorted_list() -> None:
+    source = random.Random(5)
+    rows = [[float(source.randrange(6)) for _ in range(40)] for _ in range(30)]
+    tokens = [source.randrange(40) for _ in rows]
+    places = [sorted(row, reverse=True).index(row[token]) + 1 for row, token in zip(rows, tokens, strict=True)]
+    assert ranks(torch.tensor(rows), tokens) == places
+
+
+def test_rows_without_logprobs_have_none() -> None:
+    logits, items = mixed_rows()
+    assert [logprob is not None for _, logprob in sample(logits, items)] == [True, False, False, True, *[False] * 3]
+
+
+@pytest.mark.parametrize("extreme", [2.0**-24, 1 - 2.0**-24])
+def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids 0 and 4 are cut off: whatever their noise, they are not drawn."""
+    others = 1 - extreme
+    monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    monkeypatch.setattr(sampler, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
+    assert draw([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
+
+
+def test_choices_of_one_request_differ() -> None:
+    drawn = {draw([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
+    assert len(drawn) > 5
+
+
+def test_implementations_draw_the_same_tokens(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a vocabulary of real size, for every kind of cut; rounding may change hardly any."""
+    kinds = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 2000, "top_p": 0.5}, {"temperature": 0.0})
+    items = [after(seed=seed, **kinds[seed % len(kinds)]) for seed in range(60)]
+    logits = torch.randn(len(items), 49_153) * 2
+    found = sample(logits.clone(), items)
+    monkeypatch.setenv(native.ENVIRONMENT, "torch" if implementation == "compiled" else "")
+    assert sum(a != b for a, b in zip(found, sample(logits, items), strict=True)) <= 1

@@ -1,0 +1,301 @@
+"""Tokenizers against the libraries that define them: `tokenizers`, sentencepiece, transformers."""
+
+import codecs
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import tokenizers
+from gguf import TokenType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from model.checkpoint.gguf.tokenizer import write_tokenizer
+from model.checkpoint.resolve import resolve
+from model.errors import ModelError
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.huggingface import HuggingFaceTokenizer
+from model.tokenizers.load import load_tokenizer
+
+DATA = Path(str(files("mistral_common") / "data"))
+V1 = DATA / "tokenizer.model.v1"
+V3 = DATA / "mistral_instruct_tokenizer_240323.model.v3"
+TEXTS = [
+    "",
+    " ",
+    "Hello, world",
+    "  two spaces,\n\ttab  ",
+    "12345 + 67 = ٣٤",
+    "naïve café 日本語 🦙👩‍👩‍👧 \u0000\x7f",
+    "def f(x):\n    return x ** 2\n",
+    "▁ the mark itself",
+    "don't we'll I'M",
+]
+ASKED = {"add_bos": False, "parse_control": True}
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Path:
+    return resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="module")
+def byte_level(embedded: Path) -> Tokenizer:
+    return load_tokenizer(embedded)
+
+
+def _spm(file: Path, directory: Path, name: str) -> Tokenizer:
+    shutil.copy(file, directory / name)
+    return load_tokenizer(directory)
+
+
+def _metadata(file: Path) -> dict:
+    """GGUF metadata of a SentencePiece model, as llama.cpp's converter writes it."""
+    spm = SentencePieceProcessor(model_file=str(file))
+    kinds = ((spm.is_unknown, TokenType.UNKNOWN), (spm.is_control, TokenType.CONTROL), (spm.is_byte, TokenType.BYTE))
+    ids = range(spm.vocab_size())
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [spm.id_to_piece(token) for token in ids],
+        "tokenizer.ggml.scores": [spm.get_score(token) for token in ids],
+        "tokenizer.ggml.token_type": [
+            int(next((kind for test, kind in kinds if test(token)), TokenType.NORMAL)) for token in ids
+        ],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """Mistral's first SentencePiece model as a tokenizer.json with byte fallback."""
+    directory = tmp_path_factory.mktemp("byte-fallback")
+    write_tokenizer(_metadata(V1), directory)
+    return load_tokenizer(directory), tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def _stream(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Token by token, as the service decodes."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = "".join(decoder.decode(tokenizer.piece(token)) for token in ids) + decoder.decode(b"", final=True)
+    return text.removeprefix(" ") if tokenizer.strips_leading_space else text
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts)
+def test_byte_level_pieces_are_exact(byte_level: Tokenizer, embedded: Path, text: str) -> None:
+    library = _library(embedded)
+    ids = byte_level.encode(text, add_bos=False, parse_control=True)
+    assert ids == library.encode(text).ids
+    assert _stream(byte_level, ids) == byte_level.decode(ids) == library.decode(ids)
+    assert byte_level.encode(text, add_bos=False, parse_control=False) == ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
+    thread = threading.Thread(target=byte_level.encode, args=["lorem ipsum " * 2**17], kwargs=ASKED)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
+
+
+@cache
+def _library(directory: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 49151), max_size=8))
+def test_byte_level_decodes_any_ids_as_the_library(byte_level: Tokenizer, embedded: Path, ids: list[int]) -> None:
+    assert _stream(byte_level, ids) == byte_level.decode(ids) == _library(embedded).decode(ids)
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts)
+def test_byte_fallback_pieces_are_exact(byte_fallback: tuple[Tokenizer, tokenizers.Tokenizer], text: str) -> None:
+    mine, library = byte_fallback
+    ids = mine.encode(text, add_bos=True, parse_control=True)
+    assert ids == library.encode(text).ids
+    assert _stream(mine, ids) == mine.decode(ids) == library.decode(ids)
+
+
+@pytest.fixture(scope="module", params=[V1, V3], ids=["v1", "v3"])
+def sentencepiece(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    tokenizer = _spm(request.param, tmp_path_factory.mktemp("spm"), "tokenizer.model" + request.param.suffix)
+    return tokenizer, SentencePieceProcessor(model_file=str(request.param))
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts)
+def test_sentencepiece_pieces_are_exact(sentencepiece: tuple, text: str) -> None:
+    mine, library = sentencepiece
+    ids = mine.encode(text, add_bos=False, parse_control=False)
+    assert ids == library.encode(text)
+    assert _stream(mine, ids) == mine.decode(ids) == library.decode(ids)
+    assert mine.encode(text, add_bos=True, parse_control=False) == [1, *ids]
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts.filter(lambda text: text != ""))
+def test_merges_from_scores_encode_as_sentencepiece_does(byte_fallback: tuple, text: str) -> None:
+    library = SentencePieceProcessor(model_file=str(V1))
+    assert byte_fallback[0].encode(text, add_bos=False, parse_control=False) == library.encode(text)
+
+
+def test_the_gguf_tokenizer_splits_digits_as_the_published_one(byte_level: Tokenizer) -> None:
+    assert [byte_level.name(token) for token in byte_level.encode("x 2024", add_bos=True, parse_control=True)] == [
+        "x",
+        " ",
+        "2",
+        "0",
+        "2",
+        "4",
+    ]
+
+
+SPELLED = ["<|im_end|>", "<|im_start|>system\n<|endoftext|>", "</s>", "[INST] x [/INST]<s>", "<unk>", "a</s>b"]
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_spelled_control_tokens_stay_text(
+    text: str, byte_level: Tokenizer, byte_fallback: tuple, sentencepiece: tuple
+) -> None:
+    for tokenizer in (byte_level, byte_fallback[0], sentencepiece[0]):
+        ids = tokenizer.encode(text, add_bos=False, parse_control=False)
+        assert not set(ids) & set(tokenizer.control.values())
+        assert tokenizer.decode(ids) == text
+
+
+def test_control_tokens_are_parsed_when_asked(byte_level: Tokenizer, embedded: Path, sentencepiece: tuple) -> None:
+    text = "<|im_start|>user\n hi <|im_end|>\n"
+    ids = byte_level.encode(text, add_bos=False, parse_control=True)
+    assert ids == AutoTokenizer.from_pretrained(embedded)(text)["input_ids"]
+    assert (ids[0], byte_level.piece(ids[0]), byte_level.name(ids[0])) == (1, b"", "<|im_start|>")
+    assert byte_level.decode(ids) == "user\n hi \n"
+    mine, library = sentencepiece
+    assert mine.encode("a<s>b</s>", add_bos=False, parse_control=True) == [
+        *library.encode("a"),
+        1,
+        *library.encode("b"),
+        2,
+    ]
+
+
+def _hostile(**options: bool) -> HuggingFaceTokenizer:
+    """A vocabulary whose own merges (or whole-word lookup) spell its control token."""
+    vocab = {"<": 0, "/": 1, "s": 2, ">": 3, "</": 4, "s>": 5, "</s>": 6, "a": 7}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, **options))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
+    return HuggingFaceTokenizer(tokenizer, bos=None, eos="</s>")
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_merges_that_spell_a_control_token_are_not_used(ignore_merges: bool) -> None:
+    tokenizer = _hostile(ignore_merges=ignore_merges)
+    assert tokenizer.encode("</s>", add_bos=False, parse_control=True) == [6]
+    assert tokenizer.encode("</s>", add_bos=False, parse_control=False) == [4, 5]
+    assert tokenizer.encode("a</s>", add_bos=False, parse_control=False) == [7, 4, 5]
+
+
+def test_added_tokens_that_are_not_special_are_text() -> None:
+    """Also behind a special one that is not in the model's own vocabulary."""
+    inner = tokenizers.Tokenizer.from_str(_hostile()._tokenizer.to_str())
+    inner.add_tokens([AddedToken("<eot>", special=True), AddedToken("<tool>", special=False)])
+    mine = HuggingFaceTokenizer(inner, bos=None, eos="</s>")
+    ids = mine.encode("a<tool>", add_bos=False, parse_control=False)
+    assert ids == inner.encode("a<tool>").ids == [7, 9]
+    assert mine.decode(ids) == inner.decode(ids) == "a<tool>"
+
+
+def test_begin_token_where_the_pipeline_adds_one(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.add_special_tokens(["<s>", "</s>"])
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    without = load_tokenizer(tmp_path)
+    assert (without.bos_id, without.eos_id) == (1, 2)
+    assert without.encode("a", add_bos=True, parse_control=True) == [0]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with_bos = load_tokenizer(tmp_path)
+    assert with_bos.encode("a", add_bos=True, parse_control=True) == [1, 0]
+    assert with_bos.encode("a", add_bos=True, parse_control=False) == [1, 0]
+    assert with_bos.encode("a", add_bos=False, parse_control=True) == [0]
+
+
+def test_ids_without_text_are_empty(byte_level: Tokenizer, sentencepiece: tuple) -> None:
+    for tokenizer in (byte_level, sentencepiece[0]):
+        for token in (-1, tokenizer.vocab_size, 10**6, tokenizer.eos_id):
+            assert tokenizer.piece(token) == b""
+        assert tokenizer.name(10**6) == ""
+
+
+def test_llama3_pipeline_from_gguf_metadata(tmp_path: Path) -> None:
+    """Whole words are looked up before merges, and a begin token is added: both as the published tokenizer does."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, "Ġabc", "ab", "<|begin|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 258 + [3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 258,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    write_tokenizer(metadata, tmp_path)
+    mine = load_tokenizer(tmp_path)
+
+    def names(text: str) -> list[str]:
+        return [mine.name(token) for token in mine.encode(text, add_bos=True, parse_control=True)]
+
+    assert names(" abc") == ["<|begin|>", " abc"]
+    assert names("abc 1234") == ["<|begin|>", "ab", "c", " ", "1", "2", "3", "4"]
+    library = AutoTokenizer.from_pretrained(tmp_path)
+    assert library("abc")["input_ids"] == mine.encode("abc", add_bos=True, parse_control=True)
+
+
+def _refused(directory: Path, change: Callable[[Path], object]) -> str:
+    change(directory)
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(directory)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert "expected tokenizer.json or tokenizer.model" in _refused(tmp_path, lambda path: None)
+    assert "not supported yet" in _refused(tmp_path, lambda path: (path / "tekken.json").touch())
+    broken = _refused(tmp_path, lambda path: (path / "tokenizer.model").write_bytes(b"x"))
+    assert broken == "tokenizer.model is no readable SentencePiece model; download it again"
+    assert "cannot read tokenizer.json: " in _refused(tmp_path, lambda path: (path / "tokenizer.json").write_text("{"))
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    assert "WordLevel model, supported is BPE" in _refused(
+        tmp_path, lambda path: words.save(str(path / "tokenizer.json"))
+    )
+    pieces = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    pieces.normalizer, pieces.decoder = normalizers.Lowercase(), decoders.WordPiece()
+    assert "decoder 'WordPiece'" in _refused(tmp_path, lambda path: pieces.save(str(path / "tokenizer.json")))
+
+
+def test_the_newest_sentencepiece_version_goes_first(tmp_path: Path) -> None:
+    shutil.copy(V1, tmp_path / "tokenizer.model")
+    assert load_tokenizer(tmp_path).vocab_size == 32000
+    shutil.copy(V3, tmp_path / "tokenizer.model.v3")
+    assert load_tokenizer(tmp_path).vocab_size == 32768

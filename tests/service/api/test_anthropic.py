@@ -1,0 +1,287 @@
+"""Anthropic's Messages API: their shapes, their events, their errors."""
+
+import json
+from typing import Any
+
+import pytest
+
+from service.api.anthropic.schema import MessagesBody
+from service.api.anthropic.shape import MessageShape
+from service.generation.choice import Delta
+from service.generation.generation import Usage
+from service.schema.generation import ChatBody
+from service.structured.call_style import STYLES, CallReader
+from tests.service.live import Live, answer, running
+from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+
+PATH = "/v1/messages"
+USER = [{"role": "user", "content": "hi"}]
+TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}, "strict": True}]
+OFFERED = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}, "strict": True},
+}
+CALL = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "a"}}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
+
+
+def say(live: Live, **body: Any) -> dict[str, Any]:
+    response = live.post(PATH, {"messages": USER, "max_tokens": 5, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_message(live: Live) -> None:
+    said = say(live, model="fake")
+    assert said.pop("id").startswith("msg_")
+    assert said.pop("timings")["predicted_n"] == 5
+    assert said == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "content": [{"type": "text", "text": answer("u:hi;a:", 5)}],
+        "stop_reason": "max_tokens",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 7,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 5,
+        },
+    }
+
+
+def test_events_build_the_same_message(live: Live) -> None:
+    events = live.events(PATH, {"messages": USER, "max_tokens": 20})
+    start, ping, block, *deltas, stop, delta, last = events
+    assert [event["type"] for event in (start, ping, block)] == ["message_start", "ping", "content_block_start"]
+    assert (start["message"]["content"], start["message"]["stop_reason"]) == ([], None)
+    assert start["message"]["usage"]["input_tokens"] + start["message"]["usage"]["cache_read_input_tokens"] == 7
+    assert {event["type"] for event in deltas} == {"content_block_delta"}
+    assert "".join(event["delta"]["text"] for event in deltas) == answer("u:hi;a:", 20)
+    assert stop == {"type": "content_block_stop", "index": 0}
+    assert delta["type"] == "message_delta"
+    assert delta["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert delta["usage"]["output_tokens"] == 20
+    assert last["type"] == "message_stop"
+
+
+def test_system_blocks_and_turns_of_one_role(live: Live) -> None:
+    """A system prompt goes first; neighbours of one role are one turn; what an SDK replays passes."""
+    blocks = [{"type": "text", "text": "be"}, {"type": "text", "text": " kind", "cache_control": {"type": "ephemeral"}}]
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "c", "citations": None}]},
+        {"role": "user", "content": "d"},
+    ]
+    said = say(live, system=blocks, messages=turns, temperature=0.5, top_p=0.9, top_k=3)
+    assert said["content"][0]["text"] == answer("s:be kind;u:a\n\nb;a:c;u:d;a:", 5)
+    assert say(live, system="be kind", messages=turns)["content"] == said["content"]
+
+
+def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
+    said = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
+    assert said["content"][0]["text"] == answer("u:hi;a:so", 5)
+    counted = live.post(f"{PATH}/count_tokens", {"messages": [*USER, {"role": "assistant", "content": "so"}]})
+    assert counted.json() == {"input_tokens": len("u:hi;a:so")}
+
+
+def test_stop_reasons(live: Live) -> None:
+    whole = answer("u:hi;a:", 20)
+    said = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
+    assert (said["stop_reason"], said["stop_sequence"]) == ("stop_sequence", whole[5:8])
+    assert said["content"][0]["text"] == whole[:5]
+    events = live.events(PATH, {"messages": USER, "max_tokens": 50, "stop_sequences": [whole[5:8]]})
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": whole[5:8]}
+    word = next(word for word in map(str, range(200)) if ends(word))
+    ended = say(live, max_tokens=200, temperature=0, messages=[{"role": "user", "content": word}])
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+
+
+def ends(word: str) -> bool:
+    """Whether the fake model's greedy answer meets its end: a byte that 29 divides."""
+    return any(ord(char) % 29 == 0 for char in answer(f"u:{word};a:", 200))
+
+
+def test_counting_tokens(live: Live) -> None:
+    response = live.post(f"{PATH}/count_tokens", {"model": "fake", "messages": USER, "system": "be"})
+    assert response.json() == {"input_tokens": len("s:be;u:hi;a:")}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"max_tokens": None}, ["max_tokens", "None"]),
+        ({"max_tokens": 0}, ["max_tokens", "0", "1"]),
+        ({"max_tokens": 10**6}, ["512", "max_tokens"]),
+        ({"messages": []}, ["messages", "empty"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages.0.role", "'tool'"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, ["images", "not supported"]),
+        ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
+        ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),
+        ({"tools": [{"name": "f"}]}, ["tools.0.input_schema", "required"]),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools.0.name", "'a b'"]),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools.0.type", "web_search"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice", "'other'"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
+        ({"tool_choice": {"type": "any"}}, ["tool_choice", "there are none"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking", "disabled"]),
+        ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
+        ({"stop_sequences": [""]}, ["stop_sequences.0", "1"]),
+        ({"metadata": {"name": "x"}}, ["metadata", "'name'"]),
+        ({"output_config": {"effort": "high"}}, ["output_config", "effort", "null"]),
+        ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
+            ["output_config", "strin"],
+        ),
+        ({"temperature": 3}, ["temperature", "3", "2"]),
+        ({"n": 2}, ["'n'"]),
+    ],
+)
+def test_refusals_in_their_shape(live: Live, body: dict[str, Any], words: list[str]) -> None:
+    response = live.post(PATH, {"messages": USER, "max_tokens": 5, "metadata": {"user_id": "u"}, **body})
+    assert response.status_code == 400
+    refusal = response.json()
+    assert set(refusal) == {"type", "error"}
+    assert (refusal["type"], refusal["error"]["type"]) == ("error", "invalid_request_error")
+    assert all(word in refusal["error"]["message"] for word in words), refusal
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind"),
+    [
+        ("POST", PATH, {"messages": USER, "max_tokens": 5, "model": "other"}, 404, "not_found_error"),
+        ("GET", PATH, None, 405, "invalid_request_error"),
+        ("POST", f"{PATH}/batches", {}, 404, "not_found_error"),
+        ("POST", f"{PATH}/count_tokens", {}, 400, "invalid_request_error"),
+    ],
+)
+def test_other_errors(live: Live, method: str, path: str, body: Any, status: int, kind: str) -> None:
+    response = live.http.request(method, path, json=body)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == kind
+
+
+def test_a_key_goes_into_either_header_here_but_not_elsewhere() -> None:
+    with running(api_keys=("right",)) as live:
+        body = {"messages": USER, "max_tokens": 1}
+        for headers in ({"x-api-key": "right"}, {"authorization": "Bearer right", "x-api-key": "none"}):
+            assert live.post(PATH, body, headers=headers).status_code == 200
+        refused = live.post(PATH, body, headers={"x-api-key": "wrong"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        assert live.http.get("/v1/models", headers={"x-api-key": "right"}).status_code == 401
+
+
+def test_a_stream_that_fails_ends_with_their_error() -> None:
+    with running(model="slow") as live:
+        body = {"messages": USER, "max_tokens": 300, "stream": True}
+        with live.http.stream("POST", PATH, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            live.hosts[0].kill()
+            *_, event, data, end = lines
+    assert (event, end) == ("event: error", "")
+    assert '"overloaded_error"' in data
+
+
+def test_tools_are_chats_tools() -> None:
+    body = {"messages": USER, "max_tokens": 5, "tools": TOOLS}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, theirs, parallel in (
+        ({"type": "auto"}, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", True),
+        ({"type": "tool", "name": "weather"}, named, True),
+    ):
+        asked = MessagesBody.model_validate(body | {"tool_choice": choice})
+        chat = ChatBody.model_validate({"messages": USER, "tool_choice": theirs, "tools": [OFFERED]})
+        assert asked.as_chat().tool_choice == chat.tool_choice
+        assert asked.as_chat().functions == chat.functions
+        assert asked.as_chat().parallel_tool_calls == parallel
+        assert asked.may_call == bool(chat.functions)
+
+
+def test_calls_and_results_are_chats_messages() -> None:
+    failed = {"type": "tool_result", "tool_use_id": "call_2", "content": "no", "is_error": True}
+    turns = [
+        *USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, CALL, CALL | {"id": "call_2"}]},
+        {"role": "user", "content": [RESULT, failed, {"type": "text", "text": "and?"}]},
+        {"role": "assistant", "content": [CALL | {"id": "call_3"}]},
+        {"role": "user", "content": [RESULT | {"tool_use_id": "call_3", "content": None}]},
+    ]
+    chat = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "tools": TOOLS}).as_chat()
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "a"}}}
+    assert [message.plain() for message in chat.messages] == [
+        *USER,
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [call | {"id": "call_1"}, call | {"id": "call_2"}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "Error: no"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "", "tool_calls": [call | {"id": "call_3"}]},
+        {"role": "tool", "tool_call_id": "call_3", "content": ""},
+    ]
+
+
+def built(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that a client makes of a message's events."""
+    blocks: list[dict[str, Any]] = []
+    parts: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            parts.clear()
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            parts.append(event["delta"].get("text") or event["delta"]["partial_json"])
+        elif event["type"] == "content_block_stop":
+            text = "".join(parts)
+            blocks[-1] |= {"text": text} if blocks[-1]["type"] == "text" else {"input": json.loads(text)}
+    return blocks
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_calls_become_blocks(style: str, size: int) -> None:
+    whole, text = TEXTS[style]
+    shape = MessageShape("m", CallReader(STYLES[style]))
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    events = [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
+    events += shape.chunks(0, Delta(finish="stop"), Usage())
+    blocks = built(events)
+    assert [block["text"] for block in blocks if block["type"] == "text"] == ([text] if text else [])
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
+    assert len({call["id"] for call in calls} - {None}) == 2
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage())
+    ids = {"id": None}
+    assert [block | ids for block in said["content"]] == [block | ids for block in blocks]
+
+
+def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
+    whole, text = TEXTS["hermes"]
+    shape = MessageShape("m", CallReader(STYLES["hermes"]))
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    assert said["content"] == [{"type": "text", "text": text}]
+    assert said["stop_reason"] == "max_tokens"
+
+
+def test_a_thread_is_refused_so_that_the_tool_runner_goes_on_without(live: Live) -> None:
+    body = {"messages": USER, "max_tokens": 3, "thread": {"type": "create"}}
+    response = live.post(PATH, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert live.post(PATH, body | {"thread": None}).status_code == 200
+    last = {"role": "assistant", "content": [{"type": "text", "text": "so"}, CALL]}
+    response = live.post(PATH, {"messages": [*USER, last], "max_tokens": 3})
+    assert response.status_code == 400
+    assert "calls functions" in response.json()["error"]["message"]

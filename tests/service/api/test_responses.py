@@ -1,0 +1,268 @@
+"""The Responses API, through the openai package and beside it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response as ResponseModel
+
+from service.api.responses.schema import ResponsesBody
+from service.api.responses.shape import ResponseShape, output_text
+from service.generation.choice import Delta
+from service.generation.generation import Usage
+from service.schema.generation import ChatBody
+from service.structured.call_style import STYLES, CallReader
+from tests.service.live import Live, answer, running
+from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+
+PATH = "/v1/responses"
+PROMPT = "u:hi;a:"
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": ARGUMENTS}
+REPEATED = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+KINDS_BEFORE = ["created", "in_progress", "output_item.added", "content_part.added"]
+KINDS_AFTER = ["output_text.done", "content_part.done", "output_item.done"]
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_response(client: openai.OpenAI) -> None:
+    said = client.responses.create(model="fake", input="hi", max_output_tokens=5, temperature=0.5, store=False)
+    assert said.output_text == answer(PROMPT, 5)
+    assert (said.status, said.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (said.temperature, said.top_p, said.model, said.store) == (0.5, 1.0, "fake", False)
+    assert (said.usage.input_tokens, said.usage.output_tokens, said.usage.total_tokens) == (7, 5, 12)
+    assert said.output[0].status == "incomplete"
+
+
+def test_what_was_said_can_be_sent_back(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="fake", input="hi", max_output_tokens=5)
+    turns: list[Any] = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        *first.output,
+        {"type": "message", "role": "user", "content": "go on"},
+    ]
+    said = client.responses.create(model="fake", instructions="be kind", input=turns, max_output_tokens=5)
+    assert said.output_text == answer(f"s:be kind;d:x;u:hi;a:{first.output_text};u:go on;a:", 5)
+    assert said.instructions == "be kind"
+
+
+def test_events(client: openai.OpenAI) -> None:
+    with client.responses.create(model="fake", input="hi", max_output_tokens=20, stream=True) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == KINDS_BEFORE
+    assert kinds[-4:] == [*KINDS_AFTER, "incomplete"]
+    deltas = events[4:-4]
+    assert {event.type for event in deltas} == {"response.output_text.delta"}
+    text = "".join(event.delta for event in deltas)
+    assert text == answer(PROMPT, 20) == events[-4].text == events[-1].response.output_text
+    assert events[-1].response.usage.output_tokens == 20
+    item = events[2].item.id
+    assert {event.item_id for event in (events[3], *deltas, *events[-4:-2])} == {item}
+    assert events[-1].response.output[0].id == item
+    assert events[0].response.id == events[-1].response.id
+
+
+def test_the_streaming_helper_and_an_answer_that_ends(live: Live, client: openai.OpenAI) -> None:
+    word = next(word for word in map(str, range(200)) if any(ord(char) % 29 == 0 for char in spoken(word)))
+    with client.responses.stream(model="fake", input=word, temperature=0) as stream:
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text
+    assert spoken(word).startswith(final.output_text)
+    events = live.events(PATH, {"input": word, "temperature": 0})
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"]["completed_at"] >= events[-1]["response"]["created_at"]
+    assert events[-1]["timings"]["predicted_n"] == events[-1]["response"]["usage"]["output_tokens"]
+
+
+def spoken(word: str) -> str:
+    return answer(f"u:{word};a:", 200)
+
+
+def test_the_answers_form_is_asked_for_and_told_again(live: Live) -> None:
+    """What it is good for is tested with the real engine; the fake model writes what it likes."""
+    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
+        said = live.post(PATH, {"input": "hi", "max_output_tokens": 3, "text": {"format": form}})
+        assert said.status_code == 200, said.text
+        assert said.json()["text"]["format"] == form
+
+
+def test_only_defaults_pass(live: Live) -> None:
+    body = {
+        "input": "hi",
+        "max_output_tokens": 3,
+        "store": None,
+        "previous_response_id": None,
+        "include": [],
+        "tools": [],
+        "tool_choice": "auto",
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "metadata": {},
+        "prompt_cache_key": "k",
+        "stream_options": {"include_obfuscation": False},
+    }
+    response = live.post(PATH, body)
+    assert response.status_code == 200, response.text
+    assert response.json()["store"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input": []}, "input", ["empty"]),
+        ({"input": 5}, "input", ["5"]),
+        ({"input": None}, "input", ["None"]),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0", ["message, function_call or"]),
+        ({"input": [5]}, "input.0", ["message, function_call or"]),
+        ({"input": [{"type": ["message"], "role": "user", "content": "a"}]}, "input.0", ["function_call or"]),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.function_call.arguments", ["required"]),
+        ({"input": [CALL | {"arguments": "{"}]}, "input.0.function_call.arguments", ["JSON object"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.message.content", ["images"]),
+        ({"store": True}, "store", ["True", "False"]),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
+        ({"include": ["reasoning.encrypted_content"]}, "include", ["[]"]),
+        ({"tools": [{"type": "web_search", "name": "x"}]}, "tools.0.type", ["'function'", "'web_search'"]),
+        ({"tools": [TOOL, TOOL]}, "tools", ["two functions"]),
+        ({"tool_choice": "required"}, "tool_choice", ["there are none"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", ["'g'"]),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type", ["'json_schema'", "'grammar'"]),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", ["json_schema"]),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format", ["strin"]),
+        ({"max_output_tokens": 0}, "max_output_tokens", ["0", "1"]),
+        ({"max_output_tokens": 10**6}, "max_tokens", ["512"]),
+        ({"temperature": 3}, "temperature", ["3", "2"]),
+        ({"background": True}, "background", ["False"]),
+        ({"stop": "x"}, "stop", ["'stop'"]),
+    ],
+)
+def test_refusals(live: Live, body: dict[str, Any], param: str, words: list[str]) -> None:
+    response = live.post(PATH, {"input": "hi", **body})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert all(word in error["message"] for word in words), error
+
+
+def test_a_stream_that_fails_ends_with_an_error_event() -> None:
+    with (
+        running(model="slow") as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,
+        client.responses.create(model="fake", input="a", max_output_tokens=300, stream=True) as stream,
+    ):
+        events = [next(stream)]
+        live.hosts[0].kill()
+        events += stream
+    assert events[-1].type == "error"
+    assert events[-1].code == "engine_died"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_tools_are_chats_tools() -> None:
+    function = {key: TOOL[key] for key in ("name", "parameters", "strict")}
+    offered = {"type": "function", "function": function}
+    named = {"type": "function", "name": "weather"}
+    theirs = {"type": "function", "function": {"name": "weather"}}
+    some = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [theirs]}}
+    user = [{"role": "user", "content": "hi"}]
+    for choice, chats in ((None, None), ("none", "none"), ("required", "required"), (named, theirs), (some, allowed)):
+        asked = ResponsesBody.model_validate({"input": "hi", "tools": [TOOL], "tool_choice": choice})
+        chat = ChatBody.model_validate({"messages": user, "tools": [offered], "tool_choice": chats})
+        assert asked.as_chat().functions == chat.functions
+        assert asked.as_chat().must_call == chat.must_call
+        assert asked.may_call == bool(chat.functions)
+
+
+def test_calls_and_outputs_are_chats_messages() -> None:
+    items = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Let me see."},
+        CALL,
+        CALL | {"call_id": "call_2", "status": "completed", "id": "fc_2", "async_": None, "parsed_arguments": {}},
+        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+        {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
+        CALL | {"call_id": "call_3"},
+    ]
+    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).as_chat()
+    call = {"type": "function", "function": {"name": "weather", "arguments": json.loads(ARGUMENTS)}}
+    assert [message.plain() for message in chat.messages] == [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [call | {"id": "call_1"}, call | {"id": "call_2"}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "dry"},
+        {"role": "assistant", "content": "", "tool_calls": [call | {"id": "call_3"}]},
+    ]
+
+
+def test_what_may_be_called_is_told_again(live: Live) -> None:
+    body = {"input": "hi", "max_output_tokens": 3, "tools": [TOOL], "parallel_tool_calls": False}
+    said = live.post(PATH, body).json()
+    assert (said["tools"], said["tool_choice"], said["parallel_tool_calls"]) == (
+        [TOOL | {"description": None}],
+        "auto",
+        False,
+    )
+
+
+def built(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The output that a client makes of a response's events."""
+    items: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert event["output_index"] == len(items)
+            items.append(event["item"])
+            texts.append("")
+        elif kind.endswith(".delta"):
+            assert event["item_id"] == items[-1]["id"]
+            texts[-1] += event["delta"]
+        elif kind in ("output_text.done", "function_call_arguments.done"):
+            assert texts[-1] == event.get("text", event.get("arguments"))
+    return [
+        item | ({"content": [output_text(text)]} if item["type"] == "message" else {"arguments": text})
+        for item, text in zip(items, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_calls_become_items(style: str, size: int) -> None:
+    whole, text = TEXTS[style]
+    shape = ResponseShape("m", REPEATED, CallReader(STYLES[style]))
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    events = shape.opening(0, Usage()) + [event for part in parts for event in shape.chunks(0, Delta(part), Usage())]
+    events += shape.chunks(0, Delta(finish="stop"), Usage())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    output = events[-1]["response"]["output"]
+    assert [item | {"status": "completed"} for item in built(events)] == output
+    assert [item["content"][0]["text"] for item in output if item["type"] == "message"] == ([text] if text else [])
+    calls = [item for item in output if item["type"] == "function_call"]
+    assert [(call["name"], call["arguments"]) for call in calls] == [("weather", ARGUMENTS), ("time.now", "{}")]
+    assert len({call["call_id"] for call in calls} - {None}) == 2
+    ResponseModel.model_validate(events[-1]["response"])
+
+
+def test_a_call_that_is_cut_short_is_incomplete() -> None:
+    whole, _ = TEXTS["hermes"]
+    shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]))
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    assert [item["status"] for item in said["output"]] == ["completed", "incomplete"]
+    assert said["output"][1]["arguments"] == '{"'
+    assert said["status"] == "incomplete"

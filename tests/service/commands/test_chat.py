@@ -1,0 +1,207 @@
+"""The terminal chat against a server whose answers are known, through pipes and through a pseudo-terminal."""
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.service.commands.fake_openai import FakeOpenAI, serving
+
+COMMAND = [sys.executable, "-m", "service", "chat"]
+
+
+def pipe(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=60)
+
+
+class Terminal:
+    """A chat on a pseudo-terminal: what it shows, and keys for it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Until `text` is shown after what was waited for before; everything up to it is then forgotten."""
+        while text not in self.shown:
+            data = os.read(self._ours, 4096)  # an OSError when the chat has ended
+            self.shown += data.decode()
+        self.shown = self.shown.split(text, 1)[1]
+
+    def end(self) -> int:
+        code = self.process.wait(30)
+        os.close(self._ours)
+        return code
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[Terminal]:
+    opened = Terminal("--url", url)
+    try:
+        yield opened
+    finally:
+        opened.process.kill()
+        opened.process.wait()
+
+
+def test_a_piped_message_gets_a_plain_answer() -> None:
+    fake = FakeOpenAI(pieces=("The capital ", "of France\x1b[31m", " is Paris."), key="k")
+    with serving(fake) as url:
+        ran = pipe(
+            "What is the\ncapital of France?\n",
+            *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
+        )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("The capital of France[31m is Paris.\n", "", 0)
+    assert fake.asked == [
+        {
+            "model": "fake-1",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is the\ncapital of France?"},
+            ],
+            "stream": True,
+            "temperature": 0.0,
+            "max_tokens": 9,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fake", "told"),
+    [
+        (FakeOpenAI(key="other"), "wrong key"),
+        (FakeOpenAI(fails={1: 503}), "told to fail with 503"),
+        (FakeOpenAI(break_stream="error"), "the engine died"),
+    ],
+)
+def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, told: str) -> None:
+    with serving(fake) as url:
+        ran = pipe("Hi", "--url", url)
+    assert ran.returncode == 1
+    assert ran.stderr == f"noria: {told}\n"
+
+
+def test_a_refused_connection_is_one_line() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ran = pipe("Hi", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: cannot connect to http://127.0.0.1:")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_an_empty_pipe_is_refused() -> None:
+    with serving(FakeOpenAI()) as url:
+        ran = pipe(" \n", "--url", url)
+    assert (ran.stderr, ran.returncode) == ("noria: no message: the input is empty\n", 1)
+
+
+def test_a_conversation_is_remembered_until_reset() -> None:
+    fake = FakeOpenAI(pieces=("Yes", "."))
+    with serving(fake) as url, terminal(url) as chat:
+        chat.wait_for("fake-1 listens")
+        for line, shown in (
+            ("/help", "/reset"),
+            ("/nothing", "no command /nothing"),
+            ("One?", "Yes."),
+            ("Two?", "Yes."),
+        ):
+            chat.wait_for("> ")
+            chat.type(f"{line}\n")
+            chat.wait_for(shown)
+        chat.wait_for("> ")
+        chat.type("/reset\nThree?\n")
+        chat.wait_for("Yes.")
+        chat.wait_for("> ")
+        chat.type("/exit\n")
+        assert chat.end() == 0
+    said = [[message["content"] for message in body["messages"]] for body in fake.asked]
+    assert said == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
+    fake = FakeOpenAI(pieces=("endless ",) * 1000, delay=0.05)
+    with serving(fake) as url, terminal(url) as chat:
+        chat.wait_for("> ")
+        chat.type("Go on\n")
+        chat.wait_for("endless endless")
+        os.kill(chat.process.pid, signal.SIGINT)
+        chat.wait_for("[stopped]")
+        assert fake.closed_early.wait(5)
+        chat.wait_for("> ")
+        fake.pieces = ("short",)
+        chat.type("And now?\n")
+        chat.wait_for("short")
+        chat.wait_for("> ")
+        chat.type("\x04")
+        assert chat.end() == 0
+    first, second = fake.asked[0]["messages"], fake.asked[1]["messages"]
+    assert second[0] == first[0]
+    assert second[1]["content"].startswith("endless endless")
+    assert second[2]["content"] == "And now?"
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
+    chat = Terminal(str(embedded_model), "--temperature", "0")
+    try:
+        chat.wait_for("listens")
+        (server,) = children(chat.process.pid)
+        (engine,) = children(server)
+        chat.wait_for("> ")
+        chat.type("What is the capital of France?\n")
+        chat.wait_for("The capital of France is Paris.")
+    finally:
+        chat.process.kill()  # the hard way: nothing of ours runs any more
+    chat.process.wait()
+    wait_until(lambda: gone(server) and gone(engine))
+
+
+def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
+    with subprocess.Popen([*COMMAND, str(embedded_model)], stdin=subprocess.PIPE) as chat:
+        wait_until(lambda: children(chat.pid))
+        (server,) = children(chat.pid)
+        wait_until(lambda: children(server))
+        chat.send_signal(signal.SIGINT)
+        assert chat.wait(30) == 130
+    assert gone(server)
+
+
+def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
+    ran = pipe("Hi", "/nowhere/at/all")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: no model at '/nowhere/at/all'")
+    assert len(ran.stderr.splitlines()) == 1

@@ -1,0 +1,168 @@
+"""What answers say besides the text: headers, timings, usage in every chunk, the fingerprint."""
+
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from model.config import GenerationDefaults
+from service.api.openai.models import card
+from service.generation.served import ServedModel, fingerprint
+from tests.fakes import IntegerTokenizer, make_info
+from tests.service.live import Live, answer, eventually, running
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = "twelve chars"
+
+
+def test_timings_of_a_whole_answer(live: Live) -> None:
+    said = live.complete(prompt=PROMPT, max_tokens=20, n=2)
+    timings = said["timings"]
+    assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (len(PROMPT), 0, 40)
+    assert timings["prompt_ms"] > 0
+    assert timings["predicted_per_second"] > 0
+    again = live.complete(prompt="x" * 40, max_tokens=1)["timings"]
+    assert again["prompt_n"] + again["cache_n"] == 40
+    nothing_drawn = live.complete(prompt=PROMPT, max_tokens=0, echo=True)["timings"]
+    assert (nothing_drawn["predicted_n"], nothing_drawn["predicted_ms"]) == (0, 0)
+
+
+def test_the_wait_of_later_choices_is_no_time_of_the_first() -> None:
+    """One sequence at a time, of 20 ms a step: the second waits until the first has said all."""
+    with running(model="slow", max_sequences=1) as live:
+        timings = live.complete(prompt=["one", "two"], max_tokens=5)["timings"]
+    assert timings["prompt_ms"] >= 20
+    assert timings["predicted_ms"] >= 160
+
+
+def test_only_the_last_chunk_of_a_stream_has_timings(live: Live) -> None:
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        body = {"prompt": PROMPT, "max_tokens": 5, "n": 2, **options}
+        chunks = live.events(COMPLETIONS, body)
+        assert ["timings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert chunks[-1]["timings"]["predicted_n"] == 10
+
+
+def test_usage_in_every_chunk(live: Live) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": "hi"}), (CHAT, {"messages": [{"role": "user", "content": "hi"}]})):
+        body = {**prompt, "max_tokens": 5, "stream_options": {"continuous_usage_stats": True}}
+        counts = [chunk["usage"]["completion_tokens"] for chunk in live.events(path, body)]
+        assert counts == sorted(counts)
+        assert counts[-1] == 5
+
+
+def test_headers(live: Live) -> None:
+    for body in ({}, {"stream": True}):
+        response = live.post(COMPLETIONS, {"prompt": "hi", **body}, headers={"x-request-id": "mine"})
+        assert response.headers["x-request-id"] == "mine"
+        assert float(response.headers["x-queue-ms"]) >= 0
+    assert "x-queue-ms" not in live.http.get("/v1/models").headers
+
+
+def test_the_fingerprint_is_that_of_the_server(live: Live) -> None:
+    shown = live.http.get("/version").json()["fingerprint"]
+    assert re.fullmatch(r"noria-\S+-none-[0-9a-f]{8}", shown)
+    assert live.complete(prompt="hi")["system_fingerprint"] == shown
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert {chunk["system_fingerprint"] for chunk in live.events(CHAT, body)} == {shown}
+
+
+def test_the_fingerprint_changes_with_what_answers_depend_on() -> None:
+    info = make_info()
+    other = make_info(max_model_len=64)
+    trained = make_info()
+    trained.description["weights"] = "another"
+    assert fingerprint(info) == fingerprint(make_info())
+    assert len({fingerprint(info), fingerprint(trained), fingerprint(other)}) == 3
+
+
+def test_a_models_card_says_how_it_is_run() -> None:
+    info = make_info(pools=((8, 64),))
+    info.description["quantize"] = "int8"
+    served = ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, info)
+    shown = card(served, "fake")
+    assert (shown["window"], shown["quantization"], shown["parent"], shown["adapters"]) == (8, "int8", None, [])
+    mixed = make_info(pools=((8, 64), (None, 64)))
+    assert card(ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, mixed), "fake")["window"] == [
+        8,
+        None,
+    ]
+
+
+def test_progress_of_a_long_prompt() -> None:
+    """The prompt of 64 tokens is computed 16 a step, its last quarter the second time. A slow reader misses reports."""
+    with running(max_step_tokens=16, max_sequences=4) as live:
+        for path, prompt in (
+            (COMPLETIONS, {"prompt": "p" * 64}),
+            (CHAT, {"messages": [{"role": "user", "content": "q" * 59}]}),
+        ):
+            for cached in (0, 48):
+                body = {**prompt, "max_tokens": 3, "return_progress": True}
+                chunks = live.events(path, body)
+                reports = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+                processed = [report["processed"] for report in reports]
+                assert processed == sorted({*processed} & {*range(cached + 16, 65, 16)})
+                assert processed[-1] == 64
+                assert {(report["total"], report["cache"]) for report in reports} == {(64, cached)}
+                times = [report["time_ms"] for report in reports]
+                assert times == sorted(times)
+                told = [
+                    bool(chunk["choices"][0].get("text") or (chunk["choices"][0].get("delta") or {}).get("content"))
+                    for chunk in chunks
+                ]
+                assert not any(told[: told.index(True)])
+                assert sum(told) <= 3
+        quiet = live.events(COMPLETIONS, {"prompt": "r" * 64, "max_tokens": 3})
+        assert not any("prompt_progress" in chunk for chunk in quiet)
+
+
+def test_progress_needs_a_stream(live: Live) -> None:
+    response = live.post(COMPLETIONS, {"prompt": "hi", "return_progress": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "return_progress")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "p" * 400}),
+        (CHAT, {"messages": [{"role": "user", "content": "p" * 400}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "p" * 400}]}),
+    ],
+)
+def test_a_silent_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> None:
+    """A step of 8 tokens takes 20 ms, the prompt a second; comments are no part of the events."""
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.1)
+    with running(model="slow", max_step_tokens=8, max_sequences=4) as live:
+        response = live.post(path, {**body, "max_tokens": 3, "stream": True})
+        assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+        comments, _, rest = response.text.rpartition(": keep-alive\n\n")
+        assert rest.count("data: ") > 3
+        assert "data: " not in comments
+        assert response.headers["x-request-id"]
+        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
+            stream = client.completions.create(model="fake", prompt="z" * 400, max_tokens=3, stream=True)
+            assert "".join(chunk.choices[0].text for chunk in stream) == answer("z" * 400, 3)
+
+
+def test_a_failure_after_a_sign_of_life_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.05)
+    with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
+        body = {"prompt": "p" * 400, "stream": True}
+        with live.http.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.iter_lines()
+            assert next(lines) == ": keep-alive"
+            live.hosts[0].kill()
+            rest = [line for line in lines if line and line != ": keep-alive"]
+        assert len(rest) == 1
+        assert "engine_died" in rest[0]
+
+
+def test_a_client_that_leaves_in_the_silence_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.05)
+    with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
+        with live.http.stream("POST", COMPLETIONS, json={"prompt": "p" * 400, "stream": True}) as response:
+            next(response.iter_lines())
+        eventually(lambda: not live.server._app.state.noria.admission.in_flight, "its place is free")
+        eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it is counted as gone")
+        assert live.complete(prompt="hi", max_tokens=1)["usage"]["completion_tokens"] == 1

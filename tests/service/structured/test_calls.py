@@ -1,0 +1,441 @@
+"""Calls of functions: what grammars let pass, what is read from a text however it is cut, what a request may ask."""
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from model.grammar.compiler import Compiler
+from service.schema.tools import ToolsBody
+from service.structured.call_grammar import call_grammar, explained
+from service.structured.call_style import STYLES, CallDelta, CallReader, gathered
+from service.structured.forms import json_grammar
+from tests.fakes import IntegerTokenizer
+from tests.service.live import Live, running
+from tests.service.schema.test_refusals import refused
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "pattern": '^[a-z{}\\\\"]{1,6}$'}, "unit": {"$ref": "#/$defs/unit"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["C", "F"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "time.now", "description": "Tells the time."}},
+]
+ARGUMENTS = '{"city": "a}\\\\\\"{"}'
+TEXTS = {
+    "hermes": (
+        f'Well <tool\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>',
+        "Well <tool\n",
+    ),
+    "llama": (
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}}; {{"name": "time.now", "parameters": {{}}}}',
+        "",
+    ),
+    "mistral": (
+        f'Well [TOOL[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcdefgh1"}}, '
+        '{"name": "time.now", "arguments": {}}]',
+        "Well [TOOL",
+    ),
+    "mistral-v3": (
+        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
+        "",
+    ),
+    "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
+}
+
+
+class Tokenizer(IntegerTokenizer):
+    """Bytes, and Mistral's control tokens, in place of two that no text here has."""
+
+    control: Mapping[str, int] = MappingProxyType({"<end>": 0, "[TOOL_CALLS]": 254, "[ARGS]": 255})
+    strips_leading_space = True
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token >= 254 else super().piece(token)
+
+    def tokens(self, text: str) -> list[int]:
+        parts = re.split(r"(\[TOOL_CALLS\]|\[ARGS\])", text)
+        return [token for part in parts for token in ([self.control[part]] if part in self.control else part.encode())]
+
+    def text(self, tokens: list[int]) -> str:
+        names = {token: name for name, token in self.control.items() if token}
+        return "".join(names.get(token) or self.piece(token).decode("latin-1") for token in tokens)
+
+
+TOKENIZER = Tokenizer()
+COMPILER = Compiler.of(TOKENIZER, [0], 256)
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether a whole text keeps to the grammar."""
+    matcher = COMPILER.compile(grammar)
+    tokens = TOKENIZER.tokens(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def grammar(style: str, form: str | None = None, **fields: Any) -> str:
+    body = ToolsBody.model_validate_json(json.dumps({"tools": TOOLS, **fields}))
+    body.check_tools()
+    return call_grammar(body, STYLES[style], TOKENIZER, form)
+
+
+def read(style: str, parts: list[str]) -> tuple[str, list[tuple[str, str]], str | None]:
+    """Text, names and arguments, finish_reason of an answer that comes in these parts."""
+    reader = CallReader(STYLES[style])
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.feed("", final=True)
+    text, calls = gathered(pieces)
+    assert all(isinstance(piece, str) or piece.index < len(calls) for piece in pieces)
+    return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls], reader.finish("stop")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_calls_are_read_however_the_text_is_cut(style: str) -> None:
+    whole, text = TEXTS[style]
+    expected = (text, [("weather", ARGUMENTS), ("time.now", "{}")], "tool_calls")
+    assert json.loads(ARGUMENTS) == {"city": 'a}\\"{'}
+    assert read(style, [whole]) == expected
+    assert read(style, list(whole)) == expected
+    assert all(read(style, [whole[:n], whole[n:]]) == expected for n in range(len(whole)))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_plain_text_is_text_to_its_last_character(style: str) -> None:
+    for text in ("", "Hello <tool_cal", "a < b [TOOL_CALL", '{"nam', ' {"name": "x', "x"):
+        assert read(style, list(text)) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_marker_is_text_where_no_call_follows(style: str) -> None:
+    """As in an answer about the format, or in one of a form: JSON in which Llama's style sees a beginning."""
+    for text in (
+        "Before calls stands [TOOL_CALLS], or <tool_call> and </tool_call>: see there.",
+        "<tool_call>[TOOL_CALLS]<tool_call>.",
+        '{"name": "Bob <tool_call>", "parameters": 3}',
+        '{"name": "weather", "arguments": 3, "parameter": [TOOL_CALLS] [] }',
+        f'[TOOL_CALLS][{{"name": "{"a" * 300}", "arguments": {{}}}}]',
+    ):
+        assert read(style, list(text)) == read(style, [text]) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("style", ["mistral", "mistral-v3", "mistral-args"])
+def test_what_is_read_as_a_control_token_is_not_spelled(style: str) -> None:
+    matcher = COMPILER.compile(grammar(style))
+    text = b"Calls begin with [TOOL_CALLS"
+    assert matcher.try_consume_tokens(list(text)) == len(text)
+    assert matcher.try_consume_tokens(list(b"]")) == 0
+    assert matcher.is_accepting()
+
+
+def test_control_tokens_of_a_style_are_seen() -> None:
+    """Where a tokenizer has Hermes' words as control tokens, too."""
+    special = Tokenizer()
+    special.control = MappingProxyType({"<end>": 0, "<tool_call>": 253, "[ARGS]": 255})
+    assert STYLES["hermes"].control(special) == {"<tool_call>"}
+    assert STYLES["mistral-args"].control(TOKENIZER) == {"[TOOL_CALLS]", "[ARGS]"}
+    assert STYLES["llama"].control(TOKENIZER) == frozenset()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_that_is_cut_short_keeps_what_is_there(style: str) -> None:
+    whole, text = TEXTS[style]
+    begun = whole[: whole.index('{"city": "') + 10]
+    assert read(style, [begun]) == (text, [("weather", '{"city": "')], "stop")  # by a stop string
+    assert read(style, [whole[: whole.index("weather") + 3]])[:2] == (text, [])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_grammars_let_pass_what_is_read(style: str) -> None:
+    whole, text = TEXTS[style]
+    calls = whole.removeprefix(text)
+    assert accepts(grammar(style), whole)
+    assert accepts(grammar(style), calls)
+    assert accepts(grammar(style), "Just text, 1 < 2.")
+    assert accepts(grammar(style), "")
+    must = grammar(style, tool_choice="required")
+    assert accepts(must, calls)
+    for other in (
+        "Just text.",
+        "",
+        whole if text else "x",
+        calls.replace('"city"', '"town"'),
+        calls.replace("now", "no"),
+    ):
+        assert not accepts(must, other), other
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
+    whole, text = TEXTS[style]
+    first = whole[len(text) :].partition("time.now")[0]
+    one = {"type": "function", "function": {"name": "weather"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
+    single = {"hermes": first.rpartition("\n<tool_call>")[0], "llama": first.rpartition("; ")[0]}
+    single |= dict.fromkeys(("mistral", "mistral-v3"), first.rpartition(", ")[0] + "]")
+    single |= {"mistral-args": first.rpartition("[TOOL_CALLS]")[0]}
+    for choice in (one, allowed, "required"):
+        assert accepts(grammar(style, tool_choice=choice), single[style]), choice
+        assert accepts(grammar(style, tool_choice=choice), whole[len(text) :]) == (choice == "required")
+    assert not accepts(grammar(style, tool_choice="required", parallel_tool_calls=False), whole[len(text) :])
+    assert not accepts(grammar(style, parallel_tool_calls=False), whole)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_by_itself_a_model_keeps_to_the_schema_of_strict_functions_only(style: str) -> None:
+    whole, _ = TEXTS[style]
+    assert not accepts(grammar(style), whole.replace('"city"', '"town"'))
+    assert accepts(grammar(style), whole.replace("{}", '{"any": [1]}'))
+    assert not accepts(grammar(style), whole.replace("{}", "[]"))
+    assert not accepts(grammar(style, tool_choice="required"), whole.replace("{}", '{"any": [1]}'))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_form_goes_beside_calls(style: str) -> None:
+    whole, text = TEXTS[style]
+    both = grammar(style, json_grammar({"type": "array"}, "response_format"))
+    assert accepts(both, "[1, 2]")
+    assert accepts(both, whole.removeprefix(text))
+    assert not accepts(both, "Just text.")
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_answers_that_must_call_are_read_and_valid(style: str, seed: int) -> None:
+    rng = random.Random(seed)
+    matcher = COMPILER.compile(grammar(style, tool_choice="required"))
+    tokens: list[int] = []
+    while not matcher.is_stopped() and len(tokens) < 2000:
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        tokens.append(int(rng.choice(np.nonzero(bits[:256])[0])))
+        assert matcher.consume_token(tokens[-1])
+    assert matcher.is_accepting()
+    text, calls, finish = read(style, [TOKENIZER.text([token for token in tokens if token])])
+    assert (text, finish) == ("", "tool_calls")
+    assert calls
+    for name, arguments in calls:
+        schema = {"weather": WEATHER, "time.now": {"maxProperties": 0}}[name]
+        jsonschema.validate(json.loads(arguments), schema)
+
+
+def test_ids_of_others_are_made_fit() -> None:
+    def ids(style: str, *names: str) -> list[str]:
+        calls = [{"id": name, "type": "function"} for name in names]
+        asked, *results = STYLES[style].with_ids(
+            [{"role": "assistant", "content": "", "tool_calls": calls}]
+            + [{"role": "tool", "content": "", "tool_call_id": name} for name in names]
+        )
+        assert [call["id"] for call in asked["tool_calls"]] == [result["tool_call_id"] for result in results]
+        return [result["tool_call_id"] for result in results]
+
+    names = ("call_0123456789", "call_0123456788", "a", "abcdefgh1")
+    for style in ("mistral", "mistral-v3", "mistral-args"):
+        found = ids(style, *names)
+        assert len({*found}) == 4
+        assert found[3] == "abcdefgh1"
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", name) for name in found)
+    assert ids("hermes", *names) == [*names]
+
+
+def test_ids_are_what_a_format_takes() -> None:
+    for style, pattern in (("hermes", "call_[0-9a-f]{24}"), ("mistral", "[a-zA-Z0-9]{9}")):
+        ids = [piece.id for piece in CallReader(STYLES[style]).feed(TEXTS[style][0]) if isinstance(piece, CallDelta)]
+        assert len({*ids} - {None}) == 2
+        assert all(one is None or re.fullmatch(pattern, one) for one in ids)
+
+
+def test_tools_are_explained_where_a_format_has_none() -> None:
+    body = ToolsBody.model_validate_json(json.dumps({"tools": TOOLS}))
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "é"}}}
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Well", "tool_calls": [call, call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "1"},
+        {"role": "tool", "content": "rainy", "tool_call_id": "1"},
+    ]
+    called = '<tool_call>\n{"name": "weather", "arguments": {"city": "é"}}\n</tool_call>'
+    results = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>"
+    words, *others = explained(conversation, body.functions)
+    assert words["role"] == "system"
+    assert '{"name": "time.now", "description": "Tells the time.", "parameters": {}}' in words["content"]
+    assert others == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": f"Well\n{called}\n{called}"},
+        {"role": "user", "content": results},
+    ]
+    assert explained(conversation, []) == others
+    told = explained([{"role": "system", "content": "Be brief."}, *conversation[:1]], body.functions)
+    assert told == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
+
+
+# Over HTTP, with a model that says what it is told
+
+
+@pytest.fixture(scope="module")
+def reciting() -> Any:
+    with running(model="recite", max_model_len=2048) as live:
+        yield live
+
+
+def ask(text: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "tools": TOOLS, **fields}
+
+
+def test_a_whole_answer_has_calls(reciting: Live) -> None:
+    text, words = TEXTS["hermes"]
+    answer = reciting.post("/v1/chat/completions", ask(text)).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"] == words
+    assert [call["type"] for call in message["tool_calls"]] == ["function"] * 2
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [{"name": "weather", "arguments": ARGUMENTS}, {"name": "time.now", "arguments": "{}"}]
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    only = reciting.post("/v1/chat/completions", ask(text.removeprefix(words))).json()["choices"][0]["message"]
+    assert only["content"] is None
+    plain = reciting.post("/v1/chat/completions", ask("Hello")).json()["choices"][0]
+    assert plain["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert plain["finish_reason"] == "stop"
+    none = reciting.post("/v1/chat/completions", ask(text, tool_choice="none")).json()["choices"][0]
+    assert none["message"] == {"role": "assistant", "content": text, "refusal": None}
+
+
+def test_a_stream_has_deltas_with_ids_and_index(reciting: Live) -> None:
+    text, words = TEXTS["hermes"]
+    content, calls, finish = "", [], []
+    with reciting.http.stream("POST", "/v1/chat/completions", json=ask(text, stream=True, logprobs=True)) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+    scores = 0
+    for chunk in map(json.loads, lines):
+        choice = chunk["choices"][0]
+        delta, finish = choice["delta"], [*finish, choice["finish_reason"]]
+        scores += len((choice["logprobs"] or {"content": []})["content"])
+        content += delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                assert {*call} == {"index", "id", "type", "function"}
+                assert (call["type"], call["function"]["arguments"]) == ("function", "")
+                calls.append(call)
+            else:
+                assert {*call} == {"index", "function"}
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    assert content == words
+    functions = [call["function"] for call in calls]
+    assert functions == [{"name": "weather", "arguments": ARGUMENTS}, {"name": "time.now", "arguments": "{}"}]
+    assert calls[0]["id"] != calls[1]["id"]
+    assert finish[-1] == "tool_calls"
+    assert set(finish[:-1]) == {None}
+    assert scores == len(text)
+
+
+def test_calls_of_earlier_turns_go_to_the_model(reciting: Live) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}, "index": 0}
+    call["function"] |= {"parsed_arguments": {"city": "x"}}  # the openai package's
+    messages = [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "parsed": {"a": 1}},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    answer = reciting.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS}).json()
+    assert answer["choices"][0]["message"]["content"] == "<tool_response>\nsunny\n</tool_response>"
+
+
+ASSISTANT = {"role": "assistant", "content": None}
+USER = {"role": "user", "content": "hi"}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {**ASSISTANT, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools.0.function", ["required"]),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools.0.type", ["function", "retrieval"]),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", ["a b"]),
+        ({"tools": TOOLS[1:] * 2}, "tools", ["two functions", "time.now"]),
+        ({"tools": TOOLS * 65}, "tools", ["128", "130"]),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ["auto", "any"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ["'x'"]),
+        ({"tool_choice": "required"}, "tool_choice", ["no", "tools"]),
+        ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ["tools"]),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}, "strict": True}}
+                ]
+            },
+            "tools",
+            ["f", "array"],
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"x-guidance": 1}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            ["x-guidance", "not supported", "1"],
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+            ["cannot be enforced", "not"],
+        ),
+        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos", ["grammar"]),
+        ({"messages": [USER, called('{"a": "\\ud83d"}')]}, None, ["JSON object", "ud83d"]),
+        ({"messages": [USER, called('{"a": NaN}')]}, None, ["JSON object", "NaN"]),
+        ({"messages": [USER, called('{"a":' + "[" * 400 + "]" * 400 + "}")]}, None, ["JSON object"]),
+        ({"messages": [USER, called("{}")], "continue_final_message": True}, "messages", ["calls functions"]),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id", ["tool"]),
+        ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", ["tool"]),
+        (
+            {"messages": [USER, {**USER, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
+            None,
+            ["assistant"],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {**ASSISTANT, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}]},
+                ]
+            },
+            None,
+            ["JSON object", "[1]"],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {**ASSISTANT, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]},
+                ]
+            },
+            None,
+            ["JSON object"],
+        ),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_what_is_wrong_with_tools_is_named(
+    live: Live, fields: dict[str, Any], param: str | None, words: list[str]
+) -> None:
+    error = refused(live, "/v1/chat/completions", {"messages": [USER], "max_tokens": 3, **fields})
+    assert param is None or error["param"] == param, error
+    assert all(word in error["message"] for word in words), error
+
+
+def test_parameters_that_cannot_be_enforced_pass_where_they_need_not_be(live: Live) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}]
+    assert live.chat("hi", max_tokens=3, tools=tools)["usage"]["completion_tokens"] == 3

@@ -1,0 +1,99 @@
+"""What a request may ask of its answer's form, and what is refused before the engine sees it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.service.live import Live
+from tests.service.schema.test_refusals import USER, refused
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "text"}},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"structured_outputs": {"json_object": True, "regex": None}},
+        {"structured_outputs": {"regex": "[a-z/]+", "whitespace_pattern": None}},
+        {"structured_outputs": {"choice": ["yes", "no", 'ü "quoted" \\ \n']}},
+        {"structured_outputs": {"grammar": 'start: "a" | "b"'}},
+        {"guided_json": SCHEMA, "response_format": {"type": "text"}},
+        {"guided_regex": "^a*$", "guided_decoding_backend": "guidance", "guided_whitespace_pattern": None},
+        {"guided_choice": ["a"]},
+        {"guided_grammar": "start: <end>"},
+    ],
+)
+@pytest.mark.parametrize("chat", [True, False])
+def test_every_way_to_ask_passes(live: Live, fields: dict[str, Any], chat: bool) -> None:
+    answer = live.chat("hi", max_tokens=3, **fields) if chat else live.complete(prompt="hi", max_tokens=3, **fields)
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", ["json_schema", "xml"]),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", ["schema is required"]),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, None, ["name", "a b"]),
+        ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", ["response_format", "exclude"]),
+        ({"guided_choice": ["a"], "structured_outputs": {"regex": "a"}}, "guided_choice", ["structured_outputs.regex"]),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex", ["structured_outputs.json"]),
+        ({"structured_outputs": {}}, "structured_outputs", ["json, regex, choice, grammar, json_object"]),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", ["must have one of"]),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend", ["unknown"]),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, None, ["whitespace_pattern", "null"]),
+        ({"guided_choice": []}, "guided_choice", ["empty"]),
+        ({"guided_choice": [1]}, "guided_choice.0", ["string"]),
+        ({"guided_regex": "("}, "guided_regex", ["cannot be enforced", "regex"]),
+        ({"guided_regex": "(?=a)b"}, "guided_regex", ["look-around"]),
+        ({"guided_json": "{"}, "guided_json", ["no JSON schema"]),
+        ({"guided_json": "[" * 100_000}, "guided_json", ["no JSON schema"]),
+        ({"guided_json": {"type": "strin"}}, "guided_json", ["strin"]),
+        ({"guided_json": {"x-guidance": {"lenient": True}, "not": {}}}, "guided_json", ["x-guidance", "lenient"]),
+        ({"guided_json": {"$ref": "http://localhost/x"}}, "guided_json", ["http://localhost/x"]),
+        ({"guided_json": {"not": {}, "type": "string"}}, "guided_json", ["not"]),
+        ({"guided_json": {"enum": ["x" * 1000] * 200}}, "guided_json", ["131072", "20"]),
+        ({"guided_grammar": "x" * 200_000}, "guided_grammar", ["131072", "200"]),
+        ({"guided_grammar": "start: a"}, "guided_grammar", ["cannot be enforced", "a"]),
+        ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", ["True", "grammar"]),
+        ({"guided_choice": ["a"], "min_tokens": 2}, "min_tokens", ["2", "grammar"]),
+        ({"guided_grammar": f"start: {'a' * 100_000}", "n": 100}, "guided_grammar", ["8388608", "all choices"]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_is_wrong_is_named(live: Live, fields: dict[str, Any], param: str | None, words: list[str]) -> None:
+    error = refused(live, "/v1/chat/completions", {"messages": USER, "max_tokens": 3, **fields})
+    assert param is None or error["param"] == param
+    assert all(word in error["message"] for word in words), error
+
+
+CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
+BOMBS = {
+    "states": "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30)),
+    "loop": 'start: "a" "b" more\nmore: T more T\nT: /b*/',
+    "stack": f'start: r0\n{CHAIN}\nr6000: "a"\nr6001: "b"',
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
+    """An automaton of 2^30 states; a rule that leads to itself through nothing; rules too deep for the stack."""
+    error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
+    assert error["param"] == "guided_grammar"
+    assert "2 s, 64 MiB" in error["message"]
+    assert live.chat("hi", max_tokens=3, guided_choice=[f"after {bomb}"])["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_grammar_that_fails_in_the_engine_fails_its_request(live: Live, stream: bool) -> None:
+    body = {"messages": USER, "max_tokens": 3, "guided_grammar": 'start: "broken"', "stream": stream}
+    error = refused(live, "/v1/chat/completions", body)
+    assert error["code"] == "grammar_failed"
+    assert error["message"] == "the grammar is broken"
