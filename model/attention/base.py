@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.attention.rope import rotate
-from model.step.packing import PoolInputs
 
 
 class Attention(ABC):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import padded
-from model.step.packing import PoolInputs
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
+from model.attention.inputs import PackedInputs
 from model.config import ModelConfig
 from model.linear import in_floats
 from model.linear.norm import RMSNorm
 from model.linear.projection import make_linear
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
-from model.step.packing import PackedInputs
 
 
 class SelfAttention(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
+from model.attention.inputs import PackedInputs
 from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
@@ -20,7 +21,6 @@ from model.step import packing, retry, sampler
 from model.step.ahead import Drawn, resolve
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
-from model.step.packing import PackedInputs
 
 CPU = torch.device("cpu")
 

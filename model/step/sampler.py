@@ -16,10 +16,9 @@ from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.kernels.cpu import native
-from model.machine.device import Fetch
+from model.machine.device import Fetch, upload
 from model.sampling_params import SamplingParams
 from model.step.noise import noise, noise_keys
-from model.step.packing import upload
 
 HIDDEN = float("-inf")
 NO_TOKEN = -1
