@@ -1,6 +1,6 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ from model.attention import choose
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
-from model.machine.transfers import uploaded
+from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
 from model.network import weights
@@ -81,7 +82,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         model,
         config,
         checkpoint.rotation,
-        uploaded(checkpoint.tensors(), device),
+        _uploaded(checkpoint, device),
         activations,
         device,
         lambda done: progress("loading weights", done),
@@ -119,6 +120,13 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     if device.type == "cuda" and attention.capturable:
         runner.record(max_sequences, CudaCapture())
     return runner
+
+
+def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:
+    """Names and weights: plain tensors on `device`, quantized matrices on the host, where a scheme converts them."""
+    upload = uploader(device)
+    for name, matrix in checkpoint.tensors():
+        yield name, upload(matrix) if isinstance(matrix, torch.Tensor) else matrix
 
 
 def _measure(
