@@ -114,7 +114,7 @@ class RunnerOptions:
     `cache_memory` is bytes for keys and values. None is a quarter of the free memory on a CPU, and on a GPU what all
     else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
     checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
-    `threads.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
+    `host.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
     What is left open of `max_sequences` and `max_step_tokens`: see `step_limits`.
     """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.kernels.cpu import native
-from model.machine.device import Fetch, upload
+from model.machine.transfers import Fetch, upload
 from model.sampling_params import SamplingParams
 from model.step.noise import noise, noise_keys
 
