@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from model import attention
-from model import linear as quant
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
@@ -19,6 +18,10 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
+from model.linear.choice import check_tiles, fix_tiles
+from model.linear.choice import choose as choose_scheme
+from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme
+from model.linear.schemes import serving as serving_scheme
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
@@ -32,7 +35,6 @@ from model.step.masks import Masks
 from model.step.runner import ModelRunner
 
 Progress = Callable[[str, float], None]
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
@@ -76,8 +78,8 @@ class Choice:
 
     options: RunnerOptions
     device: torch.device
-    scheme: str
-    serving: str
+    scheme: Scheme
+    serving: Scheme
     dtype: torch.dtype
     activations: torch.dtype
     kv_dtype: torch.dtype
@@ -104,35 +106,36 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Choice:
     Raises OptionError for options that do not go together or do not run here.
     """
     device = choose_device(options.device)
-    own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
-    scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
+    own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
+    scheme = choose_scheme(options.quantize, options.dtype, device, quantized=own_blocks)
     config = checkpoint.config.with_window(options.sliding_window)
     _use_threads(choose_threads(options.threads))
-    dtype = _cache_dtype(options.dtype, config, scheme, device)
-    serving = quant.form(scheme, dtype, device)
-    activations = dtype if quant.in_floats(serving) else torch.float32
-    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
+    dtype = choose_dtype(scheme.own_dtype(options.dtype) or "auto", config.dtype, device)
+    serving = serving_scheme(scheme, name_of(dtype), device.type)
+    activations = torch.float32 if serving.compiled else dtype
+    cache_format = _cache_format(options.kv_dtype, name_of(dtype))
+    kv_dtype = getattr(torch, cache_format.dtype)
     name, backend = attention.choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
-    head_bytes = backend.head_bytes(config.head_dim, kv_dtype)
+    head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
     plan = memory.PoolPlan(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
     return Choice(options, device, scheme, serving, dtype, activations, kv_dtype, name, backend, plan)
 
 
-def size(choice: Choice, block_bits: float, gpu: profile.DeviceMemory | None) -> Sizes:
+def size(choice: Choice, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
     """What fits beside the weights, which are not read yet. `block_bits` are those of a weight in the checkpoint.
 
     On a `gpu` whose steps are to be measured, sizes are those for steps that take no memory: see `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, plan, device = choice.options, choice.plan, choice.device
-    bits = quant.bits(choice.serving, plan.config, block_bits)
-    needed = memory.weight_bytes(plan.config, choice.dtype.itemsize, bits, head=not quant.in_floats(choice.serving))
+    serving, dtype = choice.serving, name_of(choice.dtype)
+    needed = memory.weight_bytes(plan.config, serving, dtype, block_bits)
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(plan.config, needed, choice.serving if bits else name_of(choice.dtype), free, where)
+    memory.check_weights(plan.config, needed, dtype if serving.value_bits is None else serving.name, free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
@@ -145,9 +148,9 @@ def size(choice: Choice, block_bits: float, gpu: profile.DeviceMemory | None) ->
 def read(choice: Choice, checkpoint: Checkpoint, progress: Progress) -> Transformer:
     """The network with the checkpoint's weights. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(choice.config, choice.serving)
+        model = Transformer(choice.config, choice.serving.name)
     if choice.options.deterministic:
-        quant.fix_tiles(model)
+        fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -160,13 +163,13 @@ def read(choice: Choice, checkpoint: Checkpoint, progress: Progress) -> Transfor
         embeddings=choice.dtype,
     )
     if choice.options.deterministic and choice.device.type == "cpu":
-        quant.check_tiles(model, choice.activations)
+        check_tiles(model, choice.activations)
     return model.eval()
 
 
 def warm(runner: ModelRunner, choice: Choice) -> None:
     """Run the first steps, so that no request pays for set-up. On a GPU, capture the graphs of later ones."""
-    if not quant.in_floats(choice.serving) and native.kernels() is not None:
+    if choice.serving.compiled and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     _first_steps(runner)
     if choice.device.type == "cuda" and choice.attention.capturable:
@@ -218,18 +221,11 @@ def _measure(choice: Choice, upper: Sizes, gpu: profile.DeviceMemory, build: pro
     return Sizes(min(upper.length, fits), budget)
 
 
-def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
-    """Of embeddings and, by default, keys and values; of weights and activations too, unless those are integers."""
-    if name == "auto" and not quant.in_floats(scheme):
-        return torch.bfloat16
-    return choose_dtype(name, config.dtype, device)
-
-
-def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values: that of the model, or one of eight bits."""
-    if name != "auto" and name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: auto, {', '.join(KV_DTYPES)}")
-    return KV_DTYPES.get(name, dtype)
+def _cache_format(name: str, dtype: str) -> CacheFormat:
+    """The format of keys and values: the model's `dtype`, or one of eight bits."""
+    if name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
+    return CACHE_FORMATS[dtype if name == "auto" else name]
 
 
 def _check(options: RunnerOptions) -> None:
@@ -258,7 +254,7 @@ def _describe(choice: Choice, checkpoint: Checkpoint) -> dict[str, str]:
         "dtype": name_of(choice.dtype),
         "kv_dtype": name_of(choice.kv_dtype),
         "attention": choice.attention_name,
-        "quantize": choice.scheme,
+        "quantize": choice.scheme.name,
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
