@@ -22,7 +22,7 @@ from torch import Tensor
 
 from model.batch import Slice
 from model.grammar.process import MASK_SECONDS, receive, send
-from model.step.sampler import HIDDEN, Step
+from model.step.logits import HIDDEN, SamplingStep
 
 HOME = Path(__file__).parents[2]
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or broke its process"
@@ -76,7 +76,7 @@ class Masks:
     """
 
     def __init__(self, vocabulary: Mapping[str, Any], vocab_size: int) -> None:
-        self.step = Step(lambda params: params.grammar is not None, self._hide)
+        self.step = SamplingStep(frozenset({"grammar"}), self._hide)
         self._vocabulary = vocabulary
         self._n_octets = -(-vocab_size // 8)
         self._anything = np.full(self._n_octets, 255, dtype=np.uint8)

@@ -17,8 +17,9 @@ from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.step import packing, retry, sampler
+from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import Drawn, resolve
+from model.step.distribution import NO_TOKEN
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
 
@@ -41,6 +42,8 @@ class ModelRunner:
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
+        if missing := sampler.unimplemented((masks.step,)):
+            raise NotImplementedError(f"no sampling step implements {', '.join(sorted(missing))}")
         self.info = info
         self._windows = [pool.window for pool in info.pools]
         self._masks = masks
@@ -137,15 +140,15 @@ class ModelRunner:
         rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
         for item, wanted, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
-            tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
+            tokens, scores = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
-            if sampler.NO_TOKEN in tokens:
+            if NO_TOKEN in tokens:
                 failure = (
                     "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
                 )
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
-            given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
+            given = SliceOutput(tokens, scores, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
@@ -154,11 +157,11 @@ class ModelRunner:
         size = self._block_rows()
         found: list[TokenLogprob] = []
         for first in range(0, len(hidden), size):
-            logprobs = sampler.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
+            values = logprobs.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
             after = item.start + first + 1
-            tokens = item.tokens[after : after + len(logprobs)]
-            scores = sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
-            ranks = sampler.ranks(logprobs, tokens)
+            tokens = item.tokens[after : after + len(values)]
+            scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
+            ranks = logprobs.ranks(values, tokens)
             found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
