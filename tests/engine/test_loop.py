@@ -1,5 +1,6 @@
 """The loop with a runner that runs ahead: two steps in flight, and everybody is answered as if there were one."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ from model.batch import StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
-from tests.engine.driving import Client, expected
+from tests.engine.driving import Client, copied, expected
 from tests.fakes import END, AheadRunner, make_info, parrot
 
 INFO = make_info(pools=((None, 24), (5, 16)))
@@ -25,9 +26,24 @@ def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
     return prompt, SamplingParams(max_tokens=rng.randint(0, 14), **ends, **more)
 
 
+class Recording(AheadRunner):
+    """Remembers what each slice said when it was launched."""
+
+    def __init__(self) -> None:
+        super().__init__(INFO, say=parrot)
+        self.launched: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        self.launched.append((batch, copied(batch)))
+        return super().launch(batch)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
-    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences."""
+    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences.
+
+    Nothing that happens while a step is in flight, or later, changes a slice of it.
+    """
     rng = Random(seed)
     asked = {number: a_request(rng) for number in range(12)}
     script: list[list[ToEngine]] = [[] for _ in range(60)]
@@ -38,9 +54,10 @@ def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
         if rng.random() < 0.2:
             aborted.add(number)
             script[turn + rng.randrange(1, 15)].append(Abort(number))
-    runner = AheadRunner(INFO, say=parrot)
+    runner = Recording()
     client = Client(runner, script)
     assert runner.most_flying == 2
+    assert all(copied(batch) == copy for batch, copy in runner.launched)
     for number, (prompt, params) in asked.items():
         whole = expected(prompt, params, say=parrot)
         if number in aborted and number not in client.finished:
