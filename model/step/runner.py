@@ -27,9 +27,10 @@ CPU = torch.device("cpu")
 
 
 class Started(NamedTuple):
-    """A step that the device computes: the draws of each slice, what was drawn, and for what is to be done with hidden
-    states [T, dim] (none, of a step that only decodes) the rows to score."""
+    """A step that the device computes: what the step before drew, the draws of each slice, what was drawn, and for what
+    is to be done with hidden states [T, dim] (none, of a step that only decodes) the rows to score."""
 
+    before: Drawn
     views: Sequence[Sequence[Slice]]
     draws: Sequence[sampler.Draws]
     score_rows: Sequence[tuple[int, int]] = ()
@@ -76,9 +77,10 @@ class ModelRunner:
         If memory does not suffice, in parts. The masks of all of them are asked for once.
         """
         self._masks.start([item.draws for item in batch.slices])
-        started = self._room.attempt(partial(self._start, batch), batch)
+        before = self._drawn
+        started = self._room.attempt(partial(self._start, batch, before=before), batch)
         if started is None:
-            output = retry.in_parts(batch, self._compute, self._room)
+            output = retry.in_parts(batch, partial(self._compute, before=before), self._room)
             self._drawn = Drawn.known(batch.slices, output.slices, self._table.device)
             return lambda: output
         if self.info.runs_ahead:
@@ -96,28 +98,32 @@ class ModelRunner:
         """Logits [T, vocab_size] of every row: what a graph repeats."""
         return self._model.logits(self._hidden(inputs, drawn))
 
-    def _start(self, batch: StepBatch) -> Started:
+    def _start(self, batch: StepBatch, before: Drawn) -> Started:
         views = [item.draws for item in batch.slices]
         drawing = [view for item in views for view in item]
         if self._graphs is not None and _only_decodes(batch):
-            logits = self._graphs.logits(self._pack(batch, CPU), self._drawn.tokens)
+            logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
-                return Started(views, list(self._draw(logits, drawing, lambda rows: rows)))
-        inputs = self._pack(batch, self._table.device)
-        hidden = self._hidden(inputs, self._drawn.tokens)
+                return Started(before, views, list(self._draw(logits, drawing, lambda rows: rows)))
+        inputs = self._pack(batch, before, self._table.device)
+        hidden = self._hidden(inputs, before.tokens)
         draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing, self._model.logits))
-        return Started(views, draws, inputs.score_rows, hidden)
+        return Started(before, views, draws, inputs.score_rows, hidden)
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
         output = self._room.finish(partial(self._collect, batch, started), batch)
-        return retry.in_parts(batch, self._compute, self._room) if output is None else output
+        return (
+            retry.in_parts(batch, partial(self._compute, before=started.before), self._room)
+            if output is None
+            else output
+        )
 
-    def _compute(self, batch: StepBatch) -> StepOutput:
-        return self._collect(batch, self._start(batch))
+    def _compute(self, batch: StepBatch, before: Drawn) -> StepOutput:
+        return self._collect(batch, self._start(batch, before))
 
-    def _pack(self, batch: StepBatch, device: torch.device) -> PackedInputs:
-        return packing.pack(batch, self.info.page_size, self._windows, device, self._drawn.rows)
+    def _pack(self, batch: StepBatch, before: Drawn, device: torch.device) -> PackedInputs:
+        return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
 
     def _hidden(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
         """Hidden states [T, dim] before the last norm; `drawn` are the tokens that the step before drew."""
