@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from model.checkpoint.families import read_generation
+from model.checkpoint.generation import read_generation
 from model.grammar.compiler import Compiler, Vocabulary
 from model.grammar.follower import Follower, Library
 from model.tokenizers.load import load_tokenizer
