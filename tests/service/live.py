@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from model.chat.formats import NOTHING
+from model.chat.conversation import NOTHING
 from model.checkpoint.generation import GenerationDefaults
 from model.errors import ParameterError
 from service.engine.client import EngineClient
