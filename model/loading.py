@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from model import attention
-from model import linear as quant
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
@@ -20,6 +19,8 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
+from model.linear import choice as linear
+from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
@@ -31,8 +32,6 @@ from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
@@ -51,33 +50,33 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
 @torch.inference_mode()
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Choose, size, read, warm up. On a GPU a step is measured before its cache gets what is left."""
-    choice = choose(checkpoint, options)
-    gpu = profile.watched(choice.device) if options.cache_memory is None else None
-    sizes = size(choice, checkpoint.block_bits, gpu)
-    model = read(choice, checkpoint, progress)
-    masks = Masks({"directory": options.model, "size": choice.config.vocab_size}, choice.config.vocab_size)
-    build = partial(_runner, choice, model, masks, _describe(choice, checkpoint))
+    setup = choose(checkpoint, options)
+    gpu = profile.watched(setup.device) if options.cache_memory is None else None
+    sizes = size(setup, checkpoint.block_bits, gpu)
+    model = read(setup, checkpoint, progress)
+    masks = Masks({"directory": options.model, "size": setup.config.vocab_size}, setup.config.vocab_size)
+    build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
     if gpu is not None:
         progress("measuring a step", 0.0)
-        sizes = _measure(choice, sizes, gpu, build)
-    runner = build(sizes.length, choice.plan.pools(*sizes))
+        sizes = _measure(setup, sizes, gpu, build)
+    runner = build(sizes.length, setup.plan.pools(*sizes))
     progress("warming up", 0.0)
-    warm(runner, choice)
+    warm(runner, setup)
     return runner
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Setup:
     """How a model runs: what `options` leaves open is decided.
 
-    `scheme` is the scheme that was chosen for the weights, `serving` the one that serves for it on this device.
+    `chosen` is the scheme that --quantize means, `scheme` the one that serves in its place on this device.
     `dtype` is the format of the embeddings, `activations` that of the values between layers.
     """
 
     options: RunnerOptions
     device: torch.device
-    scheme: str
-    serving: str
+    chosen: Scheme
+    scheme: Scheme
     dtype: torch.dtype
     activations: torch.dtype
     kv_dtype: torch.dtype
@@ -98,41 +97,42 @@ class Sizes(NamedTuple):
     cache: int
 
 
-def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Choice:
+def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
 
     Raises OptionError for options that do not go together or do not run here.
     """
     device = choose_device(options.device)
-    own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
-    scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
+    own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
+    chosen = linear.choose(options.quantize, options.dtype, device, quantized=own_blocks)
     config = checkpoint.config.with_window(options.sliding_window)
     _use_threads(choose_threads(options.threads))
-    dtype = _cache_dtype(options.dtype, config, scheme, device)
-    serving = quant.form(scheme, dtype, device)
-    activations = dtype if quant.in_floats(serving) else torch.float32
-    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", config.dtype, device)
+    scheme = serving(chosen, name_of(dtype), device.type)
+    activations = torch.float32 if scheme.compiled else dtype
+    cache_format = _cache_format(options.kv_dtype, name_of(dtype))
+    kv_dtype = getattr(torch, cache_format.dtype)
     name, backend = attention.choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
-    head_bytes = backend.head_bytes(config.head_dim, kv_dtype)
+    head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
     plan = memory.PoolPlan(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
-    return Choice(options, device, scheme, serving, dtype, activations, kv_dtype, name, backend, plan)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, plan)
 
 
-def size(choice: Choice, block_bits: float, gpu: profile.DeviceMemory | None) -> Sizes:
-    """What fits beside the weights, which are not read yet. `block_bits` are those of a weight in the checkpoint.
+def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
+    """What fits beside the weights, which are not read yet. `block_bits` are the checkpoint's.
 
     On a `gpu` whose steps are to be measured, sizes are those for steps that take no memory: see `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
-    options, plan, device = choice.options, choice.plan, choice.device
-    bits = quant.bits(choice.serving, plan.config, block_bits)
-    needed = memory.weight_bytes(plan.config, choice.dtype.itemsize, bits, head=not quant.in_floats(choice.serving))
+    options, plan, device, dtype = setup.options, setup.plan, setup.device, name_of(setup.dtype)
+    needed = memory.weight_bytes(plan.config, setup.scheme, dtype, block_bits)
+    stored = dtype if setup.scheme.value_bits is None else setup.scheme.name
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(plan.config, needed, choice.serving if bits else name_of(choice.dtype), free, where)
+    memory.check_weights(plan.config, needed, stored, free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
@@ -142,35 +142,35 @@ def size(choice: Choice, block_bits: float, gpu: profile.DeviceMemory | None) ->
     return Sizes(length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length)))
 
 
-def read(choice: Choice, checkpoint: Checkpoint, progress: Progress) -> Transformer:
+def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
     """The network with the checkpoint's weights. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(choice.config, choice.serving)
-    if choice.options.deterministic:
-        quant.fix_tiles(model)
+        model = Transformer(setup.config, setup.scheme.name)
+    if setup.options.deterministic:
+        linear.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
-        choice.config,
+        setup.config,
         checkpoint.rotation,
-        _uploaded(checkpoint, choice.device),
-        choice.activations,
-        choice.device,
+        _uploaded(checkpoint, setup.device),
+        setup.activations,
+        setup.device,
         lambda done: progress("loading weights", done),
-        embeddings=choice.dtype,
+        embeddings=setup.dtype,
     )
-    if choice.options.deterministic and choice.device.type == "cpu":
-        quant.check_tiles(model, choice.activations)
+    if setup.options.deterministic and setup.device.type == "cpu":
+        linear.check_tiles(model, setup.activations)
     return model.eval()
 
 
-def warm(runner: ModelRunner, choice: Choice) -> None:
+def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request pays for set-up. On a GPU, capture the graphs of later ones."""
-    if not quant.in_floats(choice.serving) and native.kernels() is not None:
+    if setup.scheme.compiled and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     _first_steps(runner)
-    if choice.device.type == "cuda" and choice.attention.capturable:
-        runner.record(choice.plan.max_sequences, CudaCapture())
+    if setup.device.type == "cuda" and setup.attention.capturable:
+        runner.record(setup.plan.max_sequences, CudaCapture())
 
 
 def _use_threads(threads: int) -> None:
@@ -186,7 +186,7 @@ def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[st
 
 
 def _runner(
-    choice: Choice,
+    setup: Setup,
     model: Transformer,
     masks: Masks,
     description: dict[str, str],
@@ -194,7 +194,7 @@ def _runner(
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
     """A runner for sequences of `length` tokens, with these pools."""
-    config, plan, backend, device = choice.config, choice.plan, choice.attention, choice.device
+    config, plan, backend, device = setup.config, setup.plan, setup.attention, setup.device
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -206,30 +206,23 @@ def _runner(
         description,
         device.type == "cuda",
     )
-    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, choice.kv_dtype, device))
+    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     return ModelRunner(model, pools, backend, rotation_table(config, length, device), info, masks)
 
 
-def _measure(choice: Choice, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
+def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
     """What fits beside the weights and the largest step, which is run. Both sizes are at most the `upper` ones."""
-    options, plan = choice.options, choice.plan
+    options, plan = setup.options, setup.plan
     budget = profile.cache_budget(plan, *upper, options.gpu_memory_utilization, gpu, build)
     fits = plan.length(options.max_model_len, budget, upper.length * plan.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 
 
-def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
-    """Of embeddings and, by default, keys and values; of weights and activations too, unless those are integers."""
-    if name == "auto" and not quant.in_floats(scheme):
-        return torch.bfloat16
-    return choose_dtype(name, config.dtype, device)
-
-
-def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values: that of the model, or one of eight bits."""
-    if name != "auto" and name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: auto, {', '.join(KV_DTYPES)}")
-    return KV_DTYPES.get(name, dtype)
+def _cache_format(name: str, dtype: str) -> CacheFormat:
+    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
+    if name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
+    return CACHE_FORMATS[dtype if name == "auto" else name]
 
 
 def _check(options: RunnerOptions) -> None:
@@ -248,17 +241,17 @@ def _check(options: RunnerOptions) -> None:
         raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
 
 
-def _describe(choice: Choice, checkpoint: Checkpoint) -> dict[str, str]:
-    device = choice.device
+def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
+    device = setup.device
     return {
-        "family": choice.config.family,
-        "parameters": str(choice.config.n_parameters),
+        "family": setup.config.family,
+        "parameters": str(setup.config.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "dtype": name_of(choice.dtype),
-        "kv_dtype": name_of(choice.kv_dtype),
-        "attention": choice.attention_name,
-        "quantize": choice.scheme,
+        "dtype": name_of(setup.dtype),
+        "kv_dtype": name_of(setup.kv_dtype),
+        "attention": setup.attention_name,
+        "quantize": setup.chosen.name,
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }

@@ -4,6 +4,7 @@ import pytest
 
 from model.batch import most_pages
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
 from model.memory.sizes import PoolPlan
 from tests.model.driving import tiny
@@ -106,8 +107,11 @@ def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied:
     """A tied head is held twice: in the embeddings' format and quantized."""
     config = tiny(tied_head=tied)
     embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(config, 4, None) == 4 * (layers + embeddings * (1 if tied else 2))
-    assert memory.weight_bytes(config, 2, 4.5) == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    assert memory.weight_bytes(config, SCHEMES["none"], "float32") == 4 * (layers + embeddings * (1 if tied else 2))
+    assert (
+        memory.weight_bytes(config, SCHEMES["int4"], "bfloat16", 4.5)
+        == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    )
 
 
 def test_cache_budget() -> None:
