@@ -1,6 +1,6 @@
 """What a model is and how it is to be run: frozen, torch-free. Adapters from files live in `families.py`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ModelError
@@ -138,11 +138,3 @@ class RunnerOptions:
         sequences, tokens = STEP_LIMITS[device]
         tokens = self.max_step_tokens or max(tokens, self.max_sequences or 0)
         return self.max_sequences or min(sequences, tokens), tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What `generation_config.json` and the tokenizer say: tokens that end an output, sampling defaults."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling: dict[str, float | int] = field(default_factory=dict)

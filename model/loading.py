@@ -1,6 +1,6 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,14 @@ from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig, RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
-from model.linear.choice import check_tiles, fix_tiles
-from model.linear.choice import choose as choose_scheme
-from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme
-from model.linear.schemes import serving as serving_scheme
+from model.linear import choice as linear
+from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
@@ -33,8 +32,6 @@ from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-
-Progress = Callable[[str, float], None]
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
@@ -53,33 +50,33 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
 @torch.inference_mode()
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Choose, size, read, warm up. On a GPU a step is measured before its cache gets what is left."""
-    choice = choose(checkpoint, options)
-    gpu = profile.watched(choice.device) if options.cache_memory is None else None
-    sizes = size(choice, checkpoint.block_bits, gpu)
-    model = read(choice, checkpoint, progress)
-    masks = Masks({"directory": options.model, "size": choice.config.vocab_size}, choice.config.vocab_size)
-    build = partial(_runner, choice, model, masks, _describe(choice, checkpoint))
+    setup = choose(checkpoint, options)
+    gpu = profile.watched(setup.device) if options.cache_memory is None else None
+    sizes = size(setup, checkpoint.block_bits, gpu)
+    model = read(setup, checkpoint, progress)
+    masks = Masks({"directory": options.model, "size": setup.config.vocab_size}, setup.config.vocab_size)
+    build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
     if gpu is not None:
         progress("measuring a step", 0.0)
-        sizes = _measure(choice, sizes, gpu, build)
-    runner = build(sizes.length, choice.plan.pools(*sizes))
+        sizes = _measure(setup, sizes, gpu, build)
+    runner = build(sizes.length, setup.plan.pools(*sizes))
     progress("warming up", 0.0)
-    warm(runner, choice)
+    warm(runner, setup)
     return runner
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Setup:
     """How a model runs: what `options` leaves open is decided.
 
-    `scheme` is the scheme that was chosen for the weights, `serving` the one that serves for it on this device.
+    `chosen` is the scheme that --quantize means, `scheme` the one that serves in its place on this device.
     `dtype` is the format of the embeddings, `activations` that of the values between layers.
     """
 
     options: RunnerOptions
     device: torch.device
+    chosen: Scheme
     scheme: Scheme
-    serving: Scheme
     dtype: torch.dtype
     activations: torch.dtype
     kv_dtype: torch.dtype
@@ -100,19 +97,19 @@ class Sizes(NamedTuple):
     cache: int
 
 
-def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Choice:
+def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
 
     Raises OptionError for options that do not go together or do not run here.
     """
     device = choose_device(options.device)
     own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
-    scheme = choose_scheme(options.quantize, options.dtype, device, quantized=own_blocks)
+    chosen = linear.choose(options.quantize, options.dtype, device, quantized=own_blocks)
     config = checkpoint.config.with_window(options.sliding_window)
     _use_threads(choose_threads(options.threads))
-    dtype = choose_dtype(scheme.own_dtype(options.dtype) or "auto", config.dtype, device)
-    serving = serving_scheme(scheme, name_of(dtype), device.type)
-    activations = torch.float32 if serving.compiled else dtype
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", config.dtype, device)
+    scheme = serving(chosen, name_of(dtype), device.type)
+    activations = torch.float32 if scheme.compiled else dtype
     cache_format = _cache_format(options.kv_dtype, name_of(dtype))
     kv_dtype = getattr(torch, cache_format.dtype)
     name, backend = attention.choose(
@@ -121,21 +118,21 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Choice:
     head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
     plan = memory.PoolPlan(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
-    return Choice(options, device, scheme, serving, dtype, activations, kv_dtype, name, backend, plan)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, plan)
 
 
-def size(choice: Choice, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
-    """What fits beside the weights, which are not read yet. `block_bits` are those of a weight in the checkpoint.
+def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
+    """What fits beside the weights, which are not read yet. `block_bits` are the checkpoint's.
 
     On a `gpu` whose steps are to be measured, sizes are those for steps that take no memory: see `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
-    options, plan, device = choice.options, choice.plan, choice.device
-    serving, dtype = choice.serving, name_of(choice.dtype)
-    needed = memory.weight_bytes(plan.config, serving, dtype, block_bits)
+    options, plan, device, dtype = setup.options, setup.plan, setup.device, name_of(setup.dtype)
+    needed = memory.weight_bytes(plan.config, setup.scheme, dtype, block_bits)
+    stored = dtype if setup.scheme.value_bits is None else setup.scheme.name
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(plan.config, needed, dtype if serving.value_bits is None else serving.name, free, where)
+    memory.check_weights(plan.config, needed, stored, free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
@@ -145,35 +142,35 @@ def size(choice: Choice, block_bits: float | None, gpu: profile.DeviceMemory | N
     return Sizes(length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length)))
 
 
-def read(choice: Choice, checkpoint: Checkpoint, progress: Progress) -> Transformer:
+def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
     """The network with the checkpoint's weights. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(choice.config, choice.serving.name)
-    if choice.options.deterministic:
-        fix_tiles(model)
+        model = Transformer(setup.config, setup.scheme.name)
+    if setup.options.deterministic:
+        linear.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
-        choice.config,
+        setup.config,
         checkpoint.rotation,
-        _uploaded(checkpoint, choice.device),
-        choice.activations,
-        choice.device,
+        _uploaded(checkpoint, setup.device),
+        setup.activations,
+        setup.device,
         lambda done: progress("loading weights", done),
-        embeddings=choice.dtype,
+        embeddings=setup.dtype,
     )
-    if choice.options.deterministic and choice.device.type == "cpu":
-        check_tiles(model, choice.activations)
+    if setup.options.deterministic and setup.device.type == "cpu":
+        linear.check_tiles(model, setup.activations)
     return model.eval()
 
 
-def warm(runner: ModelRunner, choice: Choice) -> None:
+def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request pays for set-up. On a GPU, capture the graphs of later ones."""
-    if choice.serving.compiled and native.kernels() is not None:
+    if setup.scheme.compiled and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     _first_steps(runner)
-    if choice.device.type == "cuda" and choice.attention.capturable:
-        runner.record(choice.plan.max_sequences, CudaCapture())
+    if setup.device.type == "cuda" and setup.attention.capturable:
+        runner.record(setup.plan.max_sequences, CudaCapture())
 
 
 def _use_threads(threads: int) -> None:
@@ -189,7 +186,7 @@ def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[st
 
 
 def _runner(
-    choice: Choice,
+    setup: Setup,
     model: Transformer,
     masks: Masks,
     description: dict[str, str],
@@ -197,7 +194,7 @@ def _runner(
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
     """A runner for sequences of `length` tokens, with these pools."""
-    config, plan, backend, device = choice.config, choice.plan, choice.attention, choice.device
+    config, plan, backend, device = setup.config, setup.plan, setup.attention, setup.device
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -209,20 +206,20 @@ def _runner(
         description,
         device.type == "cuda",
     )
-    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, choice.kv_dtype, device))
+    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     return ModelRunner(model, pools, backend, rotation_table(config, length, device), info, masks)
 
 
-def _measure(choice: Choice, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
+def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
     """What fits beside the weights and the largest step, which is run. Both sizes are at most the `upper` ones."""
-    options, plan = choice.options, choice.plan
+    options, plan = setup.options, setup.plan
     budget = profile.cache_budget(plan, *upper, options.gpu_memory_utilization, gpu, build)
     fits = plan.length(options.max_model_len, budget, upper.length * plan.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 
 
 def _cache_format(name: str, dtype: str) -> CacheFormat:
-    """The format of keys and values: the model's `dtype`, or one of eight bits."""
+    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
     if name not in KV_DTYPES:
         raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
     return CACHE_FORMATS[dtype if name == "auto" else name]
@@ -244,17 +241,17 @@ def _check(options: RunnerOptions) -> None:
         raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
 
 
-def _describe(choice: Choice, checkpoint: Checkpoint) -> dict[str, str]:
-    device = choice.device
+def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
+    device = setup.device
     return {
-        "family": choice.config.family,
-        "parameters": str(choice.config.n_parameters),
+        "family": setup.config.family,
+        "parameters": str(setup.config.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "dtype": name_of(choice.dtype),
-        "kv_dtype": name_of(choice.kv_dtype),
-        "attention": choice.attention_name,
-        "quantize": choice.scheme.name,
+        "dtype": name_of(setup.dtype),
+        "kv_dtype": name_of(setup.kv_dtype),
+        "attention": setup.attention_name,
+        "quantize": setup.chosen.name,
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }

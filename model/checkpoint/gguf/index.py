@@ -5,8 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.checkpoint.conversions import fingerprint
-from model.checkpoint.files import read_json
+from model.checkpoint.files import fingerprint, read_json
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 

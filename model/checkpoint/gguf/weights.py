@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
 from model.checkpoint.matrices import Blocks, Encoded, Matrix
 from model.errors import ModelError
