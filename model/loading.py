@@ -68,7 +68,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     )
     head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
-    plan = memory.PoolPlan(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
+    plan = memory.PoolSizes(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
     needed = memory.weight_bytes(config, scheme, name_of(dtype), checkpoint.block_bits)
     gpu = profile.watched(device) if options.cache_memory is None else None
     stored = name_of(dtype) if scheme.value_bits is None else scheme.name
@@ -123,7 +123,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
 
 def _measure(
-    plan: memory.PoolPlan,
+    plan: memory.PoolSizes,
     length: int,
     most: int,
     options: RunnerOptions,
@@ -160,7 +160,7 @@ def _check(options: RunnerOptions) -> None:
 
 
 def _fit(
-    plan: memory.PoolPlan,
+    plan: memory.PoolSizes,
     weights: int,
     form: str,
     device: torch.device,
