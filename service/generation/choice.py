@@ -6,48 +6,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from model.batch import TokenLogprob
-from model.sampling_params import SamplingParams
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
 from service.http.errors import ApiError, InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
-
-    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
-    """
-
-    tokens: list[int]
-    echo: str | None = None
-    starts: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
-
-    `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
-    alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
-    `timeout` seconds from the request's arrival.
-    `grammar_field` is what the request calls its grammar, `shown_control` names control tokens that are text here.
-    """
-
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    n: int
-    kept: int | None = None
-    starts_message: bool = False
-    scores_end: bool = False
-    return_token_ids: bool = False
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    grammar_field: str | None = None
-    shown_control: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

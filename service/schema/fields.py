@@ -41,8 +41,13 @@ class Body(BaseModel):
         """What needs more than one field to judge. Raises InvalidRequest."""
 
 
-def unsupported(name: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
+B = TypeVar("B", bound=Body)
+
+
+def unsupported(name: str | None, message: str) -> PydanticCustomError:
+    """The error of a field inside what is validated, or of that itself."""
+    about = {"message": message} if name is None else {"message": message, "param": name}
+    return PydanticCustomError("unsupported_field", "{message}", about)
 
 
 def expect(expected: str) -> WrapValidator:
@@ -66,6 +71,11 @@ def ranged(name: str, description: str, *, least: int | None = None) -> Any:
 def optional(description: str, **limits: Any) -> Any:
     """A field whose default, null, is the model's default or ours."""
     return Field(None, description=description, **limits)
+
+
+def narrowed(kind: type[B], body: Body) -> B:
+    """The fields of `kind` from a body that has more, as they were validated there."""
+    return kind.model_construct(None, **{name: getattr(body, name) for name in kind.model_fields})
 
 
 Items = Annotated[list[T], Field(fail_fast=True)]

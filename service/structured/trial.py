@@ -13,7 +13,7 @@ from typing import NamedTuple
 from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
 from service.engine.process import HOME
-from service.generation.choice import Order
+from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import ApiError, InvalidRequest
 
@@ -54,12 +54,13 @@ class Grammars:
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
-        grammar, field = order.params.grammar, order.grammar_field
+        grammar = order.params.grammar
         if grammar is None:
             return
+        names, field = " and ".join(order.grammar_fields), order.grammar_fields[0]
         total = len(grammar) * len(order.prompts) * order.n
         if total > MAX_TOTAL_CHARS:
-            message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
+            message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
         digest = hashlib.sha256(grammar.encode()).digest()
         if digest not in self._found:  # what is known waits for nobody's bomb
@@ -70,7 +71,7 @@ class Grammars:
         if len(self._found) > MAX_REMEMBERED:
             self._found.popitem(last=False)
         if problem := self._found[digest]:
-            raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
+            raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
         """End the child."""

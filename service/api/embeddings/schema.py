@@ -6,12 +6,13 @@ from pydantic import Field
 
 from model.sampling_params import SamplingParams
 from service.api.encoding import check_prompt, encode_text
-from service.generation.choice import Order, Prompt
+from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
 from service.schema.fields import Body, optional
-from service.schema.generation import MAX_USER, Prompts, check_prompts, listed
+from service.schema.generation import MAX_USER
 from service.schema.harmless import HARMLESS_EMBEDDINGS
+from service.schema.prompts import Prompts, check_prompts, listed
 
 
 class EmbeddingsBody(Body):

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional
-from service.schema.generation import MAX_NAME
 from service.schema.harmless import HARMLESS_CALL_ITEM, HARMLESS_INPUT_ITEM, HARMLESS_INPUT_PART, HARMLESS_OUTPUT_ITEM
-from service.schema.tools import Called
+from service.schema.tools import Called, plain_call
 
 Json = dict[str, Any]
 
@@ -86,7 +86,7 @@ def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[J
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            call = plain_call(item.call_id, item.name, item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
 

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from service.http.errors import InvalidRequest
+from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, optional
-from service.schema.generation import Message, TemplateBody
 from service.schema.harmless import HARMLESS_TEMPLATE, HARMLESS_TOKENIZE
 from service.schema.tools import OfferBody
 
@@ -20,7 +20,7 @@ class ApplyTemplateBody(TemplateBody, OfferBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.check_tools()
+        self.allowed_calls()
 
 
 class TokenizeBody(TemplateBody, OfferBody):
@@ -54,7 +54,7 @@ class TokenizeBody(TemplateBody, OfferBody):
             if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
         self.check_continuation(self.messages or [])
-        self.check_tools()
+        self.allowed_calls()
 
 
 class DetokenizeBody(Body):
