@@ -12,7 +12,7 @@ from model.config import RunnerOptions
 from model.memory import sizes as memory
 from model.memory.plan import Plan, make_plan
 from model.memory.sizes import size
-from service.generation.served import runner_options
+from service.generation.loading import runner_options
 from service.settings import Settings
 
 

@@ -26,7 +26,7 @@ MAX_TOTAL_CHARS = 2**23
 """Of the grammars of all choices of a request: each goes to the engine with its own."""
 
 
-class Child(NamedTuple):
+class TrialProcess(NamedTuple):
     """The process (`model/grammar/process.py`) and the socket on which it tries grammars."""
 
     process: asyncio.subprocess.Process
@@ -50,7 +50,7 @@ class Grammars:
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
         self._lock = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: TrialProcess | None = None
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
@@ -95,7 +95,7 @@ class Grammars:
             await self.close()
             raise
 
-    async def _start(self, served: ServedModel) -> Child:
+    async def _start(self, served: ServedModel) -> TrialProcess:
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
         with theirs:
@@ -112,7 +112,7 @@ class Grammars:
                 },  # a thread's arena takes 64 MiB at once
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        self._child = Child(process, reader, writer)
+        self._child = TrialProcess(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:
             await self._child.ask({"vocabulary": vocabulary.to_json()})
