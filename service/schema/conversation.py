@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from service.http.errors import InvalidRequest, shown
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
-from service.schema.harmless import HARMLESS_MESSAGE
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
 
 MAX_NAME = 256
@@ -32,7 +31,17 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 class Message(Body):
     """One turn. Text parts are concatenated; only an assistant's content may be null."""
 
-    harmless = HARMLESS_MESSAGE
+    harmless = only(
+        refusal=(),
+        annotations=([],),
+        audio=(),
+        function_call=(),
+        reasoning=("",),
+        reasoning_content=("",),
+        thinking_blocks=([],),
+        images=([],),
+        provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
+    )
     role: str = Field(description="system, developer, user, assistant or tool.")
     content: Content | None = optional("A string, or a list of text parts; null only for an assistant.")
     name: str | None = optional("Given to chat templates, which may use it.", max_length=MAX_NAME)

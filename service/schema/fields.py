@@ -1,6 +1,7 @@
 """What the schemas are made of: a strict body that refuses unknown fields, and kinds of fields."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
@@ -8,7 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from model.sampling_params import RANGES
 from service.http.errors import shown
-from service.schema.harmless import accepts
 
 SHOWN_FIELDS = 8
 MAX_ITEMS = 2**14
@@ -17,11 +17,16 @@ MAX_ITEMS = 2**14
 T = TypeVar("T")
 
 
+def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
+    """Harmless fields: each passes with null or one of these values, which describe what happens anyway."""
+    return MappingProxyType(values)
+
+
 class Body(BaseModel):
     """Strict types, finite numbers, no unknown fields save the harmless ones."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
 
     @model_validator(mode="after")
     def _refuse_extras(self) -> Self:
@@ -32,7 +37,7 @@ class Body(BaseModel):
             raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
         for name, value in extras.items():
             allowed = self.harmless[name]
-            if not accepts(allowed, value):
+            if not _accepts(allowed, value):
                 choices = " or ".join([*map(repr, allowed), "null"])
                 raise unsupported(name, f"{name} is not supported: only {choices} passes, got {shown(value)}")
         return self
@@ -42,6 +47,11 @@ class Body(BaseModel):
 
 
 B = TypeVar("B", bound=Body)
+
+
+def _accepts(allowed: tuple[Any, ...], value: Any) -> bool:
+    """Whether a harmless field may hold `value`; True is not 1 here."""
+    return value is None or any(type(value) is type(other) and value == other for other in allowed)
 
 
 def unsupported(name: str | None, message: str) -> PydanticCustomError:

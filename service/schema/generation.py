@@ -5,8 +5,7 @@ happens anyway (`harmless.py`). Everything else that is not a field is a 400.
 """
 
 from service.http.errors import InvalidRequest
-from service.schema.fields import Body, optional, ranged
-from service.schema.harmless import HARMLESS_STREAM_OPTION
+from service.schema.fields import Body, only, optional, ranged
 from service.schema.sampling import SamplingBody
 from service.schema.structured_output import StructuredOutputBody
 
@@ -17,7 +16,7 @@ MAX_USER = 512
 
 
 class StreamOptions(Body):
-    harmless = HARMLESS_STREAM_OPTION
+    harmless = only(include_obfuscation=(False,))
     include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
     continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
 

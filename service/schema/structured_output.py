@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from service.schema.fields import MAX_ITEMS, Body, Items, optional
-from service.schema.harmless import HARMLESS_STRUCTURED
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional
 
 Json = dict[str, Any]
 
@@ -27,7 +26,13 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's: exactly one of them."""
 
-    harmless = HARMLESS_STRUCTURED
+    harmless = only(
+        disable_fallback=(False,),
+        disable_any_whitespace=(False,),
+        disable_additional_properties=(False,),
+        whitespace_pattern=(),
+        structural_tag=(),
+    )
     json_: Json | str | None = optional("A JSON schema, or one as a string.", alias="json")
     json_object: bool | None = optional("Any JSON object.")
     regex: str | None = optional("What the whole answer must match.")

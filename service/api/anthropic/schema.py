@@ -8,13 +8,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
-from service.api.anthropic.tools import TextBlock, Texts, ToolChoice, ToolOffer, ToolResult, ToolUse, text_of
+from service.api.anthropic.tools import (
+    CACHE_HINTS,
+    TextBlock,
+    Texts,
+    ToolChoice,
+    ToolOffer,
+    ToolResult,
+    ToolUse,
+    text_of,
+)
 from service.api.chat_request import ChatRequest, Json
 from service.http.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER
-from service.schema.harmless import HARMLESS_CONVERSATION, HARMLESS_MESSAGES, HARMLESS_OUTPUT_CONFIG
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
 from service.structured.constraint import json_constraint
@@ -62,14 +70,20 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    harmless = HARMLESS_OUTPUT_CONFIG
+    harmless = only(effort=())
     format: OutputFormat | None = optional("JSON of a schema. Default: text.")
 
 
 class ConversationBody(Body):
     """`POST /v1/messages/count_tokens`, and what it shares with `POST /v1/messages`."""
 
-    harmless = HARMLESS_CONVERSATION
+    harmless = only(
+        cache_control=CACHE_HINTS,
+        context_management=(),
+        mcp_servers=([],),
+        speed=("standard",),
+        thinking=({"type": "disabled"},),
+    )
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     messages: Items[Turn] = Field(
         max_length=MAX_ITEMS, description="At least one; the answer continues a last one of the assistant's."
@@ -105,7 +119,14 @@ class ConversationBody(Body):
 class MessagesBody(ConversationBody):
     """`POST /v1/messages`."""
 
-    harmless = HARMLESS_MESSAGES
+    harmless = only(
+        **ConversationBody.harmless,
+        container=(),
+        diagnostics=(),
+        inference_geo=(),
+        thread=(),
+        service_tier=("auto", "standard_only"),
+    )
     max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Within the context, together with the prompt.")
     metadata: Metadata | None = optional("Only `user_id`.")
     stop_sequences: Items[Sentence] | None = optional("The text ends before any of them.", max_length=MAX_STOPS)

@@ -8,15 +8,16 @@ from pydantic import Field, model_validator
 
 from service.http.errors import InvalidRequest, shown
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
-from service.schema.harmless import HARMLESS_TEXT_BLOCK, HARMLESS_TOOL_OFFER, HARMLESS_TOOL_RESULT, HARMLESS_TOOL_USE
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
 
 Json = dict[str, Any]
+CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+"""Prompts are cached without being told to."""
 
 
 class TextBlock(Body):
-    harmless = HARMLESS_TEXT_BLOCK
+    harmless = only(cache_control=CACHE_HINTS, citations=([],))
     type: Literal["text"] = Field(description='"text".')
     text: str = Field(description="Blocks are joined without a space.")
 
@@ -39,7 +40,11 @@ def text_of(content: str | list[Any] | None) -> str:
 class ToolUse(Body):
     """A call of an earlier answer."""
 
-    harmless = HARMLESS_TOOL_USE
+    harmless = only(
+        cache_control=CACHE_HINTS,
+        caller=({"type": "direct"},),
+        toolset_name=(),
+    )
     type: Literal["tool_use"] = Field(description='"tool_use".')
     id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the tool's result refers to.")
     name: str = Field(max_length=64, description="The tool's.")
@@ -57,7 +62,7 @@ class ToolUse(Body):
 class ToolResult(Body):
     """What a tool answered."""
 
-    harmless = HARMLESS_TOOL_RESULT
+    harmless = only(cache_control=CACHE_HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
     tool_use_id: str = Field(max_length=MAX_NAME, description="The call's id.")
     content: Texts | None = optional("A string, or a list of text blocks.")
@@ -69,7 +74,13 @@ class ToolResult(Body):
 
 
 class ToolOffer(Body):
-    harmless = HARMLESS_TOOL_OFFER
+    harmless = only(
+        allowed_callers=(["direct"],),
+        cache_control=CACHE_HINTS,
+        defer_loading=(False,),
+        eager_input_streaming=(True,),
+        input_examples=([],),
+    )
     type: Literal["custom"] | None = optional('"custom"; the tools of Anthropic are not here.')
     name: str = Field(pattern=NAME, description="Up to 64 letters, digits, `_`, `-`, `.`.")
     description: str | None = optional("What the model is told of it.")

@@ -3,12 +3,12 @@
 from pydantic import Field
 
 from service.api.chat_request import ChatRequest
+from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
 from service.http.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
-from service.schema.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.schema.prompts import Prompts, check_prompts, listed
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint

@@ -10,9 +10,8 @@ from service.api.responses.items import Item, as_messages
 from service.api.responses.tools import CallingBody
 from service.http.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER
-from service.schema.harmless import HARMLESS_RESPONSES, HARMLESS_TEXT_CONFIG
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
@@ -44,14 +43,32 @@ class Format(Body):
 
 
 class TextConfig(Body):
-    harmless = HARMLESS_TEXT_CONFIG
+    harmless = only(verbosity=("medium",))
     format: Format | None = optional("Text, JSON, or JSON of a schema. Default: text.")
 
 
 class ResponsesBody(CallingBody):
     """`POST /v1/responses`. Nothing is stored: the whole conversation comes with each request."""
 
-    harmless = HARMLESS_RESPONSES
+    harmless = only(
+        background=(False,),
+        context_management=(),
+        conversation=(),
+        include=([],),
+        max_tool_calls=(),
+        metadata=({},),
+        moderation=(),
+        previous_response_id=(),
+        prompt=(),
+        prompt_cache_retention=("in_memory",),
+        prompt_cache_options=({}, {"mode": "implicit"}),
+        reasoning=({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
+        service_tier=("auto", "default"),
+        store=(False,),
+        stream_options=({}, {"include_obfuscation": False}),
+        top_logprobs=(0,),
+        truncation=("disabled",),
+    )
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="What a user says; or all items of a conversation."

@@ -4,13 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.schema.fields import Body, Items, expect, narrowed, optional
-from service.schema.harmless import HARMLESS_FUNCTION_TOOL
+from service.schema.fields import Body, Items, expect, narrowed, only, optional
 from service.schema.tools import MAX_TOOLS, AllowedCalls, Function, allowed_calls
 
 
 class FunctionTool(Function):
-    harmless = HARMLESS_FUNCTION_TOOL
+    harmless = only(
+        allowed_callers=(["direct"],),
+        defer_loading=(False,),
+        output_schema=(),
+    )
     type: Literal["function"] = Field(description='"function"; the tools of OpenAI are not here.')
 
 
