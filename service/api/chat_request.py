@@ -7,13 +7,14 @@ from typing import Any
 from service.http.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS
+from service.schema.generation import RequestOptions
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_CALLS, AllowedCalls
 from service.structured.constraint import Constraint
 
 Json = dict[str, Any]
 
-NO_CALLS, DEFAULT_OPTIONS = AllowedCalls(), TemplateOptions()
+NO_CALLS, DEFAULT_TEMPLATE, DEFAULT_OPTIONS = AllowedCalls(), TemplateOptions(), RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,13 @@ class ChatRequest:
 
     messages: Sequence[Json]
     calls: AllowedCalls = NO_CALLS
-    template: TemplateOptions = DEFAULT_OPTIONS
+    template: TemplateOptions = DEFAULT_TEMPLATE
     constraint: Constraint | None = None
     sampling: SamplingBody = field(default_factory=SamplingBody)
     max_tokens: int | None = None
     n: int = 1
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    return_progress: bool = False
-    return_token_ids: bool = False
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
     messages_field: str = "messages"
     max_tokens_field: str = "max_tokens"
 

@@ -21,7 +21,7 @@ def order_chat(request: ChatRequest, served: ServedModel) -> Order:
         )  # refused, if so, before the work of tokenizing
     whole = encode_chat(request, served)
     n_begin = n_begin_tokens(whole, served.tokenizer)
-    tokens = truncated(whole, n_begin, request.truncate_prompt_tokens, request.max_tokens or 1, served)
+    tokens = truncated(whole, n_begin, request.options.truncate_prompt_tokens, request.max_tokens or 1, served)
     if request.max_tokens is None:
         params = _sampling(request, served, max(1, served.info.max_model_len - len(tokens)), grammar)
     check_prompt(tokens, params.max_tokens, served, request.messages_field, request.max_tokens_field)
@@ -32,11 +32,7 @@ def order_chat(request: ChatRequest, served: ServedModel) -> Order:
         request.n,
         # a grammar of the client says itself how an answer starts
         starts_message=not request.template.continue_final_message and request.constraint is None,
-        return_token_ids=request.return_token_ids,
-        prompt_logprobs=request.prompt_logprobs,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        timeout=request.timeout,
+        options=request.options,
         grammar_fields=fields,
         visible_control=style.control(served.tokenizer) if request.calls.functions else frozenset(),
     )
@@ -70,7 +66,7 @@ def _sampling(request: ChatRequest, served: ServedModel, max_tokens: int, gramma
         served,
         max_tokens=max_tokens,
         logprobs=request.logprobs,
-        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs=request.options.prompt_logprobs,
         grammar=grammar,
-        return_progress=request.return_progress,
+        return_progress=request.options.return_progress,
     )

@@ -74,7 +74,8 @@ class Choice:
         self._scores = order.params.logprobs is not None
         self._text = text
         self._offset = 0
-        self._opened = prompt.echo is None and not order.return_token_ids and order.prompt_logprobs is None
+        options = order.options
+        self._opened = prompt.echo is None and not options.return_token_ids and options.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text is held back
         self._total_logprob = 0.0
@@ -102,7 +103,7 @@ class Choice:
         finish = "stop" if cut else update.finish
         text, starts = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[: self.n_generated - before] if self._order.return_token_ids else ()
+        tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
         delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
         return delta if opening is None else joined((opening, delta))
 
@@ -140,11 +141,11 @@ class Choice:
         self._opened = True
         text = self._prompt.echo or ""
         self._offset = len(text)
-        asked = self._order.prompt_logprobs
+        asked = self._order.options.prompt_logprobs
         return Delta(
             text,
             self._echoed() if self._prompt.starts else (),
-            prompt_tokens=self._prompt.tokens if self._order.return_token_ids else None,
+            prompt_tokens=self._prompt.tokens if self._order.options.return_token_ids else None,
             prompt_logprobs=None if asked is None else tuple(_trimmed(item, asked) for item in self._prompt_logprobs),
         )
 

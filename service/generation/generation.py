@@ -75,15 +75,16 @@ class Generation:
         except BaseException:
             self._close()
             raise
-        if order.timeout is not None:
-            left = order.timeout - (time.perf_counter() - self._record.started)
+        if order.options.timeout is not None:
+            left = order.options.timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
     @staticmethod
     def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
         if not prompt.tokens:
             return Mailbox.late()
-        return client.submit(prompt.tokens, order.params, number, priority=order.priority, cache_salt=order.cache_salt)
+        priority, cache_salt = order.options.priority, order.options.cache_salt
+        return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
 
     def _expire(self) -> None:
         for choice in self.choices:

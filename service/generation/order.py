@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.sampling_params import SamplingParams
+from service.schema.generation import RequestOptions
+
+DEFAULT_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,10 @@ class Prompt:
 class Order:
     """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
 
-    `n_best` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
-    alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
-    `timeout` seconds from the request's arrival.
-    `grammar_fields` are the request's fields that its grammar is made of, `visible_control` names control tokens that
-    are text here.
+    The answer has the `n_best` choices with the highest mean logprob (None: all). `starts_message`: the text begins a
+    message, so a tokenizer's leading space is no part of it. `scores_end`: a stop token has its logprob reported.
+    `grammar_fields` are the client's names of the fields that made the grammar. `visible_control` are the names of
+    control tokens that are part of the text, as they mark calls.
     """
 
     prompts: tuple[Prompt, ...]
@@ -35,10 +37,6 @@ class Order:
     n_best: int | None = None
     starts_message: bool = False
     scores_end: bool = False
-    return_token_ids: bool = False
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
+    options: RequestOptions = DEFAULT_OPTIONS
     grammar_fields: tuple[str, ...] = ()
     visible_control: frozenset[str] = frozenset()

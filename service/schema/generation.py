@@ -4,6 +4,8 @@ Fields of OpenAI and of other servers that mean nothing here pass while they hol
 happens anyway (`harmless.py`). Everything else that is not a field is a 400.
 """
 
+from dataclasses import dataclass, fields
+
 from service.http.errors import InvalidRequest
 from service.schema.fields import Body, only, optional, ranged
 from service.schema.sampling import SamplingBody
@@ -19,6 +21,23 @@ class StreamOptions(Body):
     harmless = only(include_obfuscation=(False,))
     include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
     continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How a request is served and reported, whatever it generates; named as in `GenerationBody`.
+
+    `prompt_logprobs` is the number of alternatives beside each token of the prompt (None: no logprobs), `timeout` the
+    seconds from the request's arrival.
+    """
+
+    prompt_logprobs: int | None = None
+    return_progress: bool = False
+    return_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    timeout: float | None = None
 
 
 class GenerationBody(SamplingBody, StructuredOutputBody):
@@ -61,6 +80,11 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
     @property
     def n_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def options(self) -> RequestOptions:
+        values = {field.name: getattr(self, field.name) for field in fields(RequestOptions)}
+        return RequestOptions(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def end_user(self) -> str | None:

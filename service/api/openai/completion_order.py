@@ -35,11 +35,7 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
         body.n_drawn,
         n_best=body.n_choices,
         scores_end=True,
-        return_token_ids=bool(body.return_token_ids),
-        prompt_logprobs=body.prompt_logprobs,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        timeout=body.timeout,
+        options=body.options,
         grammar_fields=fields,
     )
 

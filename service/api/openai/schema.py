@@ -107,12 +107,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             max_tokens=self.max_completion_tokens if limited_again else self.max_tokens,
             n=self.n_choices,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            prompt_logprobs=self.prompt_logprobs,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            return_progress=bool(self.return_progress),
-            return_token_ids=bool(self.return_token_ids),
-            priority=self.priority or 0,
-            cache_salt=self.cache_salt or "",
-            timeout=self.timeout,
+            options=self.options,
             max_tokens_field="max_completion_tokens" if limited_again else "max_tokens",
         )
