@@ -33,26 +33,26 @@ class Tool(Body):
 
 
 class Named(Body):
-    name: str
+    name: str = Field(description="The name of one of the tools.")
 
 
 class Reference(Body):
     """One of the tools."""
 
-    type: Literal["function"]
-    function: Named
+    type: Literal["function"] = Field(description='"function".')
+    function: Named = Field(description="Which function.")
 
 
 class Allowed(Body):
-    mode: Literal["auto", "required"]
-    tools: Annotated[Items[Reference], Field(min_length=1, max_length=MAX_TOOLS)]
+    mode: Literal["auto", "required"] = Field(description="auto or required.")
+    tools: Items[Reference] = Field(min_length=1, max_length=MAX_TOOLS, description="Some of the tools.")
 
 
 class AllowedChoice(Body):
     """Some of the tools."""
 
-    type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
+    allowed_tools: Allowed = Field(description="Which tools, and whether one must be called.")
 
 
 Choice = Annotated[
