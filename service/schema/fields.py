@@ -22,10 +22,22 @@ def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
     return MappingProxyType(values)
 
 
+def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
+    """The JSON schema of a body is closed, and has the harmless fields with the values that pass."""
+    harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
+    schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
+
+
 class Body(BaseModel):
     """Strict types, finite numbers, no unknown fields save the harmless ones."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra=_describe_extras,
+    )
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
 
     @model_validator(mode="after")

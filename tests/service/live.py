@@ -12,6 +12,8 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation import GenerationDefaults
 from model.errors import ParameterError
+from service.api.routes import Route
+from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.http.listening import listen
@@ -123,6 +125,7 @@ def running(
     tokenizer: IntegerTokenizer | None = None,
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
+    routes: tuple[Route, ...] = ROUTES,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve with these Settings; `wait` is the engine state to wait for."""
@@ -153,7 +156,7 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     with listen("127.0.0.1", 0) as sock:
-        server = Server(settings, client, metrics, sock.getsockname()[1], load=load)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], load=load, routes=routes)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
