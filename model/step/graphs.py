@@ -133,7 +133,7 @@ class DecodeGraphs:
         self._sizes = buckets(most)
         self._graphs: dict[int, Replay] = {}
 
-    def rest(self) -> bool:
+    def capture_next(self) -> bool:
         """Record one more graph; whether others are missing.
 
         The greatest comes first, since its memory has room for all others, then the smallest.

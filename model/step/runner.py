@@ -89,9 +89,9 @@ class ModelRunner:
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         """Record a graph that is missing."""
-        return self._graphs is not None and self._graphs.rest()
+        return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
     def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
