@@ -153,7 +153,7 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
     monkeypatch.setattr(runner_module, "LOGIT_VALUES", 2 * 64)
     sample = sampler.sample
 
-    def some(logits: Tensor, *more: Any) -> sampler.Draws:
+    def some(logits: Tensor, *more: Any) -> sampler.Sampled:
         assert len(logits) <= 2, "more rows than there is memory for"
         return sample(logits, *more)
 
