@@ -45,11 +45,11 @@ class Repeater:
         self._due = max(self._due + self._step_seconds, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
         output = StepOutput(
-            tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.draws else ()) for item in batch.slices)
+            tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.samples else ()) for item in batch.slices)
         )
         return lambda: output
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
 

@@ -86,7 +86,9 @@ class PagedAttention(Attention):
         qkv = torch.cat((q, k, v), dim=1).float()
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
 
-    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def attend_unrotated(
+        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         return self._attend(qkv.float(), n_heads, turn, cache, prepared).to(qkv.dtype)
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:

@@ -107,7 +107,7 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
         (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
         cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
         forget(cache)
-        results.append(chosen.attend_turned(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
+        results.append(chosen.attend_unrotated(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
     tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
