@@ -6,7 +6,7 @@ and no decode: a `Slice` of one token and a `Slice` of five hundred differ in no
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from model.sampling_params import SamplingParams
 
@@ -77,8 +77,7 @@ class StepBatch:
         return sum(item.stop - item.start for item in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.
 
     `rank`, of tokens of a prompt, is one more than how many tokens are likelier.

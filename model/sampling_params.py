@@ -1,6 +1,6 @@
 """What a request may ask of the sampler: fields, ranges, defaults. No torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -133,23 +133,6 @@ class SamplingParams:
                 raise ParameterError(
                     name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
                 )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the pipe: only what differs from the defaults."""
-        return {name: value for name in _DEFAULTS if (value := getattr(self, name)) != _DEFAULTS[name]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
-        """Inverse of `to_json`; JSON lists become tuples again."""
-        values = dict(data)
-        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
-            if name in values:
-                values[name] = tuple(values[name])
-        if "bad_words" in values:
-            values["bad_words"] = tuple(map(tuple, values["bad_words"]))
-        if "logit_bias" in values:
-            values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
-        return cls(**values)
 
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}

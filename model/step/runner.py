@@ -165,7 +165,7 @@ class ModelRunner:
             tokens = item.tokens[after : after + len(logprobs)]
             scores = sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
             ranks = sampler.ranks(logprobs, tokens)
-            found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
+            found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
