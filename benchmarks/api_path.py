@@ -49,7 +49,7 @@ class Repeater:
         )
         return lambda: output
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
 

@@ -155,22 +155,22 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model: computes steps. Owned by one thread, save `prepare`."""
+    """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
 
     info: RunnerInfo
 
     def prepare(self, params: SamplingParams) -> None:
-        """Make at leisure, on any other thread, what sequences with these parameters need beside the weights."""
+        """Make what sequences with these parameters need beside the weights, before their first step."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws.
+        """Start a step: compute every slice, write its keys and values to its pages, sample where a slice ends.
 
-        What is returned waits for the result, and is called before the next launch, or right after it if the runner
-        `runs_ahead`. It may raise what the step met.
+        The function that it returns waits for the result. Call it before the next launch, or, if the runner
+        `runs_ahead`, right after the next launch. Both functions raise the errors of the step.
         """
         ...
 
-    def rest(self) -> bool:
-        """Do a piece of the work that can wait until nobody does; whether there is more of it."""
+    def idle(self) -> bool:
+        """Do one piece of the work that can wait until no request runs; return whether more of it is left."""
         ...

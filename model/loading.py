@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
-from model import linear as quant
 from model.attention import choose
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig, RunnerOptions
+from model.config import RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
+from model.linear import choice
+from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
 from model.machine.transfers import uploaded
@@ -28,7 +29,6 @@ from model.step.masks import Masks
 from model.step.runner import ModelRunner
 
 Progress = Callable[[str, float], None]
-KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
@@ -52,30 +52,31 @@ def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
     """Check memory, read, warm up."""
     device = choose_device(options.device)
-    own_blocks = checkpoint.quantized and quant.runs_in_blocks(checkpoint.config)
-    scheme = quant.choose(options.quantize, options.dtype, device, quantized=own_blocks)
+    own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
+    chosen = choice.choose(options.quantize, options.dtype, device, quantized=own_blocks)
     config = checkpoint.config.with_window(options.sliding_window)
     threads = choose_threads(options.threads)
     native.use_threads(threads)
     torch.set_num_threads(threads)
-    dtype = _cache_dtype(options.dtype, config, scheme, device)
-    form = quant.form(scheme, dtype, device)
-    activations = dtype if quant.in_floats(form) else torch.float32
-    kv_dtype = _kv_dtype(options.kv_dtype, dtype)
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", config.dtype, device)
+    scheme = serving(chosen, name_of(dtype), device.type)
+    activations = torch.float32 if scheme.compiled else dtype
+    cache_format = _cache_format(options.kv_dtype, name_of(dtype))
+    kv_dtype = getattr(torch, cache_format.dtype)
     attention_name, attention = choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
-    head_bytes = attention.head_bytes(config.head_dim, kv_dtype)
+    head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
-    plan = memory.PoolPlan(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
-    bits = quant.bits(form, config, checkpoint.block_bits)
-    needed = memory.weight_bytes(config, dtype.itemsize, bits, head=not quant.in_floats(form))
+    plan = memory.PoolSizes(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
+    needed = memory.weight_bytes(config, scheme, name_of(dtype), checkpoint.block_bits)
     gpu = profile.watched(device) if options.cache_memory is None else None
-    length, budget = _fit(plan, needed, form if bits else name_of(dtype), device, options, gpu)
+    stored = name_of(dtype) if scheme.value_bits is None else scheme.name
+    length, budget = _fit(plan, needed, stored, device, options, gpu)
     with torch.device("meta"):
-        model = Transformer(config, form)
+        model = Transformer(config, scheme.name)
     if options.deterministic:
-        quant.fix_tiles(model)
+        choice.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -88,9 +89,9 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         embeddings=dtype,
     )
     if options.deterministic and device.type == "cpu":
-        quant.check_tiles(model, activations)
+        choice.check_tiles(model, activations)
     masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
-    description = _describe(checkpoint, device, (dtype, kv_dtype), attention_name, scheme)
+    description = _describe(checkpoint, device, (dtype, kv_dtype), attention_name, chosen.name)
 
     def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
         ahead = device.type == "cuda"
@@ -112,7 +113,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
         progress("measuring a step", 0.0)
         length, budget = _measure(plan, length, budget, options, gpu, build)
     runner = build(length, plan.pools(length, budget))
-    if not quant.in_floats(form) and native.kernels() is not None:
+    if scheme.compiled and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
     progress("warming up", 0.0)
     _warm_up(runner)
@@ -122,7 +123,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
 
 def _measure(
-    plan: memory.PoolPlan,
+    plan: memory.PoolSizes,
     length: int,
     most: int,
     options: RunnerOptions,
@@ -135,18 +136,11 @@ def _measure(
     return min(length, plan.length(options.max_model_len, budget, length * plan.position_bytes)), budget
 
 
-def _cache_dtype(name: str, config: ModelConfig, scheme: str, device: torch.device) -> torch.dtype:
-    """Of embeddings and, by default, keys and values; of weights and activations too, unless those are integers."""
-    if name == "auto" and not quant.in_floats(scheme):
-        return torch.bfloat16
-    return choose_dtype(name, config.dtype, device)
-
-
-def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def _cache_format(name: str, dtype: str) -> CacheFormat:
     """Of keys and values: that of the model, or one of eight bits."""
-    if name != "auto" and name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: auto, {', '.join(KV_DTYPES)}")
-    return KV_DTYPES.get(name, dtype)
+    if name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
+    return CACHE_FORMATS[dtype if name == "auto" else name]
 
 
 def _check(options: RunnerOptions) -> None:
@@ -166,7 +160,7 @@ def _check(options: RunnerOptions) -> None:
 
 
 def _fit(
-    plan: memory.PoolPlan,
+    plan: memory.PoolSizes,
     weights: int,
     form: str,
     device: torch.device,

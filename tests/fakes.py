@@ -65,7 +65,7 @@ class FakeRunner:
     def prepare(self, params: SamplingParams) -> None:
         pass
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:

@@ -14,7 +14,6 @@ from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
 
 
 class Weights(Protocol):
@@ -24,7 +23,7 @@ class Weights(Protocol):
     def quantized(self) -> bool: ...
 
     @property
-    def block_bits(self) -> float: ...
+    def block_bits(self) -> float | None: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -49,9 +48,8 @@ class Safetensors:
         return f"{zlib.crc32(shards.encode()):08x}"
 
     @property
-    def block_bits(self) -> float:
-        """What a weight takes in `Blocks`: floats go to 4 bits with minima."""
-        return BLOCK_BITS["Q4_1"]
+    def block_bits(self) -> None:
+        return None
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and tensors, one shard open at a time."""
@@ -94,8 +92,8 @@ class Checkpoint:
         return self.weights.fingerprint
 
     @property
-    def block_bits(self) -> float:
-        """What a weight of its projections takes as `quant.blocks` keeps it, on average."""
+    def block_bits(self) -> float | None:
+        """Bits of a weight of its projections in its own blocks, on average; None if it has no blocks."""
         return self.weights.block_bits
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from model.batch import PoolSpec, most_pages
 from model.config import ModelConfig
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
 
 SPARE_SEQUENCES = 2
 """On a CPU pools have by default room for this many times `max_sequences` full sequences: the rest is prefix reuse."""
@@ -20,14 +21,12 @@ LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 LOGIT_COPIES = 8
 """A guess at how many times the sampler holds them at most, as float32 (it sorts by keys of 64 bits)."""
-INT4_BITS = 4 + 24 / 64
-"""Of a weight on a GPU: with a scale of two bytes and a zero of one for each group of 64 channels."""
-BLOCK_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
-"""Of a weight in `blocks.Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
+CONTEXT_BYTES = 2**29
+"""About what a GPU's driver keeps for a process."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class PoolSizes:
     """Sizes of the pools for one model and one way to run it; `head_bytes` is of one head's key at one position."""
 
     config: ModelConfig
@@ -132,27 +131,27 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes / 2**10:.1f} KiB"
 
 
-def weight_bytes(config: ModelConfig, value_bytes: int, bits: float | None, *, head: bool = True) -> int:
-    """Bytes of the weights: of `value_bytes` each or, if there are `bits`, these for a projection's.
+def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
+    """Bytes of the weights: projections in `scheme`, with the checkpoint's own `block_bits`, all others in `dtype`.
 
-    Embeddings keep their `value_bytes` then. So does a head that is not quantized; one that is and is tied is a
-    projection beside them.
+    A compiled scheme quantizes the output head too: a tied head is then a projection beside the embeddings.
     """
+    bits, value_bytes = scheme.bits(config.dim, block_bits), VALUE_BYTES[dtype]
     if bits is None:
         return config.n_parameters * value_bytes
     embeddings = config.vocab_size * config.dim
-    kept = embeddings if head or config.tied_head else 2 * embeddings
-    others = config.n_parameters - kept + (embeddings if head and config.tied_head else 0)
-    return kept * value_bytes + math.ceil(others * bits / 8)
+    plain = embeddings if scheme.compiled or config.tied_head else 2 * embeddings
+    others = config.n_parameters - plain + (embeddings if scheme.compiled and config.tied_head else 0)
+    return plain * value_bytes + math.ceil(others * bits / 8)
 
 
-def check_weights(config: ModelConfig, needed: int, form: str, free: int, where: str) -> None:
-    """Raises OptionError if weights of `needed` bytes, in the dtype or scheme `form`, exceed what is `free`."""
+def check_weights(config: ModelConfig, needed: int, stored: str, free: int, where: str) -> None:
+    """Raises OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed what is `free`."""
     if needed <= free:
         return
-    half = weight_bytes(config, 2, 16)
+    half = weight_bytes(config, SCHEMES["none"], "bfloat16")
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
-    raise OptionError(f"the weights need {size(needed)} in {form}, {where} has {size(free)} free; {hint}")
+    raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
 def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import PoolSpec, RunnerInfo, most_pages
-from model.step.packing import TABLE_WIDTH, PackedInputs, PoolInputs, Span, staged
+from model.machine.device import staged
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class DecodeGraphs:
         self._sizes = buckets(most)
         self._graphs: dict[int, Replay] = {}
 
-    def rest(self) -> bool:
+    def capture_next(self) -> bool:
         """Record one more graph; whether others are missing.
 
         The greatest comes first, since its memory has room for all others, then the smallest.

@@ -21,7 +21,7 @@ from model.batch import Slice
 from model.grammar.process import MASK_SECONDS
 from model.machine.child import start_python
 from model.machine.frames import receive, send
-from model.step.sampler import HIDDEN, Step
+from model.step.logits import HIDDEN, SamplingStep
 
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or broke its process"
 NOTHING_LEFT = "the grammar and the request's other limits leave no token"
@@ -66,7 +66,7 @@ class Masks:
     """
 
     def __init__(self, vocabulary: Mapping[str, Any], vocab_size: int) -> None:
-        self.step = Step(lambda params: params.grammar is not None, self._hide)
+        self.step = SamplingStep(frozenset({"grammar"}), self._hide)
         self._vocabulary = vocabulary
         self._n_octets = -(-vocab_size // 8)
         self._anything = np.full(self._n_octets, 255, dtype=np.uint8)

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
+from model.attention.inputs import PackedInputs
 from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.step import packing, retry, sampler
+from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import Drawn, resolve
+from model.step.distribution import NO_TOKEN
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
-from model.step.packing import PackedInputs
 
 CPU = torch.device("cpu")
 
@@ -42,6 +43,8 @@ class ModelRunner:
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
+        if missing := sampler.unimplemented((masks.step,)):
+            raise NotImplementedError(f"no sampling step implements {', '.join(sorted(missing))}")
         self.info = info
         self._windows = [pool.window for pool in info.pools]
         self._masks = masks
@@ -86,9 +89,9 @@ class ModelRunner:
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         """Record a graph that is missing."""
-        return self._graphs is not None and self._graphs.rest()
+        return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
     def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
@@ -143,15 +146,15 @@ class ModelRunner:
         rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
         for item, wanted, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
-            tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
+            tokens, scores = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
-            if sampler.NO_TOKEN in tokens:
+            if NO_TOKEN in tokens:
                 failure = (
                     "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
                 )
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
-            given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
+            given = SliceOutput(tokens, scores, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
@@ -160,11 +163,11 @@ class ModelRunner:
         size = self._block_rows()
         found: list[TokenLogprob] = []
         for first in range(0, len(hidden), size):
-            logprobs = sampler.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
+            values = logprobs.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
             after = item.start + first + 1
-            tokens = item.tokens[after : after + len(logprobs)]
-            scores = sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
-            ranks = sampler.ranks(logprobs, tokens)
+            tokens = item.tokens[after : after + len(values)]
+            scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
+            ranks = logprobs.ranks(values, tokens)
             found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 

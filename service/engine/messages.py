@@ -168,7 +168,7 @@ def _reader(hint: Any) -> Reader | None:
         raise TypeError(f"a message may not hold a {hint}")
     if get_origin(hint) is not tuple:
         return None
-    return partial(_each, *readers) if readers else tuple
+    return partial(_each, readers[0]) if readers else tuple
 
 
 def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:

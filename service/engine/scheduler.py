@@ -113,7 +113,7 @@ class Scheduler:
         if (
             step.drafts
             or len(step.parts) != len(self._running)
-            or not all(map(self._draws_blindly, step.parts.items()))
+            or not all(map(self._samples_independently, step.parts.items()))
         ):
             return False
         for index, pool in enumerate(self.pools):
@@ -165,10 +165,10 @@ class Scheduler:
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
 
     @staticmethod
-    def _draws_blindly(planned: tuple[Sequence, tuple[int, int]]) -> bool:
+    def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
         sequence, (start, stop) = planned
-        draws = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
-        return draws and stop - start == 1 and sequence.params.draws_blindly
+        samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
+        return samples and stop - start == 1 and sequence.params.independent_of_output
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Put the sequence's next tokens into the step, as many as budget and pages allow."""

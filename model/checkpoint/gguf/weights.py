@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
-from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.matrices import GROUP, Blocks, Encoded, Matrix
+from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
+from model.kernels.groups import BLOCK_GROUP
 
 _DTYPES = dict(zip(FLOATS, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 
@@ -32,7 +32,7 @@ class GgufWeights:
         return fingerprint(self.index.path, SAMPLE_BLOCKS)
 
     @property
-    def block_bits(self) -> float:
+    def block_bits(self) -> float | None:
         return self.index.block_bits
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
@@ -58,15 +58,15 @@ class GgufWeights:
         return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-def _matrix(entry: Entry, data: Tensor) -> Blocks | Encoded:
+def _matrix(entry: Entry, data: Tensor) -> BlockMatrix | EncodedMatrix:
     n_out, n_in = math.prod(entry.shape[:-1]), entry.shape[-1]
     if entry.kind not in BLOCK_BITS:
-        return Encoded(data.view(n_out, -1), entry.kind, (n_out, n_in))
-    groups = data.view(n_out, n_in // GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
+        return EncodedMatrix(data.view(n_out, -1), entry.kind, (n_out, n_in))
+    groups = data.view(n_out, n_in // BLOCK_GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
     n_head = 4 if entry.kind == "Q4_1" else 2
     head = groups[..., :n_head].view(torch.float16)  # [n_out, n_in/32, 1 or 2]
     quants = groups[..., n_head:]
-    return Blocks(
+    return BlockMatrix(
         quants.view(torch.int8) if entry.kind == "Q8_0" else quants,
         head[..., 0],
         head[..., 1] if entry.kind == "Q4_1" else None,

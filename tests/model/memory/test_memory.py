@@ -6,8 +6,9 @@ import pytest
 
 from model.batch import most_pages
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
-from model.memory.sizes import PoolPlan
+from model.memory.sizes import PoolSizes
 from tests.model.driving import tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
@@ -15,9 +16,9 @@ PAGE = 512
 SPARE = 10**12
 
 
-def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
+def plan(windows: tuple[int | None, ...], **changes: int) -> PoolSizes:
     values = {"page_size": 4, "head_bytes": 32, "max_step_tokens": 4, "max_sequences": 100, **changes}
-    return PoolPlan(tiny(windows, max_position=64), **values)
+    return PoolSizes(tiny(windows, max_position=64), **values)
 
 
 def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
@@ -108,8 +109,11 @@ def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied:
     """A tied head is held twice: in the embeddings' format and quantized."""
     config = tiny(tied_head=tied)
     embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(config, 4, None) == 4 * (layers + embeddings * (1 if tied else 2))
-    assert memory.weight_bytes(config, 2, 4.5) == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    assert memory.weight_bytes(config, SCHEMES["none"], "float32") == 4 * (layers + embeddings * (1 if tied else 2))
+    assert (
+        memory.weight_bytes(config, SCHEMES["int4"], "bfloat16", 4.5)
+        == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    )
 
 
 def test_cache_budget() -> None:
