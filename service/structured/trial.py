@@ -2,14 +2,14 @@
 
 import asyncio
 import hashlib
-import json
 import logging
 import socket
 from collections import OrderedDict
 from typing import NamedTuple
 
 from model.grammar.compiler import Vocabulary
-from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.machine import frames
 from model.machine.child import python_command
 from service.generation.order import Order
 from service.generation.served import ServedModel
@@ -33,13 +33,11 @@ class TrialProcess(NamedTuple):
 
     async def ask(self, data: object) -> str:
         """A frame there, a frame back. Raises OSError, EOFError or TimeoutError."""
-        text = json.dumps(data).encode()
-        self.writer.write(HEADER.pack(len(text), 0) + text)
+        self.writer.write(frames.pack(data))
         await self.writer.drain()
         async with asyncio.timeout(WALL_SECONDS):
-            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            answer: str = json.loads(await self.reader.readexactly(n_text))
-        return answer
+            answer, _ = await frames.read(self.reader)
+        return str(answer)
 
 
 class Grammars:
