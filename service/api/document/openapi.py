@@ -8,7 +8,14 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from service import version
-from service.api.anthropic.schema import ConversationBody, MessagesBody, Metadata, OutputConfig, OutputFormat, Turn
+from service.api.anthropic.schema import (
+    ConversationBody,
+    MessageParam,
+    MessagesBody,
+    Metadata,
+    OutputConfig,
+    OutputFormat,
+)
 from service.api.anthropic.tools import TextBlock, ToolChoice, ToolOffer, ToolResult, ToolUse
 from service.api.document.examples import EXAMPLES, Example
 from service.api.embeddings.schema import EmbeddingsBody
@@ -59,7 +66,7 @@ PARTS: Mapping[str, type[Body]] = {
     "`allowed_tools` there": AllowedTools,
     "`text`": TextConfig,
     "`text.format`": Format,
-    "`messages` of /v1/messages": Turn,
+    "`messages` of /v1/messages": MessageParam,
     "a text block of theirs, and of `system`": TextBlock,
     "a `tool_use` block": ToolUse,
     "a `tool_result` block": ToolResult,
