@@ -54,7 +54,7 @@ class ToolUse(Body):
         try:
             json.dumps(self.input, allow_nan=False)
         except ValueError as error:
-            message = f"messages has a tool_use block {shown(self.id)} whose input is no JSON: {error}"
+            message = f"messages has a tool_use block {shown(self.id)} whose input is not JSON: {error}"
             raise InvalidRequest(message, param="messages") from None
         return plain_call(self.id, self.name, self.input)
 
