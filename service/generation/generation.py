@@ -1,4 +1,4 @@
-"""All choices of one request, from submission to the last token."""
+"""The generation of one request: all its choices, from submission to the last token."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ Event = tuple[Choice, Delta]
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request so far; a prompt counts once, however many choices it has."""
+    """The tokens of a request so far. A prompt counts once, whatever its number of choices."""
 
     prompt: int = 0
     completion: int = 0
@@ -46,9 +46,9 @@ class Timings(TypedDict):
 
 
 class Generation:
-    """The choices of an order. Use as a context: leaving it aborts what is unfinished and notes the outcome.
+    """The choices of an order. It is a context manager: its exit aborts unfinished choices and records the outcome.
 
-    Raises EngineUnavailable on construction when the engine takes no requests.
+    The constructor raises EngineUnavailable when the engine takes no requests.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Generation:
             choice.mailbox.expire()
 
     def best(self) -> list[Choice]:
-        """The choices to answer with: all, or the likeliest of each prompt, the likeliest first."""
+        """The choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
         if self._n_best == self._n:
             return self.choices
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
@@ -114,7 +114,7 @@ class Generation:
         return [choice for prompt in ranked for choice in prompt[: self._n_best]]
 
     def events(self) -> AsyncIterator[Event]:
-        """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
+        """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
     def timings(self) -> Timings:
