@@ -12,7 +12,7 @@ from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
@@ -22,6 +22,7 @@ from model.memory import profile
 from model.memory import sizes as memory
 from model.network import weights
 from model.network.transformer import Transformer
+from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
@@ -150,15 +151,10 @@ def _kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _check(options: RunnerOptions) -> None:
-    for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_limits(options)
     share = options.gpu_memory_utilization
     if share is None:
         return
-    if not 0.0 < share <= 1.0:
-        raise OptionError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share}")
     if options.cache_memory is not None:
         raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
     if choose_device(options.device).type == "cpu":

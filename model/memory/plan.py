@@ -6,9 +6,10 @@ from pathlib import Path
 from model.batch import PoolSpec
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import INDEX, read_index
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.memory import sizes as memory
 from model.memory.sizes import BLOCK_BITS, INT4_BITS, PoolPlan
+from model.options import RunnerOptions
 
 PAGE_SIZE = 32
 """Positions of a page."""

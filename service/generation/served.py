@@ -14,8 +14,9 @@ from model.batch import RunnerInfo
 from model.chat.formats import ChatFormat, load_chat
 from model.checkpoint.families import read_generation
 from model.checkpoint.resolve import default_name, resolve
-from model.config import GenerationDefaults, RunnerOptions
+from model.config import GenerationDefaults
 from model.errors import ModelError, OptionError, ParameterError
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
@@ -121,7 +122,7 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
-    return options | {"model": str(directory), "sliding_window": settings.sliding_window or 0}
+    return options | {"model": str(directory)}
 
 
 def _read(path: Path | None) -> str | None:

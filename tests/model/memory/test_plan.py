@@ -11,11 +11,11 @@ import pytest
 
 from model import loading
 from model.checkpoint.gguf.index import Entry, Index
-from model.config import RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
+from model.options import RunnerOptions
 from tests.model.driving import checkpoint, tiny
 
 GIB = 2**30
