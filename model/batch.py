@@ -29,9 +29,9 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Positions `start..stop-1` of one sequence, to be computed in this step.
+    """Positions `start..stop-1` of one sequence, to be computed in this step. Nothing in it changes afterwards.
 
-    `tokens` are all tokens of the sequence known so far, prompt first: a read-only view, `len(tokens) >= stop`.
+    `tokens` are all tokens of the sequence known when the step was planned, prompt first: `len(tokens) >= stop`.
     The last `n_draft` of them are not known but proposed; then the slice covers them all and draws.
     `tables` has one entry a pool, in the order of `RunnerInfo.pools`, with room for position `stop - 1`.
     `choice` numbers the sequence among the choices of its request; with the seed and the output index it fixes

@@ -1,6 +1,6 @@
 """What a model is: frozen, torch-free. Adapters from files live in `families.py`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ModelError
@@ -100,11 +100,3 @@ class ModelConfig:
         feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What `generation_config.json` and the tokenizer say: tokens that end an output, sampling defaults."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling: dict[str, float | int] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from model.errors import OptionError
+from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES, VALUE_BYTES
 
 T = TypeVar("T")
 
@@ -92,21 +93,21 @@ class RunnerOptions:
     dtype: str = option(
         "auto",
         "Data type of weights and activations. auto is the model's own if the device computes it natively.",
-        choices=("auto", "bfloat16", "float16", "float32"),
+        choices=("auto", *VALUE_BYTES),
         in_plan=True,
     )
     quantize: str = option(
         "auto",
         "Quantization of the weights. auto is none on a GPU or with --dtype, else int4 for a quantized GGUF file, "
         "else int8.",
-        choices=("auto", "none", "fp8", "int8", "int4"),
+        choices=QUANTIZE_NAMES,
         in_plan=True,
     )
     attention: str = option("auto", "Attention backend. auto is the fastest one that runs on the device.")
     kv_dtype: str = option(
         "auto",
         "Data type of the KV cache. auto is the model's. int8 (CPU only) and fp8 (GPU only) need half the memory.",
-        choices=("auto", "int8", "fp8"),
+        choices=KV_DTYPES,
         in_plan=True,
     )
     deterministic: bool = option(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.attention.rope import rotate
-from model.step.packing import PoolInputs
 
 
 class Attention(ABC):
@@ -35,10 +35,6 @@ class Attention(ABC):
             return None
         known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in cls.dtypes))
         return f"keeps keys and values in {known}, not in {str(dtype).removeprefix('torch.')}"
-
-    def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
-        """Memory for the key, or the value, of one head at one position."""
-        return head_dim * dtype.itemsize
 
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """Memory, uninitialised, of one layer: shape is (n_pages, n_kv_heads, head_dim)."""

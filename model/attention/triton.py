@@ -16,9 +16,9 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
 from model.kernels import cuda as kernels
-from model.step.packing import PoolInputs
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 SHORT = 16

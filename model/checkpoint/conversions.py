@@ -8,45 +8,24 @@ import fcntl
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from model.checkpoint.files import fingerprint
 from model.errors import ModelError
 
 MANIFEST = "noria.json"
-BLOCK_BYTES = 2**21
-MAX_BLOCKS = 512
-SAMPLE_BLOCKS = 16
 
 
-def cache_root(cache_dir: Path | None) -> Path:
+def conversions_folder(cache_dir: Path | None) -> Path:
     """`cache_dir`, else `$XDG_CACHE_HOME/noria`, else `~/.cache/noria`."""
     if cache_dir is not None:
         return cache_dir.expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "noria"
 
 
-def fingerprint(path: Path, most_blocks: int = MAX_BLOCKS) -> str:
-    """Size and CRC-32 of a file's content: against accidents, not against malice.
-
-    Files up to 1 GiB are read whole (4 GB/s here; BLAKE2 reads 0.9 GB/s); of larger ones 512 evenly spaced blocks
-    of 2 MiB, the first and the last among them: any other checkpoint differs in every block.
-    `most_blocks`, at least 2, reads less.
-    """
-    size = path.stat().st_size
-    n_blocks = -(-size // BLOCK_BYTES)
-    step = max(n_blocks - 1, 1) / (min(n_blocks, most_blocks) - 1 or 1)
-    crc = 0
-    with path.open("rb") as file:
-        for block in range(min(n_blocks, most_blocks)):
-            file.seek(round(block * step) * BLOCK_BYTES)
-            crc = zlib.crc32(file.read(BLOCK_BYTES), crc)
-    return f"{size:x}-{crc:08x}"
-
-
-def cached(entry: Path, build: Callable[[Path], None]) -> Path:
+def built(entry: Path, build: Callable[[Path], None]) -> Path:
     """The directory `entry`, built by `build(directory)` if it is missing or damaged.
 
     Raises ModelError when the cache cannot be written, and whatever `build` raises.

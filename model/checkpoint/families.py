@@ -3,15 +3,14 @@
 Everything else of a family is in its checkpoint: windows, RoPE, head sizes and experts are read, never assumed.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint.files import DTYPES, find_shards, layout, read_json, read_shard
-from model.checkpoint.rope import read_rope
-from model.config import GenerationDefaults, ModelConfig
+from model.checkpoint.rope_config import read_rope
+from model.config import ModelConfig
 from model.errors import ModelError
 
 
@@ -40,51 +39,6 @@ NATIVE_MAX_POSITION = 32_768
 
 _NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn", "llama_4_scaling", "use_biases")
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-_HF_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"model\.embed_tokens\.weight", "tok_embeddings.weight"),
-        (r"model\.norm\.weight", "norm.weight"),
-        (r"lm_head\.weight", "output.weight"),
-        (r"model\.(layers\.\d+)\.input_layernorm\.weight", r"\1.attention_norm.weight"),
-        (r"model\.(layers\.\d+)\.post_attention_layernorm\.weight", r"\1.ffn_norm.weight"),
-        (r"model\.(layers\.\d+)\.self_attn\.([qkvo])_proj\.weight", r"\1.attention.w\2.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.gate_proj\.weight", r"\1.feed_forward.w1.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.down_proj\.weight", r"\1.feed_forward.w2.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.up_proj\.weight", r"\1.feed_forward.w3.weight"),
-        (r"model\.(layers\.\d+)\.block_sparse_moe\.gate\.weight", r"\1.feed_forward.gate.weight"),
-        (
-            r"model\.(layers\.\d+)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight",
-            r"\1.feed_forward.experts.\2.\3.weight",
-        ),
-    )
-)
-_NATIVE_NAME = re.compile(
-    r"(tok_embeddings|norm|output)\.weight"
-    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
-    r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
-)
-_DERIVED_NAME = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
-
-
-def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
-    """The native name of a weight; None for one that is derived (inv_freq) or a copy of the embedding.
-
-    Raises ModelError for a name of no known family.
-    """
-    if _DERIVED_NAME.fullmatch(name):
-        return None
-    if _NATIVE_NAME.fullmatch(name):
-        known: str | None = name
-    else:
-        matches = ((pattern.fullmatch(name), template) for pattern, template in _HF_NAMES)
-        known = next((match.expand(template) for match, template in matches if match), None)
-    if known is None:
-        raise ModelError(f"the checkpoint has a weight {name!r} that no supported family ({', '.join(FAMILIES)}) has")
-    return None if tied_head and known == "output.weight" else known
-
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig from `config.json` or `params.json`.
@@ -96,25 +50,6 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
     if layout(directory) == "native":
         return _native_config(directory)
     return _hf_config(directory, max_model_len)
-
-
-def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDefaults:
-    """End tokens and sampling defaults.
-
-    Where `generation_config.json` names no end token `config.json` does, then the tokenizer, whose `eos_id` is given.
-    """
-    path = directory / "generation_config.json"
-    raw = read_json(path) if path.is_file() else {}
-    ends = raw.get("eos_token_id")
-    if ends is None and (directory / "config.json").is_file():
-        ends = read_json(directory / "config.json").get("eos_token_id")
-    if ends is None:
-        ends = [] if eos_id is None else [eos_id]
-    sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
-    return GenerationDefaults(
-        eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
-        sampling=sampling if raw.get("do_sample") is not False else {},
-    )
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:

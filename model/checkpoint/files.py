@@ -6,18 +6,24 @@ last offset meets the file's end costs one small read and finds every truncated 
 
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from model.errors import ModelError
+from model.errors import ModelError, one_line
 
 Layout = Literal["hf", "native"]
+Progress = Callable[[str, float], None]
+"""Told how far work on a model is: stage, fraction 0..1."""
 
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_HEADER_BYTES = 100_000_000
+BLOCK_BYTES = 2**21
+MAX_BLOCKS = 512
+SAMPLE_BLOCKS = 16
 _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
 
 
@@ -34,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path.name} of the model: {_one_line(error)}") from error
+        raise ModelError(f"cannot read {path.name} of the model: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path.name} of the model must hold a JSON object, it holds a {type(value).__name__}")
     return value
@@ -102,6 +108,24 @@ def file_names(directory: Path) -> set[str]:
         raise ModelError(f"no directory {directory.name!r}: expected one in HF or Mistral-native format") from error
 
 
+def fingerprint(path: Path, max_blocks: int = MAX_BLOCKS) -> str:
+    """Size and CRC-32 of a file's content: against accidents, not against malice.
+
+    Files up to 1 GiB are read whole (4 GB/s here; BLAKE2 reads 0.9 GB/s); of larger ones 512 evenly spaced blocks
+    of 2 MiB, the first and the last among them: any other checkpoint differs in every block.
+    `max_blocks`, at least 2, reads less.
+    """
+    size = path.stat().st_size
+    n_blocks = -(-size // BLOCK_BYTES)
+    step = max(n_blocks - 1, 1) / (min(n_blocks, max_blocks) - 1 or 1)
+    crc = 0
+    with path.open("rb") as file:
+        for block in range(min(n_blocks, max_blocks)):
+            file.seek(round(block * step) * BLOCK_BYTES)
+            crc = zlib.crc32(file.read(BLOCK_BYTES), crc)
+    return f"{size:x}-{crc:08x}"
+
+
 def _hf_shards(directory: Path) -> tuple[Path, ...]:
     if (index := directory / INDEX).is_file():
         weight_map = read_json(index).get("weight_map")
@@ -116,7 +140,3 @@ def _hf_shards(directory: Path) -> tuple[Path, ...]:
 def _listed(names: set[str]) -> str:
     shown = sorted(names)[:6]
     return (", ".join(shown) + (", ..." if len(names) > len(shown) else "")) or "nothing"
-
-
-def _one_line(error: Exception) -> str:
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error).splitlines()[0]

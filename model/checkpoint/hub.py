@@ -1,12 +1,10 @@
 """Download of the files that serving needs, and no others, from a model hub."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
+from model.checkpoint.files import Progress
+from model.errors import ModelError, one_line
 
 _TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "tekken.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
@@ -45,8 +43,7 @@ def download(name: str, *, revision: str | None, progress: Progress, weights: bo
     except RevisionNotFoundError as error:
         raise ModelError(f"{name} has no revision {revision!r} on the hub") from error
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"cannot download {name} from the hub: {reason}") from error
+        raise ModelError(f"cannot download {name} from the hub: {one_line(error)}") from error
     if not any(directory.glob("*.safetensors")):
         raise ModelError(f"{name} has no weights in safetensors format on the hub")
     progress("downloading", 1.0)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Channels that share a scale."""
+from model.kernels.groups import BLOCK_GROUP
+
 ROWS_AT_ONCE = 256
 """Rows decoded or quantized at a time: float32 copies stay small and in the processor's cache."""
 
@@ -29,7 +29,7 @@ class Blocks:
     @property
     def shape(self) -> tuple[int, int]:
         """Of the matrix: (n_out, n_in)."""
-        return len(self.scales), self.scales.shape[1] * GROUP
+        return len(self.scales), self.scales.shape[1] * BLOCK_GROUP
 
     @property
     def zero(self) -> int:

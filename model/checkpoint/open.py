@@ -6,25 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
-from model.checkpoint.families import canonical_name, read_config
-from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
+from model.checkpoint.families import read_config
+from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix
+from model.checkpoint.names import canonical_name
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
 
 
-class Weights(Protocol):
+class TensorSource(Protocol):
     """What `Checkpoint` says of the weights it has."""
 
     @property
     def quantized(self) -> bool: ...
 
     @property
-    def block_bits(self) -> float: ...
+    def block_bits(self) -> float | None: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -49,9 +48,8 @@ class Safetensors:
         return f"{zlib.crc32(shards.encode()):08x}"
 
     @property
-    def block_bits(self) -> float:
-        """What a weight takes in `Blocks`: floats go to 4 bits with minima."""
-        return BLOCK_BITS["Q4_1"]
+    def block_bits(self) -> None:
+        return None
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and tensors, one shard open at a time."""
@@ -77,26 +75,26 @@ class Checkpoint:
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    weights: Weights
+    source: TensorSource
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Canonical names and matrices in the file's own format, each weight once."""
-        return self.weights.tensors()
+        return self.source.tensors()
 
     @property
     def quantized(self) -> bool:
         """Whether weights come in blocks or in another form of few bits."""
-        return self.weights.quantized
+        return self.source.quantized
 
     @property
     def fingerprint(self) -> str:
         """The same for the same weights in the same files: of a sample of each, as reading all would take time."""
-        return self.weights.fingerprint
+        return self.source.fingerprint
 
     @property
-    def block_bits(self) -> float:
-        """What a weight of its projections takes as `quant.blocks` keeps it, on average."""
-        return self.weights.block_bits
+    def block_bits(self) -> float | None:
+        """Bits of a weight of its projections in its own blocks, on average; None if it has no blocks."""
+        return self.source.block_bits
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:

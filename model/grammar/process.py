@@ -21,9 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from model.checkpoint.families import read_generation
-from model.grammar.compiler import Compiler, Vocabulary
-from model.grammar.follower import Follower, Library
+from model.checkpoint.generation import read_generation
+from model.errors import one_line
+from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
+from model.grammar.follower import Follower
 from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
@@ -84,7 +85,7 @@ class Timer:
 
 def main(trying: socket.socket, following: socket.socket | None) -> None:
     """Serve until a socket closes."""
-    library = Library(_compiler(receive(trying)[0]))
+    library = CompiledGrammars(_compiler(receive(trying)[0]))
     library.matcher('start: "a"')  # what only the first one needs is not to be paid by a client's
     send(trying, "")
     timer = Timer()
@@ -104,7 +105,7 @@ def _compiler(said: dict[str, Any]) -> Compiler:
     return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, said["size"])
 
 
-def _try(sock: socket.socket, library: Library, timer: Timer, n_bytes: int | None) -> None:
+def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:
     with contextlib.suppress(OSError):
         while True:
             grammar, _ = receive(sock)
@@ -115,12 +116,12 @@ def _try(sock: socket.socket, library: Library, timer: Timer, n_bytes: int | Non
             send(sock, problem)
 
 
-def _tried(library: Library, grammar: str) -> str:
+def _tried(library: CompiledGrammars, grammar: str) -> str:
     """What is wrong with a grammar: that it does not compile, or what a few tokens at random bring to light."""
     try:
         return _walk(Follower(library.matcher(grammar)), Random(0))
     except Exception as error:
-        return str(error) or type(error).__name__
+        return one_line(error)
 
 
 def _walk(follower: Follower, rng: Random) -> str:
@@ -142,7 +143,7 @@ def _some_token(mask: bytes, rng: Random) -> int:
     return (start + place) % len(mask) * 8 + rng.choice(bits)
 
 
-def _follow(sock: socket.socket, library: Library, timer: Timer) -> None:
+def _follow(sock: socket.socket, library: CompiledGrammars, timer: Timer) -> None:
     followers: dict[int, Follower] = {}
     with contextlib.suppress(OSError):
         while True:
@@ -156,7 +157,7 @@ def _follow(sock: socket.socket, library: Library, timer: Timer) -> None:
 
 def _masks(
     followers: dict[int, Follower],
-    library: Library,
+    library: CompiledGrammars,
     number: int,
     grammar: str | None,
     tokens: list[int],
@@ -167,7 +168,7 @@ def _masks(
             followers[number] = Follower(library.matcher(grammar))
         return followers[number].masks(tokens, draft)
     except Exception as error:  # whatever it is, it is the trouble of this sequence alone
-        return [], str(error) or type(error).__name__
+        return [], one_line(error)
 
 
 def _limit_memory(n_bytes: int) -> None:

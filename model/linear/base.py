@@ -14,6 +14,7 @@ from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.cuda.forms import FEW_ROWS, Weights
 from model.linear.norm import RMSNorm
+from model.linear.schemes import Scheme
 
 TINY = 1e-30
 """Rows and groups of lesser magnitudes count as zeros."""
@@ -37,9 +38,16 @@ class Projection(nn.Module, ABC):
 
     What stands beside it in a block is part of the call, so that a scheme may do all in one pass: the norm before, the
     gate before, the residual after. `packed` are the weights as the compiled kernels read them, where they do.
+    Raises OptionError for a number of input channels that the scheme cannot store.
     """
 
+    scheme: Scheme
     packed: PackedWeights | None = None
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.scheme.check_width(n_in)
+        self.n_in, self.n_out = n_in, n_out
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
@@ -67,10 +75,6 @@ class Floats(Projection):
     """
 
     fixed = False
-
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.n_in, self.n_out = n_in, n_out
 
     @property
     @abstractmethod
@@ -184,8 +188,7 @@ class Compiled(Projection):
     """
 
     def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.n_in, self.n_out = n_in, n_out
+        super().__init__(n_in, n_out)
         self._kernels = native.kernels()
 
     @abstractmethod

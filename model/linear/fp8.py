@@ -9,12 +9,15 @@ from torch import Tensor
 from model.kernels import cuda as triton
 from model.kernels.cuda.forms import FEW_ROWS, LARGEST, Weights
 from model.linear.base import TINY, WeightsOnly
+from model.linear.schemes import SCHEMES
 
 E4M3 = torch.float8_e4m3fn
 
 
 class Fp8Linear(WeightsOnly):
     """Without a GPU the same arithmetic in PyTorch, slowly: to measure what the scheme costs in quality."""
+
+    scheme = SCHEMES["fp8"]
 
     def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
         shape = (*count, self.n_out)

@@ -4,25 +4,21 @@ on a GPU."""
 import torch
 from torch import Tensor
 
-from model.errors import OptionError
-from model.kernels.cuda.forms import GROUP, Weights
+from model.kernels.cuda.forms import Weights
+from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY, WeightsOnly
+from model.linear.schemes import SCHEMES
 
-HALF = GROUP // 2
+HALF = INT4_GROUP // 2
 
 
 class Int4Weights(WeightsOnly):
-    """Raises OptionError for an n_in that is no multiple of 64."""
+    """Each byte holds two weights of a group, 32 channels apart."""
 
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__(n_in, n_out)
-        if n_in % GROUP:
-            raise OptionError(
-                f"--quantize int4 needs projections of multiples of {GROUP} channels on a GPU, one has {n_in}"
-            )
+    scheme = SCHEMES["int4-weights"]
 
     def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
-        tables = (*count, self.n_in // GROUP, self.n_out)
+        tables = (*count, self.n_in // INT4_GROUP, self.n_out)
         return Weights(
             "int4",
             torch.empty(*count, self.n_out, self.n_in // 2, dtype=torch.uint8, device=device),
@@ -47,7 +43,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Worked example: a group from -1.0 to 2.0 has scale 0.2 (0.2002 in bfloat16) and zero 5; 0.5 becomes 7, which is 0.4.
     """
-    groups = rows.unflatten(1, (-1, GROUP))
+    groups = rows.unflatten(1, (-1, INT4_GROUP))
     least, most = groups.amin(dim=2).clamp_(max=0.0), groups.amax(dim=2).clamp_(min=0.0)
     scales = ((most - least) / 15).clamp_(min=TINY).bfloat16()
     zeros = (-least / scales.float()).round_().clamp_(0, 15)

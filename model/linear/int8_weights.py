@@ -5,10 +5,13 @@ from torch import Tensor
 
 from model.kernels.cuda.forms import Weights
 from model.linear.base import WeightsOnly, quantize_rows
+from model.linear.schemes import SCHEMES
 
 
 class Int8Weights(WeightsOnly):
     """Products are those of the integers, scaled at the end."""
+
+    scheme = SCHEMES["int8-weights"]
 
     def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
         shape = (*count, self.n_out)

@@ -7,10 +7,13 @@ from torch.nn.functional import linear
 from model.kernels.cuda.forms import Weights
 from model.linear.base import Floats
 from model.linear.norm import RMSNorm
+from model.linear.schemes import SCHEMES
 
 
 class Linear(Floats):
     """`weight` [n_out, n_in], on the default device and dtype."""
+
+    scheme = SCHEMES["none"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)

@@ -5,10 +5,10 @@ from torch import Tensor, nn
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.forms import Weights
-from model.linear import in_floats
 from model.linear.base import Floats
+from model.linear.choice import make_linear
 from model.linear.norm import RMSNorm
-from model.linear.projection import make_linear
+from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 
 
@@ -24,7 +24,7 @@ class MoE(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
         super().__init__()
         self.n_used = n_used
-        self._exact = not in_floats(scheme)
+        self._exact = SCHEMES[scheme].bit_identical
         self._stacked: tuple[Weights, Weights] | None = None
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))

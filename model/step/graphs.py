@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import PoolSpec, RunnerInfo, most_pages
-from model.step.packing import TABLE_WIDTH, PackedInputs, PoolInputs, Span, staged
+from model.machine.transfers import staged
 
 log = logging.getLogger(__name__)
 

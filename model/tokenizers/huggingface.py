@@ -10,8 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from model.checkpoint.files import read_json
-from model.errors import ModelError
+from model.errors import ModelError, one_line
+from model.tokenizers.load import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, shown
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
@@ -43,10 +43,9 @@ class HuggingFaceTokenizer:
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"cannot read tokenizer.json: {str(error).splitlines()[0]}") from error
-        path = directory / "tokenizer_config.json"
-        config = read_json(path) if path.is_file() else {}
-        return cls(tokenizer, bos=token_text(config, "bos_token"), eos=token_text(config, "eos_token"))
+            raise ModelError(f"cannot read tokenizer.json: {one_line(error)}") from error
+        config = tokenizer_config(directory)
+        return cls(tokenizer, bos=special_token(config, "bos_token"), eos=special_token(config, "eos_token"))
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
@@ -90,12 +89,6 @@ class HuggingFaceTokenizer:
         ]
         spec["post_processor"] = None
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
-
-
-def token_text(config: Mapping[str, Any], role: str) -> str | None:
-    """A special token in `tokenizer_config.json`: a string, or an object with `content`."""
-    value = config.get(role)
-    return value.get("content") if isinstance(value, dict) else value
 
 
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from model.batch import RunnerInfo
 from model.chat.formats import ChatFormat, load_chat
-from model.checkpoint.families import read_generation
+from model.checkpoint.generation import GenerationDefaults, read_generation
 from model.checkpoint.resolve import default_name, resolve
-from model.config import GenerationDefaults
 from model.errors import ModelError, OptionError, ParameterError
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams, check_ids

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.sampling_params import RANGES
+from model.sampling_params import PARAMETERS
 from service.http.errors import shown
 from service.schema.harmless import accepts
 
@@ -57,10 +57,11 @@ def expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def ranged(name: str, description: str, *, least: int | None = None) -> Any:
-    """An optional field with the range that the sampler's parameter of this name has, or from `least` on."""
-    lowest, greatest = RANGES[name]
-    return Field(None, ge=lowest if least is None else least, le=greatest, description=description)
+def ranged(name: str, description: str | None = None, *, least: int | None = None) -> Any:
+    """An optional field with the limits and the description of the sampling parameter `name`, or with those given."""
+    row = PARAMETERS[name]
+    lowest, greatest = row.limits or (None, None)
+    return Field(None, ge=lowest if least is None else least, le=greatest, description=description or row.description)
 
 
 def optional(description: str, **limits: Any) -> Any:

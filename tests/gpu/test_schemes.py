@@ -8,11 +8,12 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-from model import linear as quant
 from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.forms import FEW_ROWS, Weights
+from model.linear import choice
+from model.linear.base import Floats
 from model.linear.fp8 import quantize
 from model.linear.norm import RMSNorm
 from model.network import weights
@@ -157,7 +158,7 @@ def test_experts_in_a_graph() -> None:
     block.reserve(torch.bfloat16, GPU)
     block.gate.settle(block.gate.room((), torch.bfloat16, GPU))
     for part in block.modules():
-        if isinstance(part, quant.Floats):
+        if isinstance(part, Floats):
             part.weight.data.normal_(std=0.1)
     x = torch.randn(16, 256, dtype=torch.bfloat16, device=GPU)
     block(x)
@@ -185,8 +186,8 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
     if fixed:
-        quant.fix_tiles(mine)
-        quant.fix_tiles(plain)
+        choice.fix_tiles(mine)
+        choice.fix_tiles(plain)
     for n in (5, FEW_ROWS["int4"] + 20):
         tokens = [(7 * i) % 64 for i in range(n)]
         expected = Driver(plain, BACKENDS["reference"]()).whole(tokens)
@@ -199,7 +200,7 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
 def test_products_in_fp8() -> None:
     """PyTorch's product of many rows in fp8, against the same numbers in float32."""
     torch.manual_seed(0)
-    layer = quant.SCHEMES["fp8"](512, 384)
+    layer = choice.PROJECTIONS["fp8"](512, 384)
     layer.settle(layer.room((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
     layer.take(0, matrix)

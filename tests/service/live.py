@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from model.chat.formats import NOTHING
-from model.config import GenerationDefaults
+from model.chat.conversation import NOTHING
+from model.checkpoint.generation import GenerationDefaults
 from model.errors import ParameterError
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece

@@ -4,36 +4,15 @@ No torch. The gguf package takes seconds to read a file's metadata, the index is
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint.files import Progress
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
 from model.checkpoint.gguf.tokenizer import write_tokenizer
-from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
-
-_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"token_embd\.weight", "tok_embeddings.weight"),
-        (r"output_norm\.weight", "norm.weight"),
-        (r"output\.weight", "output.weight"),
-        (r"blk\.(\d+)\.attn_norm\.weight", r"layers.\1.attention_norm.weight"),
-        (r"blk\.(\d+)\.ffn_norm\.weight", r"layers.\1.ffn_norm.weight"),
-        (r"blk\.(\d+)\.attn_([qkv])\.weight", r"layers.\1.attention.w\2.weight"),
-        (r"blk\.(\d+)\.attn_output\.weight", r"layers.\1.attention.wo.weight"),
-        (r"blk\.(\d+)\.ffn_gate\.weight", r"layers.\1.feed_forward.w1.weight"),
-        (r"blk\.(\d+)\.ffn_down\.weight", r"layers.\1.feed_forward.w2.weight"),
-        (r"blk\.(\d+)\.ffn_up\.weight", r"layers.\1.feed_forward.w3.weight"),
-        (r"blk\.(\d+)\.ffn_gate_inp\.weight", r"layers.\1.feed_forward.gate.weight"),
-        (r"blk\.(\d+)\.ffn_gate_exps\.weight", r"layers.\1.feed_forward.experts.*.w1.weight"),
-        (r"blk\.(\d+)\.ffn_down_exps\.weight", r"layers.\1.feed_forward.experts.*.w2.weight"),
-        (r"blk\.(\d+)\.ffn_up_exps\.weight", r"layers.\1.feed_forward.experts.*.w3.weight"),
-    )
-)
+from model.checkpoint.names import GGUF, native_name
+from model.errors import ModelError, one_line
 
 
 def convert(source: Path, directory: Path, progress: Progress) -> None:
@@ -48,7 +27,7 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
         reader = GGUFReader(source)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, KeyError, IndexError, OSError) as error:
-        raise ModelError(f"{source.name} is no readable GGUF file: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"{source.name} is no readable GGUF file: {one_line(error)}") from error
     if reader.byte_order == "S":
         raise ModelError(f"{source.name} has the byte order of another kind of machine, which is not supported")
     entries = [entry for tensor in reader.tensors for entry in _entries(tensor)]
@@ -126,10 +105,9 @@ def _entries(tensor: Any) -> Iterator[Entry]:
             "the GGUF has rope_freqs.weight (RoPE factors of kind llama3), which is not supported yet in GGUF; "
             "use the model's safetensors"
         )
-    matches = ((pattern.fullmatch(tensor.name), template) for pattern, template in _NAMES)
-    name = next((match.expand(template) for match, template in matches if match), None)
+    name = native_name(tensor.name, GGUF)
     if name is None:
-        raise ModelError(f"the GGUF has a tensor {tensor.name!r} that no supported family has")
+        raise ModelError(f"the GGUF file has a tensor {tensor.name!r}, which no supported model family has")
     _check_decoder(tensor)
     kind, offset, n_bytes = tensor.tensor_type.name, int(tensor.data_offset), int(tensor.n_bytes)
     shape = tuple(int(size) for size in reversed(tensor.shape))

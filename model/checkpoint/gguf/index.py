@@ -5,13 +5,14 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.checkpoint.conversions import fingerprint
-from model.checkpoint.files import read_json
+from model.checkpoint.files import fingerprint, read_json
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
+from model.kernels.groups import BLOCK_GROUP
 
 INDEX = "gguf.json"
 FLOATS = ("F32", "F16", "BF16")
+BLOCK_BITS = {"Q4_0": 4 + 16 / BLOCK_GROUP, "Q4_1": 4 + 32 / BLOCK_GROUP, "Q8_0": 8 + 16 / BLOCK_GROUP}
+"""Bits of a weight in each kind of block that is served as it is: its share of the scale and the minimum included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,19 @@ class Index:
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
-    def block_bits(self) -> float:
-        """What a weight of the projections takes in `blocks.Blocks`, on average."""
+    def block_bits(self) -> float | None:
+        """Bits of a weight of the projections in `matrices.Blocks`, on average; None if the file is not quantized.
+
+        Kinds that are no such blocks are stored as Q8_0.
+        """
+        if not self.quantized:
+            return None
         own_head = any(entry.name == "output.weight" for entry in self.entries)
-        others = BLOCK_BITS["Q8_0"] if self.quantized else BLOCK_BITS["Q4_1"]
         bits = weights = 0.0
         for entry in self.entries:
             if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
                 weights += math.prod(entry.shape)
-                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, others)
+                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, BLOCK_BITS["Q8_0"])
         return bits / weights
 
     def write(self, directory: Path) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
-from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.matrices import GROUP, Blocks, Encoded, Matrix
+from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
+from model.checkpoint.matrices import Blocks, Encoded, Matrix
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
+from model.kernels.groups import BLOCK_GROUP
 
 _DTYPES = dict(zip(FLOATS, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 
@@ -32,7 +32,7 @@ class GgufWeights:
         return fingerprint(self.index.path, SAMPLE_BLOCKS)
 
     @property
-    def block_bits(self) -> float:
+    def block_bits(self) -> float | None:
         return self.index.block_bits
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
@@ -62,7 +62,7 @@ def _matrix(entry: Entry, data: Tensor) -> Blocks | Encoded:
     n_out, n_in = math.prod(entry.shape[:-1]), entry.shape[-1]
     if entry.kind not in BLOCK_BITS:
         return Encoded(data.view(n_out, -1), entry.kind, (n_out, n_in))
-    groups = data.view(n_out, n_in // GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
+    groups = data.view(n_out, n_in // BLOCK_GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
     n_head = 4 if entry.kind == "Q4_1" else 2
     head = groups[..., :n_head].view(torch.float16)  # [n_out, n_in/32, 1 or 2]
     quants = groups[..., n_head:]

@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model.kernels.cuda.forms import GROUP, LARGEST, Weights
+from model.kernels.cuda.forms import LARGEST, Weights
+from model.kernels.groups import INT4_GROUP
 
-_GROUP, _HALF, _LARGEST = tl.constexpr(GROUP), tl.constexpr(GROUP // 2), tl.constexpr(LARGEST)
+_GROUP, _HALF, _LARGEST = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2), tl.constexpr(LARGEST)
 ROWS, CHANNELS = 16, 128
 """Of weights, a program."""
 
@@ -70,7 +71,7 @@ def dequantize(weights: Weights, first: int, stop: int, dtype: torch.dtype) -> T
     blocks = triton.cdiv(n_rows, ROWS)
     if weights.form == "int4":
         scales, zeros = (table[:, first:] for table in weights.tables)
-        _widen_groups[(blocks, n_in // GROUP)](values, scales, zeros, out, n_rows, n_in, weights.n_out, ROWS)
+        _widen_groups[(blocks, n_in // INT4_GROUP)](values, scales, zeros, out, n_rows, n_in, weights.n_out, ROWS)
     else:
         (scales,) = weights.tables
         _widen[(blocks, triton.cdiv(n_in, CHANNELS))](values, scales[first:], out, n_rows, n_in, ROWS, CHANNELS)

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-GROUP = 64
-"""Channels that share a scale and a zero in int4."""
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 

@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from model.kernels.cuda import interpreted
-from model.kernels.cuda.forms import GROUP, Weights
+from model.kernels.cuda.forms import Weights
 from model.kernels.cuda.gate import silu
+from model.kernels.groups import INT4_GROUP
 
 _PLAIN = tl.constexpr(interpreted())
 """The interpreter knows no bfloat16 and no assembly: there all is float32."""
@@ -38,7 +39,7 @@ def nibbles(magic: int, shift: int) -> str:
 
 _BF16_LOW, _BF16_HIGH = tl.constexpr(nibbles(0x43, 0)), tl.constexpr(nibbles(0x43, 4))
 _FP16_LOW, _FP16_HIGH = tl.constexpr(nibbles(0x64, 0)), tl.constexpr(nibbles(0x64, 4))
-_GROUP, _HALF = tl.constexpr(GROUP), tl.constexpr(GROUP // 2)
+_GROUP, _HALF = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,9 @@ class ResponsesBody(CallingBody):
     prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
     safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
     stream: bool | None = optional("Server-sent events in place of one answer.")
-    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("The answer's form.")
-    top_p: float | None = ranged(
-        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
-    )
+    top_p: float | None = ranged("top_p")
     user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
 
     @property

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from model.attention import triton as attention
+from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
-from model.step.packing import PoolInputs, Span, pack
+from model.step.packing import pack
 from tests.model.attention.attending import CPU, attend, forget, make, random_heads, unchecked
 from tests.model.attention.test_paged import attend as attend_step
 from tests.model.attention.test_paged import dense, two_sequences

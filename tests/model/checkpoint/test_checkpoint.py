@@ -105,7 +105,7 @@ def test_a_tied_head_is_dropped(tmp_path: Path) -> None:
 
 
 def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight' that no supported family"):
+    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight', which no supported model family"):
         open_checkpoint(_native(tmp_path, {"vision.conv.weight": torch.ones(1)}))
     with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype I8, supported are BF16, F16, F32"):
         open_checkpoint(_native(tmp_path, {"norm.weight": torch.ones(8, dtype=torch.int8)}, dtype="bfloat16"))

@@ -8,7 +8,9 @@ import pytest
 from transformers import AutoConfig, LlamaConfig, MinistralConfig, MistralConfig, MixtralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model.checkpoint.families import FAMILIES, canonical_name, read_config, read_generation
+from model.checkpoint.families import FAMILIES, read_config
+from model.checkpoint.generation import read_generation
+from model.checkpoint.names import canonical_name
 from model.config import ModelConfig, RopeScaling
 from model.errors import ModelError
 
@@ -215,7 +217,7 @@ def test_names() -> None:
     assert canonical_name("model.layers.0.self_attn.rotary_emb.inv_freq") is None
     assert canonical_name("lm_head.weight", tied_head=True) is None
     for unknown in ("transformer.h.0.weight", "model.layers.0.self_attn.q_proj.bias", "layers.0.attention.wq.bias"):
-        with pytest.raises(ModelError, match=f"weight '{unknown}' that no supported family"):
+        with pytest.raises(ModelError, match=f"weight '{unknown}', which no supported model family"):
             canonical_name(unknown)
 
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from model.kernels.cuda.forms import Weights
-from model.linear import SCHEMES
 from model.linear.base import WeightsOnly
+from model.linear.choice import PROJECTIONS
+from model.linear.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from model.kernels.cuda.product import Tile
 
 CPU = torch.device("cpu")
-NAMES = {"fp8": "fp8", "int8": "int8-weights", "int4": "int4-weights"}
+NAMES = {row.layout: row.name for row in SCHEMES.values() if row.value_bits is not None and not row.compiled}
 """Schemes by the form of their weights."""
 FORMS = ("plain", *NAMES)
 
@@ -46,7 +47,7 @@ def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) ->
     """A matrix [n_out, n_in] float32 in a form, and what it then stands for, float32."""
     if form == "plain":
         return Weights(form, matrix.to(dtype)), matrix.to(dtype).float()
-    layer = SCHEMES[NAMES[form]](matrix.shape[1], len(matrix))
+    layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))
     assert isinstance(layer, WeightsOnly)
     weights = layer.room((), dtype, CPU)
     layer.settle(weights)

@@ -1,11 +1,10 @@
 """Pages from bytes, and what is said when they do not suffice."""
 
-from pathlib import Path
-
 import pytest
 
 from model.batch import most_pages
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
 from model.memory.sizes import PoolPlan
 from tests.model.driving import tiny
@@ -108,8 +107,11 @@ def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied:
     """A tied head is held twice: in the embeddings' format and quantized."""
     config = tiny(tied_head=tied)
     embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(config, 4, None) == 4 * (layers + embeddings * (1 if tied else 2))
-    assert memory.weight_bytes(config, 2, 4.5) == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    assert memory.weight_bytes(config, SCHEMES["none"], "float32") == 4 * (layers + embeddings * (1 if tied else 2))
+    assert (
+        memory.weight_bytes(config, SCHEMES["int4"], "bfloat16", 4.5)
+        == 2 * embeddings + (layers + embeddings) * 4.5 / 8
+    )
 
 
 def test_cache_budget() -> None:
@@ -117,38 +119,3 @@ def test_cache_budget() -> None:
     assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cache_budget(2**31, 2**30, 0.25, "this machine")
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_free_memory_of_the_machine(tmp_path: Path) -> None:
-    root = write(tmp_path, {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:    500 kB\n"})
-    assert memory.free_memory(root) == 500 * 1024
-
-
-def test_control_group_two_counts_file_pages_as_free(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/memory.max": "100000\n",
-        "sys/fs/cgroup/a/memory.current": "60000\n",
-        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 5000\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/b/memory.current": "60000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 45000
-
-
-def test_control_group_one_in_a_container(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "4:memory:/docker/x\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "300000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 200_000

@@ -124,7 +124,7 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
 )
 def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        loading.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
+        loading.create(lambda stage, done: None, model="nowhere", device="cpu", **options)
     assert message in str(caught.value)
 
 

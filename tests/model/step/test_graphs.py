@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention.inputs import PackedInputs
 from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.loading import load_from
 from model.options import RunnerOptions
@@ -16,7 +17,7 @@ from model.sampling_params import SamplingParams
 from model.step import runner as runner_module
 from model.step import sampler
 from model.step.graphs import DecodeGraphs, Replay, buckets
-from model.step.packing import PackedInputs, pack
+from model.step.packing import pack
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny

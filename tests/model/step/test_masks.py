@@ -11,8 +11,8 @@ from model.batch import Slice
 from model.errors import ParameterError
 from model.grammar.compiler import Compiler, Vocabulary
 from model.sampling_params import SamplingParams
+from model.step.logits import HIDDEN
 from model.step.masks import Masks
-from model.step.sampler import HIDDEN
 
 END = 0
 PIECES = (b"", *(bytes([n]) for n in range(1, 128)), b"ab", b"ba", b'":', b"bab")
