@@ -83,7 +83,7 @@ class Setup:
     kv_dtype: torch.dtype
     attention_name: str
     attention: Attention
-    plan: memory.PoolPlan
+    plan: memory.PoolSizes
 
     @property
     def config(self) -> ModelConfig:
@@ -118,7 +118,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     )
     head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
-    plan = memory.PoolPlan(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
+    plan = memory.PoolSizes(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
     return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, plan)
 
 

@@ -19,7 +19,8 @@ from service.api.operations import health, metrics
 from service.api.responses import routes as responses
 from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
-from service.generation.served import ServedModel, load_served
+from service.generation.loading import load_served
+from service.generation.served import ServedModel
 from service.http.errors import error_response
 from service.http.middleware import RequestMiddleware
 from service.metrics import Metrics

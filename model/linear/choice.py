@@ -8,8 +8,8 @@ from model.kernels.cpu import native
 from model.linear import schemes
 from model.linear.base import TILE, Floats, Projection
 from model.linear.bfloat16 import BFloat16Linear
-from model.linear.blocks import BlockLinear
 from model.linear.fp8 import Fp8Linear
+from model.linear.int4 import Int4Linear
 from model.linear.int4_weights import Int4Weights
 from model.linear.int8 import Int8Linear
 from model.linear.int8_weights import Int8Weights
@@ -18,7 +18,7 @@ from model.linear.schemes import Scheme
 
 PROJECTIONS: dict[str, type[Projection]] = {
     kind.scheme.name: kind
-    for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, BlockLinear, Int8Weights, Int4Weights)
+    for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, Int4Linear, Int8Weights, Int4Weights)
 }
 
 

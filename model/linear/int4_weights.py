@@ -4,7 +4,7 @@ on a GPU."""
 import torch
 from torch import Tensor
 
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY, WeightsOnly
 from model.linear.schemes import SCHEMES
@@ -17,21 +17,21 @@ class Int4Weights(WeightsOnly):
 
     scheme = SCHEMES["int4-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         tables = (*count, self.n_in // INT4_GROUP, self.n_out)
-        return Weights(
+        return DeviceWeights(
             "int4",
             torch.empty(*count, self.n_out, self.n_in // 2, dtype=torch.uint8, device=device),
             tuple(torch.empty(tables, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.uint8)),
         )
 
-    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
         q, scales, zeros = quantize(values)
         weights.values[rows] = (q[..., :HALF] | q[..., HALF:] << 4).flatten(1)
         for table, part in zip(weights.tables, (scales, zeros), strict=True):
             table[:, rows] = part.T
 
-    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         packed = weights.values[rows].unflatten(1, (-1, HALF))  # [n, n_in/64, 32]
         q = torch.cat((packed & 15, packed >> 4), dim=2).float()
         scales, zeros = (table[:, rows].T[:, :, None].float() for table in weights.tables)

@@ -9,7 +9,7 @@ from model.checkpoint.gguf.index import INDEX, read_index
 from model.linear import schemes
 from model.linear.schemes import CACHE_FORMATS, SCHEMES, VALUE_BYTES
 from model.memory import sizes as memory
-from model.memory.sizes import PoolPlan
+from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
 
 PAGE_SIZE = 32
@@ -39,7 +39,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
 
     `step` is about what a step of `step_tokens` of `step_sequences` takes beside the rest (of a GPU its context too),
@@ -65,7 +65,7 @@ class Plan:
     served: int | None
 
 
-def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Plan:
+def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
     """For `options.device` "cpu" or "cuda" with `total` bytes, of the model in `directory`: its weights are not read.
 
     Takes for granted that the device computes the model's own format, and a CPU that its kernels are compiled.
@@ -80,7 +80,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     on_gpu = options.device == "cuda"
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
     max_sequences, max_step_tokens = options.step_limits(options.device)
-    sizes = PoolPlan(
+    sizes = PoolSizes(
         config,
         PAGE_SIZE,
         CACHE_FORMATS[kv_dtype].head_bytes(config.head_dim),
@@ -96,7 +96,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     if served and not on_gpu and options.cache_memory is None:
         cache = min(cache or 0, sizes.most_useful(served))
     specs = sizes.pools(served, cache) if served and cache else ()
-    return Plan(
+    return MemoryPlan(
         parameters=config.n_parameters,
         scheme=chosen.quantize,
         dtype=dtype,
@@ -129,12 +129,12 @@ def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:
     return int(max(0, total - weights) * memory.CPU_SHARE)
 
 
-def _need(sizes: PoolPlan, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:
+def _need(sizes: PoolSizes, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:
     page_bytes = sizes.page_bytes(window)
     n_pages = next((spec.n_pages for spec in specs if spec.window == window), None)
     return PoolNeed(window, sizes.config.windows.count(window), page_bytes // PAGE_SIZE, page_bytes, n_pages)
 
 
-def _fit(sizes: PoolPlan, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
+def _fit(sizes: PoolSizes, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
     room = min((spec.n_pages // sizes.pages(spec.window, length) for spec in specs), default=0)
     return Fit(length, sizes.bytes_for(length), room if known else None)

@@ -23,7 +23,7 @@ CONTEXT_BYTES = 2**29
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class PoolSizes:
     """Sizes of the pools for one model and one way to run it; `head_bytes` is of one head's key at one position."""
 
     config: ModelConfig

@@ -11,10 +11,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.api.admission import State
-from service.api.encoding import order_late
 from service.api.openai.shape import Shape
-from service.generation.choice import Delta, Order, joined
+from service.api.orders import order_late
+from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Usage
+from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.middleware import RequestRecord
 from service.http.sse import EventStream, Json, while_connected

@@ -11,7 +11,8 @@ from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
-from service.generation.choice import Choice, Delta, Order, Prompt
+from service.generation.choice import Choice, Delta
+from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
 from service.http.middleware import RequestRecord
 from service.http.sse import ClientGone
@@ -41,7 +42,7 @@ class Generation:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
         self._n = order.n
-        self._kept = order.n if order.kept is None else order.kept
+        self._n_best = order.n if order.n_best is None else order.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
@@ -68,21 +69,22 @@ class Generation:
                         min_tokens=params.min_tokens,
                         include_stop=params.include_stop_str_in_output,
                         strip_leading_space=strip,
-                        keep_control=order.shown_control,
+                        keep_control=order.visible_control,
                     )
                     self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
         except BaseException:
             self._close()
             raise
-        if order.timeout is not None:
-            left = order.timeout - (time.perf_counter() - self._record.started)
+        if order.options.timeout is not None:
+            left = order.options.timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
     @staticmethod
     def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
         if not prompt.tokens:
             return Mailbox.late()
-        return client.submit(prompt.tokens, order.params, number, priority=order.priority, cache_salt=order.cache_salt)
+        priority, cache_salt = order.options.priority, order.options.cache_salt
+        return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -90,11 +92,11 @@ class Generation:
 
     def best(self) -> list[Choice]:
         """The choices to answer with: all, or the likeliest of each prompt, the likeliest first."""
-        if self._kept == self._n:
+        if self._n_best == self._n:
             return self.choices
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
         ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
-        return [choice for prompt in ranked for choice in prompt[: self._kept]]
+        return [choice for prompt in ranked for choice in prompt[: self._n_best]]
 
     def events(self) -> AsyncIterator[Event]:
         """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""

@@ -12,7 +12,8 @@ import uvicorn
 from model.errors import NoriaError
 from service.app import Load, create_app
 from service.engine.client import EngineClient
-from service.generation.served import ServedModel, load_served
+from service.generation.loading import load_served
+from service.generation.served import ServedModel
 from service.http.announcement import ProgressBar, address, say, welcome
 from service.metrics import Metrics
 from service.settings import Settings

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
 from model.machine.child import python_command
-from service.generation.choice import Order
+from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import ApiError, InvalidRequest
 
@@ -24,7 +24,7 @@ MAX_TOTAL_CHARS = 2**23
 """Of the grammars of all choices of a request: each goes to the engine with its own."""
 
 
-class Child(NamedTuple):
+class TrialProcess(NamedTuple):
     """The process (`model/grammar/process.py`) and the socket on which it tries grammars."""
 
     process: asyncio.subprocess.Process
@@ -48,16 +48,17 @@ class Grammars:
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
         self._lock = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: TrialProcess | None = None
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
-        grammar, field = order.params.grammar, order.grammar_field
+        grammar = order.params.grammar
         if grammar is None:
             return
+        names, field = " and ".join(order.grammar_fields), order.grammar_fields[0]
         total = len(grammar) * len(order.prompts) * order.n
         if total > MAX_TOTAL_CHARS:
-            message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
+            message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
         digest = hashlib.sha256(grammar.encode()).digest()
         if digest not in self._found:  # what is known waits for nobody's bomb
@@ -68,7 +69,7 @@ class Grammars:
         if len(self._found) > MAX_REMEMBERED:
             self._found.popitem(last=False)
         if problem := self._found[digest]:
-            raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
+            raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
         """End the child."""
@@ -92,7 +93,7 @@ class Grammars:
             await self.close()
             raise
 
-    async def _start(self, served: ServedModel) -> Child:
+    async def _start(self, served: ServedModel) -> TrialProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command, options = python_command(
@@ -103,7 +104,7 @@ class Grammars:
             )
             process = await asyncio.create_subprocess_exec(*command, **options)
         reader, writer = await asyncio.open_connection(sock=ours)
-        self._child = Child(process, reader, writer)
+        self._child = TrialProcess(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:
             await self._child.ask({"vocabulary": vocabulary.to_json()})

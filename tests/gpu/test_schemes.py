@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
-from model.kernels.cuda.forms import FEW_ROWS, Weights
+from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear import choice
 from model.linear.base import Floats
 from model.linear.fp8 import quantize
@@ -40,8 +40,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert error < TOLERANCE[found.dtype], error
 
 
-def there(weights: Weights) -> Weights:
-    return Weights(weights.form, weights.values.to(GPU), tuple(table.to(GPU) for table in weights.tables))
+def there(weights: DeviceWeights) -> DeviceWeights:
+    return DeviceWeights(weights.layout, weights.values.to(GPU), tuple(table.to(GPU) for table in weights.tables))
 
 
 @pytest.mark.usefixtures("poison")
@@ -88,7 +88,7 @@ def test_all_int4_values() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         for zero in range(16):
             tables = torch.ones(1, 256, dtype=torch.bfloat16), torch.full((1, 256), zero, dtype=torch.uint8)
-            y = product.product(torch.eye(64, dtype=dtype, device=GPU), there(Weights("int4", values, tables)))
+            y = product.product(torch.eye(64, dtype=dtype, device=GPU), there(DeviceWeights("int4", values, tables)))
             expected = torch.cat((values & 15, values >> 4), dim=1).float() - zero
             assert torch.equal(y.float().T.cpu(), expected)
 
@@ -99,7 +99,7 @@ def test_all_fp8_and_int8_values() -> None:
     fp8 = torch.where(fp8.float().isnan(), 0, fp8.float()).to(torch.float8_e4m3fn)
     for form, bytes_ in (("fp8", fp8), ("int8", values.view(torch.int8))):
         for dtype in (torch.bfloat16, torch.float16):
-            weights = there(Weights(form, bytes_, (torch.ones(256),)))
+            weights = there(DeviceWeights(form, bytes_, (torch.ones(256),)))
             y = product.product(torch.eye(64, dtype=dtype, device=GPU), weights)
             assert torch.equal(y.float().T.cpu(), bytes_.float())
 
@@ -139,7 +139,7 @@ def test_experts(form: str, n_rows: int) -> None:
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
     parts = [weights_of(form, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
     tile = product.tile_of(form, -(-n_rows * 2 // 8), fixed=False)
-    plan = routing.plan(logits.to(GPU), 2, tile.rows)
+    plan = routing.assign(logits.to(GPU), 2, tile.rows)
     experts, shares = route(logits, 2)
     torch.testing.assert_close(plan.shares.cpu(), shares)
     weights = there(stacked([part for part, _ in parts]))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
-from model.checkpoint.matrices import Blocks, Encoded, Matrix
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
@@ -58,15 +58,15 @@ class GgufWeights:
         return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-def _matrix(entry: Entry, data: Tensor) -> Blocks | Encoded:
+def _matrix(entry: Entry, data: Tensor) -> BlockMatrix | EncodedMatrix:
     n_out, n_in = math.prod(entry.shape[:-1]), entry.shape[-1]
     if entry.kind not in BLOCK_BITS:
-        return Encoded(data.view(n_out, -1), entry.kind, (n_out, n_in))
+        return EncodedMatrix(data.view(n_out, -1), entry.kind, (n_out, n_in))
     groups = data.view(n_out, n_in // BLOCK_GROUP, -1)  # of each: the scale, Q4_1's minimum, the integers
     n_head = 4 if entry.kind == "Q4_1" else 2
     head = groups[..., :n_head].view(torch.float16)  # [n_out, n_in/32, 1 or 2]
     quants = groups[..., n_head:]
-    return Blocks(
+    return BlockMatrix(
         quants.view(torch.int8) if entry.kind == "Q8_0" else quants,
         head[..., 0],
         head[..., 1] if entry.kind == "Q4_1" else None,

@@ -7,10 +7,11 @@ from service.api.answering import answer
 from service.api.anthropic.schema import ConversationBody, MessagesBody
 from service.api.anthropic.shape import MessageShape
 from service.api.body import read_body
-from service.api.encoding import encode_chat, order_chat, renamed
+from service.api.encoding import encode_chat
+from service.api.orders import order_chat
 from service.api.tokens.routes import at_work
 from service.generation.served import ServedModel
-from service.structured.call_style import reader_of
+from service.structured.call_reader import reader_of
 
 router = APIRouter()
 
@@ -21,7 +22,7 @@ async def messages(request: Request) -> Response:
     return await answer(
         request,
         body,
-        lambda served: renamed(order_chat(body.as_chat(), served), "output_config.format"),
+        lambda served: order_chat(body.chat_request(), served),
         lambda served, name: MessageShape(name, reader_of(served, body.may_call)),
     )
 
@@ -29,10 +30,8 @@ async def messages(request: Request) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
     body = await read_body(request, ConversationBody)
-    return await at_work(request, body.model, lambda served: {"input_tokens": len(encoded(body, served))})
+    return await at_work(request, body.model, lambda served: counted(body, served))
 
 
-def encoded(body: ConversationBody, served: ServedModel) -> list[int]:
-    chat = body.as_chat()
-    messages = [message.plain() for message in chat.messages]
-    return encode_chat(served, messages, chat.functions, **chat.template_options)
+def counted(body: ConversationBody, served: ServedModel) -> dict[str, int]:
+    return {"input_tokens": len(encode_chat(body.chat_request(), served))}

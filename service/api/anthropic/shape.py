@@ -9,7 +9,7 @@ from service.generation.choice import Delta
 from service.generation.generation import Usage
 from service.http.errors import ApiError, anthropic_body
 from service.http.sse import Json, TypedEvents
-from service.structured.call_style import CallReader, Piece, pieces_of
+from service.structured.call_reader import CallReader, Piece, pieces_of
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -12,6 +12,7 @@ from service.api.anthropic.schema import ConversationBody, MessagesBody, Metadat
 from service.api.anthropic.tools import TextBlock, ToolChoice, ToolOffer, ToolResult, ToolUse
 from service.api.document.examples import EXAMPLES, Example
 from service.api.embeddings.schema import EmbeddingsBody
+from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.operations.health import OPEN_PATHS
 from service.api.responses.items import CallItem, InputMessage, InputPart, OutputItem
 from service.api.responses.schema import Format, ResponsesBody, TextConfig
@@ -19,10 +20,11 @@ from service.api.responses.tools import AllowedTools, FunctionChoice, FunctionTo
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.http.errors import ANTHROPIC_PATH, ApiError, anthropic_body
 from service.http.middleware import GENERATION_PATHS
+from service.schema.conversation import Message, TextPart
 from service.schema.fields import Body
-from service.schema.generation import ChatBody, CompletionBody, Message, StreamOptions, TextPart
+from service.schema.generation import StreamOptions
+from service.schema.structured_output import JsonSchema, ResponseFormat, StructuredOutputs
 from service.schema.tools import Call, Called, Function, Tool
-from service.structured.forms import JsonSchema, ResponseFormat, StructuredOutputs
 
 Json = dict[str, Any]
 

@@ -5,9 +5,10 @@ from starlette.responses import Response
 
 from service.api.answering import answer
 from service.api.body import read_body
-from service.api.encoding import order_chat
+from service.api.openai.schema import ChatBody
 from service.api.openai.shape import ChatShape
-from service.schema.generation import ChatBody, StreamOptions
+from service.api.orders import order_chat
+from service.schema.generation import StreamOptions
 from service.structured.call_style import style_of
 
 router = APIRouter()
@@ -19,7 +20,7 @@ async def chat_completions(request: Request) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_chat(body, served),
+        lambda served: order_chat(body.chat_request(), served),
         lambda served, name: ChatShape(
             name,
             served.tokenizer,
@@ -27,6 +28,6 @@ async def chat_completions(request: Request) -> Response:
             bool(body.logprobs),
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
-            style_of(served) if body.functions else None,
+            style_of(served) if body.may_call else None,
         ),
     )

@@ -5,9 +5,10 @@ from starlette.responses import Response
 
 from service.api.answering import answer
 from service.api.body import read_body
-from service.api.encoding import order_completion
+from service.api.openai.completion_order import order_completion
+from service.api.openai.schema import CompletionBody
 from service.api.openai.shape import CompletionShape
-from service.schema.generation import CompletionBody, StreamOptions
+from service.schema.generation import StreamOptions
 
 router = APIRouter()
 

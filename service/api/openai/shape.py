@@ -15,7 +15,8 @@ from service.generation.choice import Delta, Scored
 from service.generation.generation import Usage
 from service.http.sse import Framing, Json, PlainEvents
 from service.schema.generation import StreamOptions
-from service.structured.call_style import CallReader, Style, gathered, piece_json
+from service.structured.call_reader import CallReader, gathered, piece_json
+from service.structured.call_style import Style
 
 LEAST_LOGPROB = -9999.0
 """What -inf is sent as: JSON has no infinities."""

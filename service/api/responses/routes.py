@@ -5,10 +5,10 @@ from starlette.responses import Response
 
 from service.api.answering import answer
 from service.api.body import read_body
-from service.api.encoding import order_chat, renamed
+from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, repeated
-from service.structured.call_style import reader_of
+from service.structured.call_reader import reader_of
 
 router = APIRouter()
 
@@ -19,6 +19,6 @@ async def responses(request: Request) -> Response:
     return await answer(
         request,
         body,
-        lambda served: renamed(order_chat(body.as_chat(), served), "text.format"),
+        lambda served: order_chat(body.chat_request(), served),
         lambda served, name: ResponseShape(name, repeated(body, served), reader_of(served, body.may_call)),
     )

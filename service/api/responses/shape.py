@@ -12,7 +12,7 @@ from service.generation.served import ServedModel
 from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body
-from service.structured.call_style import CallReader, Piece, pieces_of
+from service.structured.call_reader import CallReader, Piece, pieces_of
 
 
 def repeated(body: ResponsesBody, served: ServedModel) -> Json:

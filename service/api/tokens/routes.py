@@ -3,7 +3,7 @@
 All take a place in the queue while they work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -14,10 +14,12 @@ from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
 from service.api.admission import State
 from service.api.body import read_body
+from service.api.chat_request import ChatRequest
 from service.api.encoding import conversation, encode_chat, encode_text
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
+from service.schema.conversation import Message
 
 router = APIRouter()
 
@@ -74,13 +76,16 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
         return encode_text(served, body.content, add_bos=bool(body.add_special), param="content")
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
-    messages = [message.plain() for message in body.messages]
-    return encode_chat(served, messages, body.offered, **body.template_options)
+    return encode_chat(request_of(body.messages, body), served)
 
 
 def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    chat, messages, tools = conversation(served, [message.plain() for message in body.messages], body.offered)
-    return chat.render(messages, tools=tools, **body.template_options)
+    chat, messages, options = conversation(request_of(body.messages, body), served)
+    return chat.render(messages, **options)
+
+
+def request_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> ChatRequest:
+    return ChatRequest([message.plain() for message in messages], body.allowed_calls(), body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import WeightsOnly
 from model.linear.choice import PROJECTIONS
 from model.linear.schemes import SCHEMES
@@ -43,10 +43,10 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Weights, Tensor]:
+def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[DeviceWeights, Tensor]:
     """A matrix [n_out, n_in] float32 in a form, and what it then stands for, float32."""
     if form == "plain":
-        return Weights(form, matrix.to(dtype)), matrix.to(dtype).float()
+        return DeviceWeights(form, matrix.to(dtype)), matrix.to(dtype).float()
     layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))
     assert isinstance(layer, WeightsOnly)
     weights = layer.room((), dtype, CPU)
@@ -55,10 +55,10 @@ def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) ->
     return weights, layer.dequantize(weights, slice(0, len(matrix)))
 
 
-def stacked(parts: list[Weights]) -> Weights:
+def stacked(parts: list[DeviceWeights]) -> DeviceWeights:
     """Several as one."""
     tables = zip(*(part.tables for part in parts), strict=True)
-    return Weights(parts[0].form, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
+    return DeviceWeights(parts[0].layout, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
 
 
 def close(found: Tensor, expected: Tensor) -> None:

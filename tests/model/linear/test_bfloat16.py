@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from model.attention import choose
-from model.checkpoint.matrices import Blocks
+from model.checkpoint.matrices import BlockMatrix
 from model.errors import OptionError
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.native import Kernels
@@ -142,7 +142,7 @@ def test_a_projection_refuses_what_is_not_finite_in_bfloat16(serving: str, bad: 
 
 
 def test_a_files_blocks_are_decoded(serving: str) -> None:
-    blocks = Blocks(torch.randint(-127, 128, (300, 2, 32), dtype=torch.int8), torch.rand(300, 2).half())
+    blocks = BlockMatrix(torch.randint(-127, 128, (300, 2, 32), dtype=torch.int8), torch.rand(300, 2).half())
     made = BFloat16Linear(64, 300)
     made.take(0, blocks)
     expected = blocks.dequantize().bfloat16().float().T

@@ -36,7 +36,7 @@ def test_layout_and_bits_of_what_is_stored(scheme: Scheme) -> None:
     made = make_linear(256, 32, scheme=scheme.name)
     if isinstance(made, WeightsOnly):
         stored = made.room((), torch.bfloat16, CPU)
-        assert stored.form == scheme.layout
+        assert stored.layout == scheme.layout
         n_bytes = sum(tensor.nbytes for tensor in (stored.values, *stored.tables))
         assert n_bytes == 256 * 32 * (scheme.bits(256) or 0) / 8
     elif isinstance(made, Compiled) and native.kernels() is not None:

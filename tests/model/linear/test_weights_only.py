@@ -6,16 +6,16 @@ from torch import nn
 
 from model.attention import choose
 from model.attention.sdpa import SdpaAttention
-from model.checkpoint.matrices import Blocks
+from model.checkpoint.matrices import BlockMatrix
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
-from model.kernels.cuda.forms import FEW_ROWS
+from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear import choice, fp8, int4_weights
 from model.linear.base import Floats, WeightsOnly
-from model.linear.blocks import quantize8
 from model.linear.choice import PROJECTIONS
+from model.linear.int4 import quantize8
 from model.linear.none import Linear
 from model.network import weights
 from model.network.moe import MoE
@@ -73,7 +73,7 @@ def test_near_the_weights(scheme: str, error: float) -> None:
 @pytest.mark.parametrize("scheme", NAMES.values())
 def test_rows_of_a_quantized_file(scheme: str) -> None:
     torch.manual_seed(0)
-    blocks: Blocks = quantize8(torch.randn(12, 64))
+    blocks: BlockMatrix = quantize8(torch.randn(12, 64))
     layer = PROJECTIONS[scheme](64, 12)
     assert isinstance(layer, WeightsOnly)
     layer.settle(layer.room((), torch.float32, CPU))

@@ -6,7 +6,7 @@ from model.batch import most_pages
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
-from model.memory.sizes import PoolPlan
+from model.memory.sizes import PoolSizes
 from tests.model.driving import tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
@@ -14,9 +14,9 @@ PAGE = 512
 SPARE = 10**12
 
 
-def plan(windows: tuple[int | None, ...], **changes: int) -> PoolPlan:
+def plan(windows: tuple[int | None, ...], **changes: int) -> PoolSizes:
     values = {"page_size": 4, "head_bytes": 32, "max_step_tokens": 4, "max_sequences": 100, **changes}
-    return PoolPlan(tiny(windows, max_position=64), **values)
+    return PoolSizes(tiny(windows, max_position=64), **values)
 
 
 def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:

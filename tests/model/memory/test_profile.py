@@ -11,7 +11,7 @@ from model.batch import PoolSpec, StepBatch
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
-from model.memory.sizes import PoolPlan
+from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
@@ -84,7 +84,7 @@ def test_the_step_is_the_largest(device: Device) -> None:
 def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
     """Of 512 sequences; twice what they would get each if all were alike, since they are not."""
     config = tiny((None,), max_position=2**15)
-    plan = PoolPlan(config, 32, 32, 600, 512)
+    plan = PoolSizes(config, 32, 32, 600, 512)
     most = 512 * plan.bytes_for(64)
     batch = profile.largest_step(plan, 2**15, most, 20)
     assert {(item.start, item.stop) for item in batch.slices[:-1]} == {(127, 128)}
@@ -130,7 +130,7 @@ def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(("max_sequences", "max_step_tokens", "length"), [(1, 1, 1), (4, 4, 2), (3, 100, 40)])
 def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, length: int) -> None:
-    plan = PoolPlan(CONFIG, 32, 32, max_step_tokens, max_sequences)
+    plan = PoolSizes(CONFIG, 32, 32, max_step_tokens, max_sequences)
     batch = profile.largest_step(plan, length, 2**20, 2)
     assert batch.n_tokens == min(max_step_tokens, max_sequences - 1 + length)
     assert len(batch.slices) == max_sequences
