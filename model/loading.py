@@ -16,7 +16,7 @@ from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear import choice as linear
@@ -28,6 +28,7 @@ from model.memory import profile
 from model.memory import sizes as memory
 from model.network import weights
 from model.network.transformer import Transformer
+from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
@@ -226,15 +227,10 @@ def _cache_format(name: str, dtype: str) -> CacheFormat:
 
 
 def _check(options: RunnerOptions) -> None:
-    for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_limits(options)
     share = options.gpu_memory_utilization
     if share is None:
         return
-    if not 0.0 < share <= 1.0:
-        raise OptionError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share}")
     if options.cache_memory is not None:
         raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
     if choose_device(options.device).type == "cpu":

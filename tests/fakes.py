@@ -9,8 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
-from model.config import STEP_LIMITS, RunnerOptions
 from model.errors import ModelError
+from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
 from service.engine.wire import Wire

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from model.checkpoint.resolve import resolve
-from model.config import RunnerOptions
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
+from model.options import RunnerOptions
 from service.generation.loading import runner_options
 from service.settings import Settings
 

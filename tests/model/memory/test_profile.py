@@ -8,10 +8,11 @@ import torch
 
 from model import loading
 from model.batch import PoolSpec, StepBatch
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
 from model.memory.sizes import PoolSizes
+from model.options import RunnerOptions
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from model.batch import UNKNOWN, PageTable, Slice, StepBatch
-from model.config import RunnerOptions
 from model.kernels.cpu import native
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
 from model.step import distribution, sampler
 from model.step.logits import HIDDEN, SamplingStep

@@ -268,7 +268,7 @@ def test_a_checkpoint_with_numbers_that_are_none_is_refused(
         ({"quantize": "q4"}, "--quantize q4 is not known"),
         ({"max_model_len": 129}, "--max-model-len 129 is more than the model's context of 128"),
         ({"max_model_len": 10**12, "sliding_window": 4}, "rotary positions of 1000000000000 tokens need 29802.32 GiB"),
-        ({"sliding_window": -1}, "--sliding-window must be at least 0, got -1"),
+        ({"sliding_window": -1}, "--sliding-window must be at least 1, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
         ({"threads": 0}, "--threads must be 1 to "),

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.commands.bench.load import Result
 from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import distribution, inter_token
+from service.commands.bench.workload import Result
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 
 

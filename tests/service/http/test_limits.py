@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model.config import RunnerOptions
+from model.options import RunnerOptions
 from tests.service.live import Live, answer, eventually, ready, running
 
 COMPLETIONS = "/v1/completions"
