@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
-from model.kernels.cpu import native
+from model.kernels.cpu import native, records
 from model.machine.device import Fetch
 from model.sampling_params import SamplingParams
 from model.step.noise import noise, noise_keys
@@ -298,7 +298,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 def _draw_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
     """For kernels/draw.c, which does all that follows at once."""
-    rows = np.zeros(len(slices), dtype=native.DRAW)
+    rows = np.zeros(len(slices), dtype=records.DRAW)
     drawing = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if drawing:
         chosen = [slices[row] for row in drawing]

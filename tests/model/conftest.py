@@ -3,7 +3,7 @@
 import pytest
 
 from model.kernels.cpu import native
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 
 
 @pytest.fixture(params=native.LEVELS[::-1])
