@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.cpu.packed import blocks as room
 from model.kernels.cpu.packed import int8 as int8_room

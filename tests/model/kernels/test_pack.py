@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.kernels.cpu import packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.linear.int8 import quantize
 from tests.model import records
 from tests.model.linear.test_block_products import KINDS, blocks

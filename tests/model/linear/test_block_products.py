@@ -7,7 +7,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from tests.model import records
 
