@@ -8,7 +8,7 @@ import pytest
 from model.errors import OptionError
 from model.machine import host as threads
 from model.machine.host import choose_threads
-from tests.model.memory.test_memory import write
+from tests.model.files import write
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from model.errors import OptionError
 from model.memory import sizes as memory
 from model.memory.sizes import PoolPlan
 from tests.model.driving import tiny
+from tests.model.files import write
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
 PAGE = 512
@@ -117,13 +118,6 @@ def test_cache_budget() -> None:
     assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cache_budget(2**31, 2**30, 0.25, "this machine")
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 def test_free_memory_of_the_machine(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from service.generation.generation import Usage
 from service.schema.generation import ChatBody
 from service.structured.call_style import STYLES, CallReader
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]

@@ -12,8 +12,8 @@ from service.api.tokens.schema import DetokenizeBody, TokenizeBody
 from service.schema.generation import ChatBody, CompletionBody, Content, Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
-from tests.service.http.test_limits import begun
-from tests.service.live import Live, eventually, ready, running
+from tests.service.live import Live, begun, ready, running
+from tests.waiting import eventually
 
 MANY = 3000
 
