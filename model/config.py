@@ -1,6 +1,6 @@
 """What a model is and how it is to be run: frozen, torch-free. Adapters from files live in `families.py`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ModelError
@@ -114,7 +114,7 @@ class RunnerOptions:
     `cache_memory` is bytes for keys and values. None is a quarter of the free memory on a CPU, and on a GPU what all
     else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
     checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
-    `threads.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
+    `host.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
     What is left open of `max_sequences` and `max_step_tokens`: see `step_limits`.
     """
 
@@ -138,11 +138,3 @@ class RunnerOptions:
         sequences, tokens = STEP_LIMITS[device]
         tokens = self.max_step_tokens or max(tokens, self.max_sequences or 0)
         return self.max_sequences or min(sequences, tokens), tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What `generation_config.json` and the tokenizer say: tokens that end an output, sampling defaults."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling: dict[str, float | int] = field(default_factory=dict)

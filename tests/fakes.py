@@ -65,7 +65,7 @@ class FakeRunner:
     def prepare(self, params: SamplingParams) -> None:
         pass
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -140,21 +140,29 @@ class AheadRunner(FakeRunner):
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         self._flying += 1
         self.most_flying = max(self._flying, self.most_flying)
-        known = StepBatch(tuple(replace(item, tokens=self._resolved(item)) for item in batch.slices))
-        output = self.step(known)
+        before = self._drawn
+        output = self.step(self._resolved(batch, before))
         drawn = zip(batch.slices, output.slices, strict=True)
         self._drawn = {item.sequence_id: result.tokens[-1] for item, result in drawn if result.tokens}
 
         def wait() -> StepOutput:
             self._flying -= 1
-            return output
+            return self.read(output, lambda: self.step(self._resolved(batch, before)))
 
         return wait
 
-    def _resolved(self, item: Slice) -> list[int]:
-        """The tokens as they are now: the scheduler's list goes on changing."""
-        *before, last = item.tokens
-        return [*before, self._drawn[item.sequence_id] if last == UNKNOWN else last]
+    def read(self, output: StepOutput, again: Callable[[], StepOutput]) -> StepOutput:
+        """What a step gave; a runner that loses it computes it `again` from its slices."""
+        return output
+
+    def _resolved(self, batch: StepBatch, drawn: Mapping[int, int]) -> StepBatch:
+        """With what the step before drew in place of UNKNOWN."""
+
+        def tokens(item: Slice) -> list[int]:
+            *before, last = item.tokens
+            return [*before, drawn[item.sequence_id] if last == UNKNOWN else last]
+
+        return StepBatch(tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 
 
 def pooled(item: Slice) -> tuple[float, ...]:

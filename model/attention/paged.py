@@ -16,10 +16,12 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import padded
-from model.step.packing import PoolInputs
+from model.linear.schemes import CACHE_FORMATS
+from model.machine.device import name_of
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
@@ -64,13 +66,10 @@ class PagedAttention(Attention):
             return "needs the compiled kernels; build them: python -m model.kernels.cpu.build"
         return super().obstacle(device, dtype)
 
-    def head_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
-        return head_dim * dtype.itemsize if dtype is not torch.int8 else padded(head_dim, 16) + 4
-
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
         """As the interface says; keys and values of a page lie side by side."""
         n_pages, n_kv_heads, head_dim = shape
-        width = self.head_bytes(head_dim, dtype) // dtype.itemsize
+        width = CACHE_FORMATS[name_of(dtype)].head_bytes(head_dim) // dtype.itemsize
         both = torch.empty(n_pages, 2, self.page_size, n_kv_heads, width, dtype=dtype, device=device)
         return LayerCache(both[:, 0], both[:, 1])
 
@@ -87,7 +86,9 @@ class PagedAttention(Attention):
         qkv = torch.cat((q, k, v), dim=1).float()
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
 
-    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def attend_unrotated(
+        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         return self._attend(qkv.float(), n_heads, turn, cache, prepared).to(qkv.dtype)
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:

@@ -2,52 +2,15 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.batch import TokenLogprob
-from model.sampling_params import SamplingParams
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
 from service.http.errors import ApiError, InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
-
-    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
-    """
-
-    tokens: list[int]
-    echo: str | None = None
-    starts: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
-
-    `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
-    alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
-    `timeout` seconds from the request's arrival.
-    `grammar_field` is what the request calls its grammar, `shown_control` names control tokens that are text here.
-    """
-
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    n: int
-    kept: int | None = None
-    starts_message: bool = False
-    scores_end: bool = False
-    return_token_ids: bool = False
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    grammar_field: str | None = None
-    shown_control: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +74,8 @@ class Choice:
         self._scores = order.params.logprobs is not None
         self._text = text
         self._offset = 0
-        self._opened = prompt.echo is None and not order.return_token_ids and order.prompt_logprobs is None
+        options = order.options
+        self._opened = prompt.echo is None and not options.return_token_ids and options.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text is held back
         self._total_logprob = 0.0
@@ -139,7 +103,7 @@ class Choice:
         finish = "stop" if cut else update.finish
         text, starts = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[: self.n_generated - before] if self._order.return_token_ids else ()
+        tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
         delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
         return delta if opening is None else joined((opening, delta))
 
@@ -177,11 +141,11 @@ class Choice:
         self._opened = True
         text = self._prompt.echo or ""
         self._offset = len(text)
-        asked = self._order.prompt_logprobs
+        asked = self._order.options.prompt_logprobs
         return Delta(
             text,
             self._echoed() if self._prompt.starts else (),
-            prompt_tokens=self._prompt.tokens if self._order.return_token_ids else None,
+            prompt_tokens=self._prompt.tokens if self._order.options.return_token_ids else None,
             prompt_logprobs=None if asked is None else tuple(_trimmed(item, asked) for item in self._prompt_logprobs),
         )
 
@@ -199,4 +163,4 @@ def _scored(item: TokenLogprob, start: int) -> Scored:
 
 
 def _trimmed(item: TokenLogprob, n_top: int) -> TokenLogprob:
-    return replace(item, top=item.top[:n_top])
+    return item._replace(top=item.top[:n_top])

@@ -1,14 +1,14 @@
 """What the schemas are made of: a strict body that refuses unknown fields, and kinds of fields."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.sampling_params import RANGES
+from model.sampling_params import PARAMETERS
 from service.http.errors import shown
-from service.schema.harmless import accepts
 
 SHOWN_FIELDS = 8
 MAX_ITEMS = 2**14
@@ -17,11 +17,28 @@ MAX_ITEMS = 2**14
 T = TypeVar("T")
 
 
+def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
+    """Harmless fields: each passes with null or one of these values, which describe what happens anyway."""
+    return MappingProxyType(values)
+
+
+def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
+    """The JSON schema of a body is closed, and has the harmless fields with the values that pass."""
+    harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
+    schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
+
+
 class Body(BaseModel):
     """Strict types, finite numbers, no unknown fields save the harmless ones."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
-    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra=_describe_extras,
+    )
+    harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
 
     @model_validator(mode="after")
     def _refuse_extras(self) -> Self:
@@ -32,7 +49,7 @@ class Body(BaseModel):
             raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
         for name, value in extras.items():
             allowed = self.harmless[name]
-            if not accepts(allowed, value):
+            if not _accepts(allowed, value):
                 choices = " or ".join([*map(repr, allowed), "null"])
                 raise unsupported(name, f"{name} is not supported: only {choices} passes, got {shown(value)}")
         return self
@@ -41,8 +58,18 @@ class Body(BaseModel):
         """What needs more than one field to judge. Raises InvalidRequest."""
 
 
-def unsupported(name: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported_field", "{message}", {"message": message, "param": name})
+B = TypeVar("B", bound=Body)
+
+
+def _accepts(allowed: tuple[Any, ...], value: Any) -> bool:
+    """Whether a harmless field may hold `value`; True is not 1 here."""
+    return value is None or any(type(value) is type(other) and value == other for other in allowed)
+
+
+def unsupported(name: str | None, message: str) -> PydanticCustomError:
+    """The error of a field inside what is validated, or of that itself."""
+    about = {"message": message} if name is None else {"message": message, "param": name}
+    return PydanticCustomError("unsupported_field", "{message}", about)
 
 
 def expect(expected: str) -> WrapValidator:
@@ -57,15 +84,21 @@ def expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def ranged(name: str, description: str, *, least: int | None = None) -> Any:
-    """An optional field with the range that the sampler's parameter of this name has, or from `least` on."""
-    lowest, greatest = RANGES[name]
-    return Field(None, ge=lowest if least is None else least, le=greatest, description=description)
+def ranged(name: str, description: str | None = None, *, least: int | None = None) -> Any:
+    """An optional field with the limits and the description of the sampling parameter `name`, or with those given."""
+    row = PARAMETERS[name]
+    lowest, greatest = row.limits or (None, None)
+    return Field(None, ge=lowest if least is None else least, le=greatest, description=description or row.description)
 
 
 def optional(description: str, **limits: Any) -> Any:
     """A field whose default, null, is the model's default or ours."""
     return Field(None, description=description, **limits)
+
+
+def narrowed(kind: type[B], body: Body) -> B:
+    """The fields of `kind` from a body that has more, as they were validated there."""
+    return kind.model_construct(None, **{name: getattr(body, name) for name in kind.model_fields})
 
 
 Items = Annotated[list[T], Field(fail_fast=True)]

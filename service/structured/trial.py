@@ -2,18 +2,16 @@
 
 import asyncio
 import hashlib
-import json
 import logging
-import os
 import socket
-import sys
 from collections import OrderedDict
 from typing import NamedTuple
 
 from model.grammar.compiler import Vocabulary
-from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
-from service.engine.process import HOME
-from service.generation.choice import Order
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.machine import frames
+from model.machine.child import python_command
+from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import ApiError, InvalidRequest
 
@@ -26,7 +24,7 @@ MAX_TOTAL_CHARS = 2**23
 """Of the grammars of all choices of a request: each goes to the engine with its own."""
 
 
-class Child(NamedTuple):
+class TrialProcess(NamedTuple):
     """The process (`model/grammar/process.py`) and the socket on which it tries grammars."""
 
     process: asyncio.subprocess.Process
@@ -35,13 +33,11 @@ class Child(NamedTuple):
 
     async def ask(self, data: object) -> str:
         """A frame there, a frame back. Raises OSError, EOFError or TimeoutError."""
-        text = json.dumps(data).encode()
-        self.writer.write(HEADER.pack(len(text), 0) + text)
+        self.writer.write(frames.pack(data))
         await self.writer.drain()
         async with asyncio.timeout(WALL_SECONDS):
-            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            answer: str = json.loads(await self.reader.readexactly(n_text))
-        return answer
+            answer, _ = await frames.read(self.reader)
+        return str(answer)
 
 
 class Grammars:
@@ -50,16 +46,17 @@ class Grammars:
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
         self._lock = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: TrialProcess | None = None
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
-        grammar, field = order.params.grammar, order.grammar_field
+        grammar = order.params.grammar
         if grammar is None:
             return
+        names, field = " and ".join(order.grammar_fields), order.grammar_fields[0]
         total = len(grammar) * len(order.prompts) * order.n
         if total > MAX_TOTAL_CHARS:
-            message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
+            message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
         digest = hashlib.sha256(grammar.encode()).digest()
         if digest not in self._found:  # what is known waits for nobody's bomb
@@ -70,7 +67,7 @@ class Grammars:
         if len(self._found) > MAX_REMEMBERED:
             self._found.popitem(last=False)
         if problem := self._found[digest]:
-            raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
+            raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
         """End the child."""
@@ -94,24 +91,18 @@ class Grammars:
             await self.close()
             raise
 
-    async def _start(self, served: ServedModel) -> Child:
+    async def _start(self, served: ServedModel) -> TrialProcess:
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "model.grammar.process", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
+            command, options = python_command(
+                "model.grammar.process",
+                sockets=[theirs],
+                environment={"MALLOC_ARENA_MAX": "1"},  # a thread's arena takes 64 MiB at once
                 stderr=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in a terminal is not for it
-                env={
-                    **os.environ,
-                    "PYTHONPATH": path,
-                    "MALLOC_ARENA_MAX": "1",
-                },  # a thread's arena takes 64 MiB at once
             )
+            process = await asyncio.create_subprocess_exec(*command, **options)
         reader, writer = await asyncio.open_connection(sock=ours)
-        self._child = Child(process, reader, writer)
+        self._child = TrialProcess(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:
             await self._child.ask({"vocabulary": vocabulary.to_json()})

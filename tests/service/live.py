@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 
-from model.chat.formats import NOTHING
-from model.config import GenerationDefaults
+from model.chat.conversation import NOTHING
+from model.checkpoint.generation import GenerationDefaults
 from model.errors import ParameterError
+from service.api.routes import Route
+from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.http.listening import listen
@@ -114,6 +116,7 @@ def running(
     tokenizer: IntegerTokenizer | None = None,
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
+    routes: tuple[Route, ...] = ROUTES,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve with these Settings; `wait` is the engine state to wait for."""
@@ -144,14 +147,13 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     with listen("127.0.0.1", 0) as sock:
-        server = Server(settings, client, metrics, sock.getsockname()[1], load=load)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], load=load, routes=routes)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
                 live = Live(server, client, hosts, http)
-                states = (wait, "stopped") if wait == "failed" else (wait,)  # a server that failed stops at once
-                eventually(lambda: client.state in states and (wait != "ready" or ready(http)), wait)
+                eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live
         finally:
             server.should_exit = True

@@ -20,6 +20,7 @@ from model.errors import OptionError
 from model.kernels.cpu import packed
 from model.kernels.cpu.build import fingerprint, library
 from model.kernels.cpu.packed import PackedWeights
+from model.kernels.groups import BLOCK_GROUP
 from model.machine.host import choose_threads
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Kernels:
         scales, mins [n, n_in/32] float16. All may be views of a file's bytes.
         """
         n, n_groups, n_bytes = quants.shape
-        _check_rows(weights, first, n, n_groups * packed.BLOCK_GROUP)
+        _check_rows(weights, first, n, n_groups * BLOCK_GROUP)
         parts = [None if part is None else ctypes.byref(_Grid.of(part)) for part in (quants, scales, mins)]
         with self._lock:
             self._pack(ctypes.byref(weights.struct), first, n, parts[0], n_bytes, parts[1], parts[2])

@@ -1,20 +1,23 @@
 """Tools in Anthropic's words, and what they are in chat's."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
-from service.schema.generation import MAX_NAME
-from service.schema.harmless import HARMLESS_TEXT_BLOCK, HARMLESS_TOOL_OFFER, HARMLESS_TOOL_RESULT, HARMLESS_TOOL_USE
-from service.schema.tools import NAME
+from service.http.errors import InvalidRequest, shown
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
+from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
 
 Json = dict[str, Any]
+CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+"""Prompts are cached without being told to."""
 
 
 class TextBlock(Body):
-    harmless = HARMLESS_TEXT_BLOCK
+    harmless = only(cache_control=CACHE_HINTS, citations=([],))
     type: Literal["text"] = Field(description='"text".')
     text: str = Field(description="Blocks are joined without a space.")
 
@@ -37,41 +40,58 @@ def text_of(content: str | list[Any] | None) -> str:
 class ToolUse(Body):
     """A call of an earlier answer."""
 
-    harmless = HARMLESS_TOOL_USE
+    harmless = only(
+        cache_control=CACHE_HINTS,
+        caller=({"type": "direct"},),
+        toolset_name=(),
+    )
     type: Literal["tool_use"] = Field(description='"tool_use".')
     id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the tool's result refers to.")
     name: str = Field(max_length=64, description="The tool's.")
     input: Json = Field(description="The arguments.")
 
-    def as_chat(self) -> Json:
-        return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input)}}
+    def plain(self) -> Json:
+        try:
+            json.dumps(self.input, allow_nan=False)
+        except ValueError as error:
+            message = f"messages has a tool_use block {shown(self.id)} whose input is no JSON: {error}"
+            raise InvalidRequest(message, param="messages") from None
+        return plain_call(self.id, self.name, self.input)
 
 
 class ToolResult(Body):
     """What a tool answered."""
 
-    harmless = HARMLESS_TOOL_RESULT
+    harmless = only(cache_control=CACHE_HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
     tool_use_id: str = Field(max_length=MAX_NAME, description="The call's id.")
     content: Texts | None = optional("A string, or a list of text blocks.")
     is_error: bool | None = optional('The model is told so: "Error: " goes before the content.')
 
-    def as_chat(self) -> Json:
+    def plain(self) -> Json:
         content = ("Error: " if self.is_error else "") + text_of(self.content)
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
 class ToolOffer(Body):
-    harmless = HARMLESS_TOOL_OFFER
+    harmless = only(
+        allowed_callers=(["direct"],),
+        cache_control=CACHE_HINTS,
+        defer_loading=(False,),
+        eager_input_streaming=(True,),
+        input_examples=([],),
+    )
     type: Literal["custom"] | None = optional('"custom"; the tools of Anthropic are not here.')
     name: str = Field(pattern=NAME, description="Up to 64 letters, digits, `_`, `-`, `.`.")
     description: str | None = optional("What the model is told of it.")
     input_schema: Json = Field(description="A JSON schema of an object.")
     strict: bool | None = optional("The input of a call that the model makes by itself keeps to the schema too.")
 
-    def as_chat(self) -> Json:
-        about = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
-        return {"type": "function", "function": {"name": self.name, **about}}
+    @property
+    def function(self) -> Function:
+        return Function.model_construct(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
 
 
 class ToolChoice(Body):
@@ -85,7 +105,8 @@ class ToolChoice(Body):
             raise unsupported("name", f"name goes with type tool and only with it, got type {self.type}")
         return self
 
-    def as_chat(self) -> Json:
-        named = {"type": "function", "function": {"name": self.name}}
-        choice = {"auto": "auto", "any": "required", "none": "none", "tool": named}[self.type]
-        return {"tool_choice": choice, "parallel_tool_calls": not self.disable_parallel_tool_use}
+    def allowed_calls(self, offered: Sequence[Function]) -> AllowedCalls:
+        """Raises InvalidRequest."""
+        chosen = {"none": [], "tool": [self.name or ""]}.get(self.type)
+        one = self.type == "tool" or bool(self.disable_parallel_tool_use)
+        return allowed_calls(offered, chosen, must=self.type in ("any", "tool"), one=one)

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional
-from service.schema.generation import MAX_NAME
-from service.schema.harmless import HARMLESS_CALL_ITEM, HARMLESS_INPUT_ITEM, HARMLESS_INPUT_PART, HARMLESS_OUTPUT_ITEM
-from service.schema.tools import Called
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
+from service.schema.tools import Called, plain_call
 
 Json = dict[str, Any]
 
@@ -16,7 +15,7 @@ Json = dict[str, Any]
 class InputPart(Body):
     """What a user wrote, or what an answer gave."""
 
-    harmless = HARMLESS_INPUT_PART
+    harmless = only(annotations=([],), logprobs=([],))
     type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
     text: str = Field(description="Parts are joined without a space.")
     parsed: Any = optional("What an SDK made of the text; without effect.")
@@ -32,7 +31,7 @@ Parts = Annotated[
 
 
 class InputMessage(Body):
-    harmless = HARMLESS_INPUT_ITEM
+    harmless = only(phase=("final_answer",), status=("completed", "incomplete"))
     type: Literal["message"] | None = optional('"message", which is also the default.')
     id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
     role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
@@ -42,7 +41,13 @@ class InputMessage(Body):
 class CallItem(Called):
     """A call of an earlier answer."""
 
-    harmless = HARMLESS_CALL_ITEM
+    harmless = only(
+        **{"async": (False,)},
+        async_=(False,),  # as the SDK dumps it
+        caller=({"type": "direct"},),
+        namespace=(),
+        status=("completed", "incomplete"),
+    )
     type: Literal["function_call"] = Field(description='"function_call".')
     id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
     call_id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the function's output refers to.")
@@ -51,7 +56,7 @@ class CallItem(Called):
 class OutputItem(Body):
     """What a function answered."""
 
-    harmless = HARMLESS_OUTPUT_ITEM
+    harmless = CallItem.harmless
     type: Literal["function_call_output"] = Field(description='"function_call_output".')
     id: str | None = optional("What a client called it.", max_length=MAX_NAME)
     call_id: str = Field(max_length=MAX_NAME, description="The call's.")
@@ -86,7 +91,7 @@ def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[J
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            call = plain_call(item.call_id, item.name, item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
 

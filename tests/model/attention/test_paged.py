@@ -11,6 +11,8 @@ from torch import Tensor
 from model.attention.paged import PagedAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
+from model.linear.schemes import CACHE_FORMATS
+from model.machine.device import name_of
 from tests.model.attention.attending import CPU, forget, random_heads
 from tests.model.attention.attending import attend as attend_in_chunks
 from tests.model.attention.dense import check_rule, dense_at_once
@@ -159,8 +161,8 @@ def test_too_wide_heads_and_groups_are_refused(backend: PagedAttention) -> None:
 
 def test_bytes_take_about_half_the_memory_of_bfloat16(backend: PagedAttention) -> None:
     """A float for each position and head; heads are rounded up to 16."""
-    assert [backend.head_bytes(64, dtype) for dtype in DTYPES] == [128, 256, 68]
-    assert backend.head_bytes(24, torch.int8) == 36
+    assert [CACHE_FORMATS[name].head_bytes(64) for name in ("bfloat16", "float32", "int8")] == [128, 256, 68]
+    assert CACHE_FORMATS["int8"].head_bytes(24) == 36
     for dtype in DTYPES:
         cache = backend.allocate((3, 2, 24), dtype, CPU)
-        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * 32 * 2 * backend.head_bytes(24, dtype)
+        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * 32 * 2 * CACHE_FORMATS[name_of(dtype)].head_bytes(24)

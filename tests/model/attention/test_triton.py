@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from model.attention import triton as attention
+from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
-from model.step.packing import PoolInputs, Span, pack
+from model.step.packing import pack
 from tests.model.attention.attending import CPU, attend, forget, make, random_heads, unchecked
 from tests.model.attention.dense import dense_at_once
 from tests.model.attention.two_sequences import attend as attend_step
@@ -107,7 +108,7 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
         (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
         cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
         forget(cache)
-        results.append(chosen.attend_turned(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
+        results.append(chosen.attend_unrotated(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
     tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from service.api.openai.schema import ChatBody, CompletionBody
+from service.schema.conversation import Message
 from service.schema.fields import Body
-from service.schema.generation import ChatBody, CompletionBody, Message, StreamOptions
+from service.schema.generation import StreamOptions
 from tests.fakes import END, IntegerTokenizer
 from tests.service.api.streams import chat_stream, ending_prompt, said, stream, texts
 from tests.service.live import Live, answer, begun, busy, idle, remaining, running

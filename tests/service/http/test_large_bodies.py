@@ -8,8 +8,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
-from service.schema.generation import ChatBody, CompletionBody, Content, Prompts
+from service.schema.conversation import Content
+from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
 from tests.service.live import Live, begun, ready, running

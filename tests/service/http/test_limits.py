@@ -168,8 +168,9 @@ def test_an_idle_server_drains_at_once() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with running(model="broken", wait="failed") as live:
-        eventually(lambda: live.server.failed and live.server.should_exit, "the server gives up")
+    with running(model="broken", wait="stopped") as live:  # "failed" lasts for a moment only
+        assert live.server.failed
+        assert live.server.should_exit
     assert capsys.readouterr().err == "noria: found nothing at 'broken', expected a model\n"
 
 
