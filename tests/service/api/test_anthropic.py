@@ -14,7 +14,7 @@ from service.generation.generation import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]

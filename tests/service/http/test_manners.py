@@ -10,7 +10,8 @@ from model.checkpoint.generation import GenerationDefaults
 from service.api.openai.models import card
 from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
-from tests.service.live import Live, answer, eventually, running
+from tests.service.live import Live, answer, running
+from tests.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "twelve chars"
