@@ -62,7 +62,7 @@ def serve(profile: bool) -> None:
     """The service as `noria serve` runs it, but for its engine; prints its port."""
     from service import logs
     from service.engine.client import EngineClient
-    from service.engine.process import ProcessHost
+    from service.engine.process import EngineProcess
     from service.http.listening import listen
     from service.http.server import Server
     from service.metrics import Metrics
@@ -71,7 +71,7 @@ def serve(profile: bool) -> None:
     settings = Settings()
     with listen(settings.host, 0) as sock:
         client = EngineClient(
-            lambda: ProcessHost("benchmarks.api_path:create"),
+            lambda: EngineProcess("benchmarks.api_path:create"),
             on_report=lambda report: metrics.observe_report(report),
         )
         metrics = Metrics(lambda: client.stats)
