@@ -8,7 +8,7 @@ sequence: it releases the pages, keeps the tokens and puts the sequence back int
 
 import time
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
@@ -67,11 +67,7 @@ class Scheduler:
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[_Step] = deque()  # not yet committed, oldest first
-        self._preemptions = 0
-        self._queried_tokens = 0
-        self._hit_tokens = 0
-        self._draft_tokens = 0
-        self._accepted_draft_tokens = 0
+        self._totals: Counter[str] = Counter()  # by their names in Stats
 
     @property
     def has_work(self) -> bool:
@@ -154,12 +150,8 @@ class Scheduler:
             waiting=len(self._waiting),
             step_tokens=step_tokens,
             step_seconds=step_seconds,
-            preemptions=self._preemptions,
-            queried_tokens=self._queried_tokens,
-            hit_tokens=self._hit_tokens,
-            draft_tokens=self._draft_tokens,
-            accepted_draft_tokens=self._accepted_draft_tokens,
             pools=tuple(pool.stats for pool in self.pools),
+            **self._totals,
         )
 
     def check_idle(self) -> None:
@@ -203,7 +195,7 @@ class Scheduler:
                     table.grow(stop + n_tokens)
                 step.drafts[sequence] = draft[:n_tokens]
                 step.budget -= n_tokens
-                self._draft_tokens += n_tokens
+                self._totals["draft_tokens"] += n_tokens
 
     def _forget(self, sequence: Sequence) -> None:
         sequence.reset()
@@ -217,7 +209,7 @@ class Scheduler:
         sequence.reset()
         del self._running[sequence]
         insort(self._waiting, sequence, key=RANK)
-        self._preemptions += 1
+        self._totals["preemptions"] += 1
 
     def _admit(self) -> bool:
         """Move the head of the queue to the running sequences if there are pages for its tokens. Reuses pages."""
@@ -231,8 +223,8 @@ class Scheduler:
         if sequence.queued is None:
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
-            self._queried_tokens += sequence.n_prompt
-            self._hit_tokens += reused
+            self._totals["queried_tokens"] += sequence.n_prompt
+            self._totals["hit_tokens"] += reused
         return True
 
     def _reuse(self, sequence: Sequence) -> int:
@@ -294,7 +286,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Append sampled tokens up to the first stop token; returns them. All but the last are computed already."""
         if sequence.params.prompt_lookup_num_tokens:
-            self._accepted_draft_tokens += max(0, len(sampled) - 1)
+            self._totals["accepted_draft_tokens"] += max(0, len(sampled) - 1)
             sequence.lookup.observe(sampled)
         ends = [index for index, token in enumerate(sampled) if token in sequence.stop_tokens]
         tokens = sampled[: ends[0] + 1] if ends else sampled
