@@ -2,10 +2,10 @@
 
     python -m model.grammar.process TRY [FOLLOW]
 
-The arguments are file descriptors of sockets. The sockets carry frames
-(`model/machine/frames.py`). The first frame on TRY is the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile, and is
-answered with what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is
-new, its new tokens and a draft. Each sequence is answered with the result of `Follower.masks`.
+The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). The first frame on TRY is
+the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile, and is answered
+with what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new
+tokens and a draft. Each sequence is answered with the result of `Follower.masks`.
 The process ends when a socket closes. It ends itself when a task takes too much time.
 """
 

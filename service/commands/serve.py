@@ -14,10 +14,10 @@ def run(settings: Settings) -> int:
     settings.check()
     with listen(settings.host, settings.port) as sock:
         from service.engine.client import EngineClient
-        from service.engine.process import ProcessHost
+        from service.engine.process import EngineProcess
 
         client = EngineClient(
-            ProcessHost,
+            EngineProcess,
             step_timeout=settings.step_timeout,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),
