@@ -11,7 +11,6 @@ from torch import Tensor
 
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
-from model.memory.sizes import BLOCK_BITS
 from model.network import weights
 
 
@@ -23,7 +22,7 @@ class RandomWeights:
     device: torch.device
     seed: int = 0
     quantized: bool = False
-    block_bits: float = BLOCK_BITS["Q4_1"]
+    block_bits: float | None = None
     fingerprint: str = "random"
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
+ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
@@ -62,7 +63,7 @@ def test_engine_uses_the_standard_library_and_the_seam(path: Path) -> None:
         assert inside or name.split(".")[0] in sys.stdlib_module_names, name
 
 
-SHARED = {"__init__", "base", "cache", "rope", "norm", "projection"}
+SHARED = {"__init__", "base", "cache", "choice", "compiled", "floats", "norm", "rope", "schemes", "weights_only"}
 """Files of `attention/` and `linear/` that are no backend and no scheme."""
 
 

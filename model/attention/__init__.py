@@ -10,6 +10,7 @@ from model.attention.triton import TritonAttention
 from model.attention.varlen import VarlenAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
+from model.linear.schemes import CACHE_FORMATS
 
 BACKENDS: dict[str, type[Attention]] = {
     "paged": PagedAttention,
@@ -22,8 +23,9 @@ ON_CUDA = ("triton", "varlen")
 """What serves there, best first, before sdpa."""
 
 NARROW = {
-    torch.int8: "--kv-dtype int8 needs --attention paged (a CPU, compiled kernels)",
-    torch.float8_e4m3fn: "--kv-dtype fp8 needs --attention triton (a GPU of compute capability 8.9 or more)",
+    getattr(torch, kept.dtype): f"--kv-dtype {kept.name} needs {kept.needs}"
+    for kept in CACHE_FORMATS.values()
+    if kept.needs
 }
 
 

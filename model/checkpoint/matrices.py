@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Channels that share a scale."""
+from model.kernels.groups import BLOCK_GROUP
+
 ROWS_AT_ONCE = 256
 """Rows decoded or quantized at a time: float32 copies stay small and in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockMatrix:
     """A matrix [n_out, n_in] in groups of 32 channels: `w = scale * q + min`, or `scale * (q - zero)` without minima.
 
     `quants` is uint8 [n_out, n_in/32, 16], channel j in the lower and j + 16 in the upper half of byte j (q in 0..15,
@@ -29,7 +29,7 @@ class Blocks:
     @property
     def shape(self) -> tuple[int, int]:
         """Of the matrix: (n_out, n_in)."""
-        return len(self.scales), self.scales.shape[1] * GROUP
+        return len(self.scales), self.scales.shape[1] * BLOCK_GROUP
 
     @property
     def zero(self) -> int:
@@ -39,8 +39,8 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.scales)
 
-    def __getitem__(self, rows: slice | Tensor) -> "Blocks":
-        return Blocks(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
+    def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
+        return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
 
     def integers(self) -> Tensor:
         """q - zero, int8 [n_out, n_in/32, 32]."""
@@ -53,7 +53,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedMatrix:
     """A matrix of a quantized checkpoint in any other kind of GGUF's: `data` uint8 [n_out, bytes of a row]."""
 
     data: Tensor
@@ -63,9 +63,9 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, rows: slice | Tensor) -> "Encoded":
+    def __getitem__(self, rows: slice | Tensor) -> "EncodedMatrix":
         data = self.data[rows]
-        return Encoded(data, self.kind, (len(data), self.shape[1]))
+        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]))
 
     def dequantize(self) -> Tensor:
         """float32 [n_out, n_in]."""
@@ -76,11 +76,11 @@ class Encoded:
         return torch.from_numpy(values)
 
 
-Matrix = Tensor | Blocks | Encoded
+Matrix = Tensor | BlockMatrix | EncodedMatrix
 
 
 def unpack(quants: Tensor, zero: int) -> Tensor:
-    """int8 q - zero [..., 32] from some of `Blocks.quants`."""
+    """int8 q - zero [..., 32] from some of `BlockMatrix.quants`."""
     if quants.dtype is torch.int8:
         return quants
     return torch.cat((quants & 15, quants >> 4), dim=-1).view(torch.int8).sub_(zero)
@@ -93,25 +93,25 @@ def parts(rows: Matrix) -> Iterator[Tensor]:
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
-def alike(pieces: Sequence[Blocks]) -> list[Blocks]:
+def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:
     """The same in the narrowest form that holds all of them exactly."""
     if any(piece.quants.dtype is torch.int8 for piece in pieces):
-        pieces = [Blocks(piece.integers(), piece.scales, piece.mins) for piece in pieces]
+        pieces = [BlockMatrix(piece.integers(), piece.scales, piece.mins) for piece in pieces]
     if all(piece.mins is None for piece in pieces):
         return list(pieces)
-    return [Blocks(piece.quants, piece.scales, _minima(piece)) for piece in pieces]
+    return [BlockMatrix(piece.quants, piece.scales, _minima(piece)) for piece in pieces]
 
 
-def join(pieces: Sequence[Blocks]) -> Blocks:
+def join(pieces: Sequence[BlockMatrix]) -> BlockMatrix:
     """One above the other, in the narrowest form that holds all of them exactly."""
     pieces = alike(pieces)
     mins = [piece.mins for piece in pieces if piece.mins is not None]
-    return Blocks(
+    return BlockMatrix(
         torch.cat([piece.quants for piece in pieces]),
         torch.cat([piece.scales for piece in pieces]),
         torch.cat(mins) if mins else None,
     )
 
 
-def _minima(blocks: Blocks) -> Tensor:
+def _minima(blocks: BlockMatrix) -> Tensor:
     return blocks.scales * -blocks.zero if blocks.mins is None else blocks.mins

@@ -12,8 +12,9 @@ from model.checkpoint.matrices import Matrix, parts
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
 from model.kernels.cpu.packed import PackedWeights
-from model.kernels.cuda.forms import FEW_ROWS, Weights
+from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.norm import RMSNorm
+from model.linear.schemes import Scheme
 
 TINY = 1e-30
 """Rows and groups of lesser magnitudes count as zeros."""
@@ -24,7 +25,7 @@ TILE = 16
 SERIAL = 2**15
 """Up to so many values PyTorch's threads do not cut a row, whose exponentials differ in their last bit at an edge."""
 PIECE = 2**25
-"""Weights that are dequantized at a time."""
+"""DeviceWeights that are dequantized at a time."""
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -37,9 +38,16 @@ class Projection(nn.Module, ABC):
 
     What stands beside it in a block is part of the call, so that a scheme may do all in one pass: the norm before, the
     gate before, the residual after. `packed` are the weights as the compiled kernels read them, where they do.
+    Raises OptionError for a number of input channels that the scheme cannot store.
     """
 
+    scheme: Scheme
     packed: PackedWeights | None = None
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.scheme.check_width(n_in)
+        self.n_in, self.n_out = n_in, n_out
 
     @abstractmethod
     def multiply(self, x: Tensor) -> Tensor:
@@ -62,27 +70,23 @@ class Projection(nn.Module, ABC):
 class Floats(Projection):
     """A projection whose activations are in the model's format.
 
-    On a GPU few rows, or with `fixed` all, run in the kernel that reads the weights once in their own form. `fixed`: a
-    row's bits depend on no other row, since all are computed in tiles of one shape.
+    On a GPU few rows, or with `fixed` all, run in the kernel that reads the weights once in their own layout. With
+    `fixed` a row's bits depend on no other row, because all are computed in tiles of one shape.
     """
 
     fixed = False
 
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.n_in, self.n_out = n_in, n_out
-
     @property
     @abstractmethod
-    def weights(self) -> Weights | None:
+    def weights(self) -> DeviceWeights | None:
         """As the GPU's kernels read them; None before they have come."""
 
     @abstractmethod
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         """Memory for the weights of `count` such projections, for a model in `dtype`."""
 
     @abstractmethod
-    def settle(self, weights: Weights) -> None:
+    def settle(self, weights: DeviceWeights) -> None:
         """Keep the weights there."""
 
     @abstractmethod
@@ -116,7 +120,7 @@ class Floats(Projection):
 
     def _in_kernel(self, x: Tensor) -> bool:
         weights = self.weights
-        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= FEW_ROWS[weights.form])
+        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= FEW_ROWS[weights.layout])
 
     def _run(self, x: Tensor, **around: Any) -> Tensor:
         from model.kernels.cuda.product import product
@@ -126,25 +130,25 @@ class Floats(Projection):
 
 
 class WeightsOnly(Floats):
-    """Weights in a narrower form of forms.py, made when they arrive, on the device where they stay."""
+    """DeviceWeights in a narrower layout of layouts.py, made when they arrive, on the device where they stay."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._weights: Weights | None = None
+        self._weights: DeviceWeights | None = None
 
     @property
-    def weights(self) -> Weights | None:
+    def weights(self) -> DeviceWeights | None:
         return self._weights
 
-    def settle(self, weights: Weights) -> None:
+    def settle(self, weights: DeviceWeights) -> None:
         self._weights = weights
 
     @abstractmethod
-    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
         """Quantize these rows of W, [n, n_in] float32, into `weights`."""
 
     @abstractmethod
-    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         """These rows of W, [n, n_in] float32, in PyTorch."""
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -178,14 +182,13 @@ class WeightsOnly(Floats):
 
 
 class Compiled(Projection):
-    """Weights in a form of the compiled kernels, on a CPU. Activations are float32 outside.
+    """DeviceWeights in a layout of the compiled kernels, on a CPU. Activations are float32 outside.
 
     Without compiled kernels `multiply_plainly` does the same arithmetic in PyTorch.
     """
 
     def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__()
-        self.n_in, self.n_out = n_in, n_out
+        super().__init__(n_in, n_out)
         self._kernels = native.kernels()
 
     @abstractmethod

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.kernels.cpu.packed import bfloat16
 from model.linear.base import Compiled
+from model.linear.schemes import SCHEMES
 
 ROWS = 32
 """Rows of x that oneDNN is asked to choose its layout for; it serves any number."""
@@ -18,6 +19,8 @@ ROWS = 32
 
 class BFloat16Linear(Compiled):
     """All weights in bfloat16, whatever the checkpoint has."""
+
+    scheme = SCHEMES["bfloat16"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)

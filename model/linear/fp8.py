@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from model.kernels import cuda as triton
-from model.kernels.cuda.forms import FEW_ROWS, LARGEST, Weights
+from model.kernels.cuda.layouts import FEW_ROWS, LARGEST, DeviceWeights
 from model.linear.base import TINY, WeightsOnly
+from model.linear.schemes import SCHEMES
 
 E4M3 = torch.float8_e4m3fn
 
@@ -16,16 +17,18 @@ E4M3 = torch.float8_e4m3fn
 class Fp8Linear(WeightsOnly):
     """Without a GPU the same arithmetic in PyTorch, slowly: to measure what the scheme costs in quality."""
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+    scheme = SCHEMES["fp8"]
+
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=E4M3, device=device)
-        return Weights("fp8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
+        return DeviceWeights("fp8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
 
-    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
         weights.values[rows], scales = quantize(values)
         weights.tables[0][rows] = scales[:, 0]
 
-    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         return weights.values[rows].float() * weights.tables[0][rows, None]
 
     def product(self, x: Tensor) -> Tensor:

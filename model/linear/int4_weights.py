@@ -4,38 +4,34 @@ on a GPU."""
 import torch
 from torch import Tensor
 
-from model.errors import OptionError
-from model.kernels.cuda.forms import GROUP, Weights
+from model.kernels.cuda.layouts import DeviceWeights
+from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY, WeightsOnly
+from model.linear.schemes import SCHEMES
 
-HALF = GROUP // 2
+HALF = INT4_GROUP // 2
 
 
 class Int4Weights(WeightsOnly):
-    """Raises OptionError for an n_in that is no multiple of 64."""
+    """Each byte holds two weights of a group, 32 channels apart."""
 
-    def __init__(self, n_in: int, n_out: int) -> None:
-        super().__init__(n_in, n_out)
-        if n_in % GROUP:
-            raise OptionError(
-                f"--quantize int4 needs projections of multiples of {GROUP} channels on a GPU, one has {n_in}"
-            )
+    scheme = SCHEMES["int4-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
-        tables = (*count, self.n_in // GROUP, self.n_out)
-        return Weights(
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+        tables = (*count, self.n_in // INT4_GROUP, self.n_out)
+        return DeviceWeights(
             "int4",
             torch.empty(*count, self.n_out, self.n_in // 2, dtype=torch.uint8, device=device),
             tuple(torch.empty(tables, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.uint8)),
         )
 
-    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
         q, scales, zeros = quantize(values)
         weights.values[rows] = (q[..., :HALF] | q[..., HALF:] << 4).flatten(1)
         for table, part in zip(weights.tables, (scales, zeros), strict=True):
             table[:, rows] = part.T
 
-    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         packed = weights.values[rows].unflatten(1, (-1, HALF))  # [n, n_in/64, 32]
         q = torch.cat((packed & 15, packed >> 4), dim=2).float()
         scales, zeros = (table[:, rows].T[:, :, None].float() for table in weights.tables)
@@ -47,7 +43,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Worked example: a group from -1.0 to 2.0 has scale 0.2 (0.2002 in bfloat16) and zero 5; 0.5 becomes 7, which is 0.4.
     """
-    groups = rows.unflatten(1, (-1, GROUP))
+    groups = rows.unflatten(1, (-1, INT4_GROUP))
     least, most = groups.amin(dim=2).clamp_(max=0.0), groups.amax(dim=2).clamp_(min=0.0)
     scales = ((most - least) / 15).clamp_(min=TINY).bfloat16()
     zeros = (-least / scales.float()).round_().clamp_(0, 15)

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from model.checkpoint.matrices import Matrix, parts
-from model.kernels.cpu.packed import GROUP, int8
+from model.kernels.cpu.packed import int8
+from model.kernels.groups import INT8_GROUP
 from model.linear.base import MOST, TINY, Compiled, quantize_rows
+from model.linear.schemes import SCHEMES
 
 
 def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
@@ -29,6 +31,8 @@ def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 class Int8Linear(Compiled):
     """All weights in int8, whatever the checkpoint has."""
+
+    scheme = SCHEMES["int8"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
@@ -55,14 +59,14 @@ class Int8Linear(Compiled):
 
 def _group(weight: Tensor) -> Tensor:
     """weight [n, k] -> [k/64, 64, n], padded with zeros to whole groups."""
-    whole = pad(weight, (0, -weight.shape[1] % GROUP))
-    return whole.unflatten(1, (-1, GROUP)).permute(1, 2, 0).contiguous()
+    whole = pad(weight, (0, -weight.shape[1] % INT8_GROUP))
+    return whole.unflatten(1, (-1, INT8_GROUP)).permute(1, 2, 0).contiguous()
 
 
 def _multiply(x: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
     """What linear.c computes, in plain PyTorch: x [T, k] times groups [k/64, 64, n]."""
-    rows, row_scales = quantize_rows(pad(x, (0, -x.shape[1] % GROUP)), GROUP)
+    rows, row_scales = quantize_rows(pad(x, (0, -x.shape[1] % INT8_GROUP)), INT8_GROUP)
     total = torch.zeros(len(x), groups.shape[2])
-    for g, part in enumerate(rows.split(GROUP, dim=1)):
+    for g, part in enumerate(rows.split(INT8_GROUP, dim=1)):
         total.addcmul_(torch._int_mm(part.contiguous(), groups[g]).float(), row_scales[:, g : g + 1])
     return total.mul_(scales)

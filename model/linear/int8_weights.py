@@ -3,21 +3,24 @@
 import torch
 from torch import Tensor
 
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import WeightsOnly, quantize_rows
+from model.linear.schemes import SCHEMES
 
 
 class Int8Weights(WeightsOnly):
     """Products are those of the integers, scaled at the end."""
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
+    scheme = SCHEMES["int8-weights"]
+
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=torch.int8, device=device)
-        return Weights("int8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
+        return DeviceWeights("int8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
 
-    def put(self, weights: Weights, rows: slice, values: Tensor) -> None:
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
         weights.values[rows], scales = quantize_rows(values, self.n_in)
         weights.tables[0][rows] = scales[:, 0]
 
-    def dequantize(self, weights: Weights, rows: slice) -> Tensor:
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
         return weights.values[rows].float() * weights.tables[0][rows, None]

@@ -1,29 +1,32 @@
-"""Weights as they are."""
+"""DeviceWeights as they are."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import Floats
 from model.linear.norm import RMSNorm
+from model.linear.schemes import SCHEMES
 
 
 class Linear(Floats):
     """`weight` [n_out, n_in], on the default device and dtype."""
+
+    scheme = SCHEMES["none"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
         self.weight = nn.Parameter(torch.empty(n_out, n_in))
 
     @property
-    def weights(self) -> Weights | None:
-        return None if self.weight is None else Weights("plain", self.weight)
+    def weights(self) -> DeviceWeights | None:
+        return None if self.weight is None else DeviceWeights("plain", self.weight)
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Weights:
-        return Weights("plain", torch.empty(*count, *self.weight.shape, dtype=dtype, device=device))
+    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+        return DeviceWeights("plain", torch.empty(*count, *self.weight.shape, dtype=dtype, device=device))
 
-    def settle(self, weights: Weights) -> None:
+    def settle(self, weights: DeviceWeights) -> None:
         self.weight = nn.Parameter(weights.values, requires_grad=False)
 
     def product(self, x: Tensor) -> Tensor:

@@ -6,15 +6,14 @@ from pathlib import Path
 from model.batch import PoolSpec
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import INDEX, read_index
-from model.config import ModelConfig, RunnerOptions
+from model.linear import schemes
+from model.linear.schemes import CACHE_FORMATS, SCHEMES, VALUE_BYTES
 from model.memory import sizes as memory
-from model.memory.sizes import BLOCK_BITS, INT4_BITS, PoolPlan
+from model.memory.sizes import PoolSizes
+from model.options import RunnerOptions
 
 PAGE_SIZE = 32
 """Positions of a page."""
-CONTEXT_BYTES = 2**29
-"""About what a GPU's driver keeps for a process."""
-VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
 """1k, 4k, 8k, 32k, 128k, 512k, 2M tokens."""
 
@@ -40,7 +39,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
 
     `step` is about what a step of `step_tokens` of `step_sequences` takes beside the rest (of a GPU its context too),
@@ -66,7 +65,7 @@ class Plan:
     served: int | None
 
 
-def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Plan:
+def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
     """For `options.device` "cpu" or "cuda" with `total` bytes, of the model in `directory`: its weights are not read.
 
     Takes for granted that the device computes the model's own format, and a CPU that its kernels are compiled.
@@ -74,22 +73,22 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     """
     index = read_index(directory) if (directory / INDEX).is_file() else None
     config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
-    scheme = _scheme(options, quantized=index is not None and index.quantized)
-    dtype = _dtype(options, config, scheme)
+    quantized = index is not None and index.quantized and SCHEMES["int4"].fits(config)
+    chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, quantized=quantized)
+    dtype = chosen.own_dtype(options.dtype) or config.dtype
+    scheme = schemes.serving(chosen, dtype, options.device)
     on_gpu = options.device == "cuda"
-    form = "bfloat16" if scheme == "none" and dtype == "bfloat16" and not on_gpu else scheme  # as `quant.form`
-    bits = _bits(form, options.device, config, BLOCK_BITS["Q4_1"] if index is None else index.block_bits)
     kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
     max_sequences, max_step_tokens = options.step_limits(options.device)
-    sizes = PoolPlan(
+    sizes = PoolSizes(
         config,
         PAGE_SIZE,
-        _head_bytes(kv_dtype, config.head_dim),
+        CACHE_FORMATS[kv_dtype].head_bytes(config.head_dim),
         max_step_tokens,
         max_sequences,
     )
-    weights = memory.weight_bytes(config, VALUE_BYTES[dtype], bits, head=not on_gpu)
-    step = sizes.step_bytes(VALUE_BYTES[dtype] if on_gpu or form == "none" else 4) + CONTEXT_BYTES * on_gpu
+    weights = memory.weight_bytes(config, scheme, dtype, None if index is None else index.block_bits)
+    step = sizes.step_bytes(4 if scheme.compiled else VALUE_BYTES[dtype]) + memory.CONTEXT_BYTES * on_gpu
     sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
     cache = None if total is None else _cache(options, total, weights, step)
@@ -97,9 +96,9 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Pla
     if served and not on_gpu and options.cache_memory is None:
         cache = min(cache or 0, sizes.most_useful(served))
     specs = sizes.pools(served, cache) if served and cache else ()
-    return Plan(
+    return MemoryPlan(
         parameters=config.n_parameters,
-        scheme=scheme,
+        scheme=chosen.quantize,
         dtype=dtype,
         kv_dtype=kv_dtype,
         weights=weights,
@@ -130,42 +129,12 @@ def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:
     return int(max(0, total - weights) * memory.CPU_SHARE)
 
 
-def _need(sizes: PoolPlan, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:
+def _need(sizes: PoolSizes, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:
     page_bytes = sizes.page_bytes(window)
     n_pages = next((spec.n_pages for spec in specs if spec.window == window), None)
     return PoolNeed(window, sizes.config.windows.count(window), page_bytes // PAGE_SIZE, page_bytes, n_pages)
 
 
-def _fit(sizes: PoolPlan, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
+def _fit(sizes: PoolSizes, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
     room = min((spec.n_pages // sizes.pages(spec.window, length) for spec in specs), default=0)
     return Fit(length, sizes.bytes_for(length), room if known else None)
-
-
-def _scheme(options: RunnerOptions, *, quantized: bool) -> str:
-    """As `quant.choose` does."""
-    if options.quantize != "auto":
-        return options.quantize
-    if options.device == "cuda" or options.dtype != "auto":
-        return "none"
-    return "int4" if quantized else "int8"
-
-
-def _dtype(options: RunnerOptions, config: ModelConfig, scheme: str) -> str:
-    """Of what is not quantized."""
-    if options.dtype != "auto":
-        return options.dtype
-    return "bfloat16" if scheme != "none" and options.device == "cpu" else config.dtype
-
-
-def _bits(scheme: str, device: str, config: ModelConfig, block_bits: float) -> float | None:
-    """As `quant.bits` has them: a scale for each output, or on a GPU scale and zero for each group of 64 channels."""
-    int4 = block_bits if device == "cpu" else INT4_BITS
-    by_rows = 8 + 32 / config.dim
-    return {"none": None, "bfloat16": 16, "int8": by_rows, "fp8": by_rows, "int4": int4}[scheme]
-
-
-def _head_bytes(kv_dtype: str, head_dim: int) -> int:
-    """As `Attention.head_bytes` has them: int8 keeps a scale beside each head."""
-    if kv_dtype == "int8":
-        return -(-head_dim // 16) * 16 + 4
-    return head_dim * VALUE_BYTES.get(kv_dtype, 1)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from model.batch import PageTable, PoolSpec, Runner, Slice, StepBatch
-from model.memory.sizes import PoolPlan, gpu_budget
+from model.memory.sizes import PoolSizes, gpu_budget
 from model.sampling_params import RANGES, SamplingParams
 
 Build = Callable[[int, tuple[PoolSpec, ...]], Runner]
@@ -56,7 +56,7 @@ def watched(device: torch.device) -> DeviceMemory | None:
 
 
 def cache_budget(
-    plan: PoolPlan, length: int, most: int, utilization: float | None, memory: DeviceMemory, build: Build
+    plan: PoolSizes, length: int, most: int, utilization: float | None, memory: DeviceMemory, build: Build
 ) -> int:
     """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
 
@@ -73,7 +73,7 @@ def cache_budget(
     return gpu_budget(memory.total, used, utilization)
 
 
-def largest_step(plan: PoolPlan, length: int, most: int, n_pages: int) -> StepBatch:
+def largest_step(plan: PoolSizes, length: int, most: int, n_pages: int) -> StepBatch:
     """As many sequences as may be: one is the last chunk of the longest prompt, and scored; the others decode, at twice
     the length for which `most` bytes hold all of them, or at the greatest.
 

@@ -1,14 +1,12 @@
-"""How much memory there is, and how many pages of keys and values it holds. No torch; all sizes in bytes."""
+"""How many pages of keys and values the memory holds. No torch; all sizes in bytes."""
 
 import math
-import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from model.batch import PoolSpec, most_pages
+from model.batch import PoolSpec, max_pages
 from model.config import ModelConfig
 from model.errors import OptionError
+from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
 
 SPARE_SEQUENCES = 2
 """On a CPU pools have by default room for this many times `max_sequences` full sequences: the rest is prefix reuse."""
@@ -20,14 +18,12 @@ LOGIT_VALUES = 2**23
 """Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
 LOGIT_COPIES = 8
 """A guess at how many times the sampler holds them at most, as float32 (it sorts by keys of 64 bits)."""
-INT4_BITS = 4 + 24 / 64
-"""Of a weight on a GPU: with a scale of two bytes and a zero of one for each group of 64 channels."""
-BLOCK_BITS = {"Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
-"""Of a weight in `blocks.Blocks`, its share of scale and minimum included, by the kind that GGUF calls them."""
+CONTEXT_BYTES = 2**29
+"""About what a GPU's driver keeps for a process."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class PoolSizes:
     """Sizes of the pools for one model and one way to run it; `head_bytes` is of one head's key at one position."""
 
     config: ModelConfig
@@ -42,7 +38,7 @@ class PoolPlan:
 
     def pages(self, window: int | None, length: int) -> int:
         """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
-        return most_pages(window, length, self.page_size, self.max_step_tokens)
+        return max_pages(window, length, self.page_size, self.max_step_tokens)
 
     def bytes_for(self, length: int) -> int:
         """Bytes that one sequence of `length` tokens needs in all pools."""
@@ -132,27 +128,27 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes / 2**10:.1f} KiB"
 
 
-def weight_bytes(config: ModelConfig, value_bytes: int, bits: float | None, *, head: bool = True) -> int:
-    """Bytes of the weights: of `value_bytes` each or, if there are `bits`, these for a projection's.
+def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
+    """Bytes of the weights: projections in `scheme`, with the checkpoint's own `block_bits`, all others in `dtype`.
 
-    Embeddings keep their `value_bytes` then. So does a head that is not quantized; one that is and is tied is a
-    projection beside them.
+    A compiled scheme quantizes the output head too: a tied head is then a projection beside the embeddings.
     """
+    bits, value_bytes = scheme.bits(config.dim, block_bits), VALUE_BYTES[dtype]
     if bits is None:
         return config.n_parameters * value_bytes
     embeddings = config.vocab_size * config.dim
-    kept = embeddings if head or config.tied_head else 2 * embeddings
-    others = config.n_parameters - kept + (embeddings if head and config.tied_head else 0)
-    return kept * value_bytes + math.ceil(others * bits / 8)
+    plain = embeddings if scheme.compiled or config.tied_head else 2 * embeddings
+    others = config.n_parameters - plain + (embeddings if scheme.compiled and config.tied_head else 0)
+    return plain * value_bytes + math.ceil(others * bits / 8)
 
 
-def check_weights(config: ModelConfig, needed: int, form: str, free: int, where: str) -> None:
-    """Raises OptionError if weights of `needed` bytes, in the dtype or scheme `form`, exceed what is `free`."""
+def check_weights(config: ModelConfig, needed: int, stored: str, free: int, where: str) -> None:
+    """Raises OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed what is `free`."""
     if needed <= free:
         return
-    half = weight_bytes(config, 2, 16)
+    half = weight_bytes(config, SCHEMES["none"], "bfloat16")
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
-    raise OptionError(f"the weights need {size(needed)} in {form}, {where} has {size(free)} free; {hint}")
+    raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
 def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
@@ -173,42 +169,3 @@ def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:
     """Bytes for keys and values on a GPU of `total` bytes of which `used` serve for all else; 0 if there are none."""
     return max(0, int(total * (GPU_UTILIZATION if utilization is None else utilization)) - used)
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may still take: the least of the machine's and its control groups'."""
-    return min([_machine(root), *_control_groups(root)])
-
-
-def _machine(root: Path) -> int:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _control_groups(root: Path) -> Iterator[int]:
-    """What each control group of this process, up to the root, leaves of its limit (versions 1 and 2)."""
-    mounts: Sequence[tuple[str, str, str]] = (
-        ("sys/fs/cgroup", "memory.max", "memory.current"),
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    )
-    paths = [line.rsplit(":", 1)[1].strip("/") for line in _lines(root / "proc/self/cgroup")]
-    for mount, limit_name, used_name in mounts:
-        for folder in {parent for path in ["", *paths] for parent in (Path(path), *Path(path).parents)}:
-            limit = _lines(root / mount / folder / limit_name)
-            used = _lines(root / mount / folder / used_name)
-            if limit and used and limit[0].isdigit():
-                yield max(int(limit[0]) - int(used[0]) + _reclaimable(root / mount / folder), 0)
-
-
-def _reclaimable(folder: Path) -> int:
-    """File pages that the kernel gives back when asked, counted as used by the group."""
-    return sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith("inactive_file "))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

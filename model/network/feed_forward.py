@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from model.linear.choice import make_linear
 from model.linear.norm import RMSNorm
-from model.linear.projection import make_linear
 
 
 class FeedForward(nn.Module):

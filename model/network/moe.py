@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from model.kernels import cuda as triton
-from model.kernels.cuda.forms import Weights
-from model.linear import in_floats
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import Floats
+from model.linear.choice import make_linear
 from model.linear.norm import RMSNorm
-from model.linear.projection import make_linear
+from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 
 
@@ -24,8 +24,8 @@ class MoE(nn.Module):
     def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
         super().__init__()
         self.n_used = n_used
-        self._exact = not in_floats(scheme)
-        self._stacked: tuple[Weights, Weights] | None = None
+        self._exact = SCHEMES[scheme].bit_identical
+        self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
 
@@ -34,7 +34,7 @@ class MoE(nn.Module):
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
         self._stacked = w13, w2
 
-    def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> Weights:
+    def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
         weights = parts[0].room((len(parts),), dtype, device)
         for i, part in enumerate(parts):
@@ -64,14 +64,16 @@ class MoE(nn.Module):
         y = weighted.sum(dim=1)  # [T, dim]
         return y if onto is None else onto.add_(y)
 
-    def _grouped(self, x: Tensor, w13: Weights, w2: Weights, onto: Tensor | None) -> Tensor:
+    def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
         """The same on a GPU, in four kernels, of which none waits for the host."""
         from model.kernels.cuda import product, routing
 
         n_pairs = len(x) * self.n_used
         fixed = bool(self.gate.fixed)
-        tile = product.tile_of(w13.form, -(-n_pairs // len(self.experts)), fixed=fixed)
-        plan = routing.plan(self.gate(x), self.n_used, tile.rows)
-        inner = product.grouped(x, w13, plan.slots, plan.experts, self.n_used, tile, n_pairs, gated=True)
-        y = product.grouped(inner, w2, plan.slots, plan.experts, 1, tile, n_pairs, gated=False)  # [T * k, dim]
-        return routing.join(y, plan.shares, onto)
+        tile = product.tile_of(w13.layout, -(-n_pairs // len(self.experts)), fixed=fixed)
+        assignment = routing.assign(self.gate(x), self.n_used, tile.rows)
+        inner = product.grouped(x, w13, assignment.slots, assignment.experts, self.n_used, tile, n_pairs, gated=True)
+        y = product.grouped(
+            inner, w2, assignment.slots, assignment.experts, 1, tile, n_pairs, gated=False
+        )  # [T * k, dim]
+        return routing.join(y, assignment.shares, onto)

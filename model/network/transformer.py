@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
+from model.attention.inputs import PackedInputs
 from model.config import ModelConfig
-from model.linear import in_floats
+from model.linear.choice import make_linear
 from model.linear.norm import RMSNorm
-from model.linear.projection import make_linear
+from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
-from model.step.packing import PackedInputs
 
 
 class SelfAttention(nn.Module):
@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
         qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
+        seen = attention.attend_unrotated(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(seen.flatten(1), onto=x)  # [T, dim]
 
 
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
         self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        head = "none" if in_floats(scheme) else scheme
+        head = scheme if SCHEMES[scheme].compiled else "none"
         self.output = make_linear(config.dim, config.vocab_size, scheme=head)
         if config.tied_head and head == "none":
             self.output.weight = self.tok_embeddings.weight

@@ -17,8 +17,6 @@ from service.schema.sampling import SamplingBody
 from service.structured.call_style import style_of
 from service.structured.tool_prompt import explained
 
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
     """Token ids of a text. Raises InvalidRequest, before tokenizing, for a text that cannot fit the context."""
@@ -75,22 +73,16 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
     """Parameters as the request gives them, then as the model's generation config does, then ours."""
-    asked = {name: getattr(body, name) for name in SAMPLED}
-    values = served.defaults.sampling | {name: value for name, value in asked.items() if value is not None}
-    ends = () if body.ignore_eos else served.defaults.eos_token_ids
+    values = served.defaults.sampling | body.given
+    ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
     stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
     params = SamplingParams(
-        **values,
+        **{"seed": secrets.randbits(63), **values},
         logit_bias=body.biases,
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         bad_words=_bad_words(body.bad_words, served.tokenizer) if body.bad_words else (),
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        min_tokens=body.min_tokens or 0,
         stop=body.stops,
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         stop_token_ids=tuple(stops),
-        ignore_eos=bool(body.ignore_eos),
-        prompt_lookup_num_tokens=body.prompt_lookup_num_tokens or 0,
         **limits,
     )
     params.check_ids(served.info.vocab_size)

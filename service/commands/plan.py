@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from model.checkpoint.resolve import resolve
-from model.config import RunnerOptions
-from model.memory import sizes as memory
-from model.memory.plan import Plan, make_plan
+from model.machine.host import free_memory
+from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
+from model.options import RunnerOptions
 from service.generation.loading import runner_options
 from service.settings import Settings
 
@@ -25,7 +25,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     settings.check()
     directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, weights=False)
     if total is None and settings.device == "cpu":
-        total = memory.free_memory()
+        total = free_memory()
     made = make_plan(directory, RunnerOptions(**runner_options(settings, directory)), total)
     if as_json:
         print(json.dumps(asdict(made), indent=1))
@@ -36,7 +36,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     console.print(table(made))
 
 
-def lines(plan: Plan) -> Iterator[tuple[str, str]]:
+def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
     """The plan in words, each with what it is about."""
     form = plan.dtype if plan.scheme == "none" else plan.scheme
     yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {form}"
@@ -54,7 +54,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "longest", f"{plan.served:,} of {plan.context:,} tokens fit"
 
 
-def table(plan: Plan) -> Table:
+def table(plan: MemoryPlan) -> Table:
     shown = Table("tokens", "a sequence takes", "sequences that fit")
     for column in shown.columns:
         column.justify = "right"

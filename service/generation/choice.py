@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.batch import TokenLogprob
@@ -163,4 +163,4 @@ def _scored(item: TokenLogprob, start: int) -> Scored:
 
 
 def _trimmed(item: TokenLogprob, n_top: int) -> TokenLogprob:
-    return replace(item, top=item.top[:n_top])
+    return item._replace(top=item.top[:n_top])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
+
 from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
@@ -14,7 +16,7 @@ from service.engine.messages import Update
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
-from service.http.middleware import RequestRecord
+from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
 
@@ -28,6 +30,19 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+
+
+class Timings(TypedDict):
+    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after."""
+
+    queue_ms: float
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
 
 
 class Generation:
@@ -102,9 +117,8 @@ class Generation:
         """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
-    def timings(self) -> dict[str, float | int]:
-        """llama.cpp's: tokens and milliseconds of the prompt and of what was drawn. Of several choices, the earliest
-        first token ends the one and the latest token the other."""
+    def timings(self) -> Timings:
+        """Of several choices, the earliest first token ends the prompt's time and the latest token the answer's."""
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self._record.queue_seconds or 0.0

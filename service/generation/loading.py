@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
-from model.checkpoint.families import read_generation
+from model.checkpoint.generation import GenerationDefaults, read_generation
 from model.checkpoint.resolve import default_name, resolve
-from model.config import GenerationDefaults, RunnerOptions
 from model.errors import OptionError, ParameterError
+from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.engine.client import EngineClient
@@ -67,7 +67,7 @@ def _try_template(chat: ChatFormat, path: Path) -> None:
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
-    return options | {"model": str(directory), "sliding_window": settings.sliding_window or 0}
+    return options | {"model": str(directory)}
 
 
 def _read(path: Path | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from model.sampling_params import RANGES
+from model.sampling_params import PARAMETERS
 from service.http.errors import shown
 
 MAX_NAMED_FIELDS = 8
@@ -22,13 +22,25 @@ def only(**values: tuple[Any, ...]) -> Mapping[str, tuple[Any, ...]]:
     return MappingProxyType(values)
 
 
+def _describe_extras(schema: dict[str, Any], body: type["Body"]) -> None:
+    """The JSON schema of a body is closed, and has the harmless fields with the values that pass."""
+    harmless = {name: {"enum": [*values, None]} for name, values in body.harmless.items()}
+    schema |= {"properties": harmless | schema.get("properties", {}), "additionalProperties": False}
+
+
 class Body(BaseModel):
     """A request body, or an object in it: strict types, finite numbers, no unknown fields.
 
     `harmless` are fields of OpenAI or of other servers that have no effect here, with the values that are accepted.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        json_schema_extra=_describe_extras,
+    )
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
 
     @model_validator(mode="after")
@@ -75,10 +87,11 @@ def expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def ranged(name: str, description: str, *, least: int | None = None) -> Any:
-    """An optional field with the range that the sampler's parameter of this name has, or from `least` on."""
-    lowest, greatest = RANGES[name]
-    return Field(None, ge=lowest if least is None else least, le=greatest, description=description)
+def ranged(name: str, description: str | None = None, *, least: int | None = None) -> Any:
+    """An optional field with the limits and the description of the sampling parameter `name`, or with those given."""
+    row = PARAMETERS[name]
+    lowest, greatest = row.limits or (None, None)
+    return Field(None, ge=lowest if least is None else least, le=greatest, description=description or row.description)
 
 
 def optional(description: str, **limits: Any) -> Any:

@@ -2,17 +2,15 @@
 
 import asyncio
 import hashlib
-import json
 import logging
-import os
 import socket
-import sys
 from collections import OrderedDict
 from typing import NamedTuple
 
 from model.grammar.compiler import Vocabulary
-from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
-from service.engine.process import HOME
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.machine import frames
+from model.machine.child import python_command
 from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import ApiError, InvalidRequest
@@ -35,13 +33,11 @@ class TrialProcess(NamedTuple):
 
     async def ask(self, data: object) -> str:
         """Send a frame and return the answer. Raises OSError, EOFError or TimeoutError."""
-        text = json.dumps(data).encode()
-        self.writer.write(HEADER.pack(len(text), 0) + text)
+        self.writer.write(frames.pack(data))
         await self.writer.drain()
         async with asyncio.timeout(WALL_SECONDS):
-            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            answer: str = json.loads(await self.reader.readexactly(n_text))
-        return answer
+            answer, _ = await frames.read(self.reader)
+        return str(answer)
 
 
 class Grammars:
@@ -97,20 +93,14 @@ class Grammars:
 
     async def _start(self, served: ServedModel) -> TrialProcess:
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
         with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "model.grammar.process", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
+            command, options = python_command(
+                "model.grammar.process",
+                sockets=[theirs],
+                environment={"MALLOC_ARENA_MAX": "1"},  # a thread's arena takes 64 MiB at once
                 stderr=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in a terminal is not for it
-                env={
-                    **os.environ,
-                    "PYTHONPATH": path,
-                    "MALLOC_ARENA_MAX": "1",
-                },  # a thread's arena takes 64 MiB at once
             )
+            process = await asyncio.create_subprocess_exec(*command, **options)
         reader, writer = await asyncio.open_connection(sock=ours)
         self._child = TrialProcess(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)

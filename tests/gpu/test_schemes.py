@@ -8,11 +8,12 @@ from torch.nn.functional import silu
 
 pytest.importorskip("triton")
 
-from model import linear as quant
 from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
-from model.kernels.cuda.forms import FEW_ROWS, Weights
+from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
+from model.linear import choice
+from model.linear.base import Floats
 from model.linear.fp8 import quantize
 from model.linear.norm import RMSNorm
 from model.network import weights
@@ -39,8 +40,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert error < TOLERANCE[found.dtype], error
 
 
-def there(weights: Weights) -> Weights:
-    return Weights(weights.form, weights.values.to(GPU), tuple(table.to(GPU) for table in weights.tables))
+def there(weights: DeviceWeights) -> DeviceWeights:
+    return DeviceWeights(weights.layout, weights.values.to(GPU), tuple(table.to(GPU) for table in weights.tables))
 
 
 @pytest.mark.usefixtures("poison")
@@ -87,7 +88,7 @@ def test_all_int4_values() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         for zero in range(16):
             tables = torch.ones(1, 256, dtype=torch.bfloat16), torch.full((1, 256), zero, dtype=torch.uint8)
-            y = product.product(torch.eye(64, dtype=dtype, device=GPU), there(Weights("int4", values, tables)))
+            y = product.product(torch.eye(64, dtype=dtype, device=GPU), there(DeviceWeights("int4", values, tables)))
             expected = torch.cat((values & 15, values >> 4), dim=1).float() - zero
             assert torch.equal(y.float().T.cpu(), expected)
 
@@ -98,7 +99,7 @@ def test_all_fp8_and_int8_values() -> None:
     fp8 = torch.where(fp8.float().isnan(), 0, fp8.float()).to(torch.float8_e4m3fn)
     for form, bytes_ in (("fp8", fp8), ("int8", values.view(torch.int8))):
         for dtype in (torch.bfloat16, torch.float16):
-            weights = there(Weights(form, bytes_, (torch.ones(256),)))
+            weights = there(DeviceWeights(form, bytes_, (torch.ones(256),)))
             y = product.product(torch.eye(64, dtype=dtype, device=GPU), weights)
             assert torch.equal(y.float().T.cpu(), bytes_.float())
 
@@ -138,7 +139,7 @@ def test_experts(form: str, n_rows: int) -> None:
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
     parts = [weights_of(form, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
     tile = product.tile_of(form, -(-n_rows * 2 // 8), fixed=False)
-    plan = routing.plan(logits.to(GPU), 2, tile.rows)
+    plan = routing.assign(logits.to(GPU), 2, tile.rows)
     experts, shares = route(logits, 2)
     torch.testing.assert_close(plan.shares.cpu(), shares)
     weights = there(stacked([part for part, _ in parts]))
@@ -157,7 +158,7 @@ def test_experts_in_a_graph() -> None:
     block.reserve(torch.bfloat16, GPU)
     block.gate.settle(block.gate.room((), torch.bfloat16, GPU))
     for part in block.modules():
-        if isinstance(part, quant.Floats):
+        if isinstance(part, Floats):
             part.weight.data.normal_(std=0.1)
     x = torch.randn(16, 256, dtype=torch.bfloat16, device=GPU)
     block(x)
@@ -185,8 +186,8 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
     if fixed:
-        quant.fix_tiles(mine)
-        quant.fix_tiles(plain)
+        choice.fix_tiles(mine)
+        choice.fix_tiles(plain)
     for n in (5, FEW_ROWS["int4"] + 20):
         tokens = [(7 * i) % 64 for i in range(n)]
         expected = Driver(plain, BACKENDS["reference"]()).whole(tokens)
@@ -199,7 +200,7 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
 def test_products_in_fp8() -> None:
     """PyTorch's product of many rows in fp8, against the same numbers in float32."""
     torch.manual_seed(0)
-    layer = quant.SCHEMES["fp8"](512, 384)
+    layer = choice.PROJECTIONS["fp8"](512, 384)
     layer.settle(layer.room((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
     layer.take(0, matrix)

@@ -60,7 +60,7 @@ class RandomWeights:
 
     config: ModelConfig
     quantized: bool = False
-    block_bits: float = 5.0
+    block_bits: float | None = None
     fingerprint: str = "random"
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:

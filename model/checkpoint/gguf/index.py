@@ -1,17 +1,18 @@
-"""What lies where in a GGUF file: the index that stands in a converted directory for the weights. No torch."""
+"""The index of a GGUF file: name, kind and place of each weight, kept in the converted directory. No torch."""
 
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.checkpoint.conversions import fingerprint
-from model.checkpoint.files import read_json
+from model.checkpoint.files import fingerprint, read_json
 from model.errors import ModelError
-from model.memory.sizes import BLOCK_BITS
+from model.kernels.groups import BLOCK_GROUP
 
 INDEX = "gguf.json"
 FLOATS = ("F32", "F16", "BF16")
+BLOCK_BITS = {"Q4_0": 4 + 16 / BLOCK_GROUP, "Q4_1": 4 + 32 / BLOCK_GROUP, "Q8_0": 8 + 16 / BLOCK_GROUP}
+"""Bits of a weight in each kind of block that is served as it is: its share of the scale and the minimum included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,44 +28,48 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What lies in the file `path`."""
+    """The weights in the GGUF file `path`."""
 
     path: Path
     entries: tuple[Entry, ...]
 
     @property
     def quantized(self) -> bool:
-        """Whether anything in the file is."""
+        """Whether any weight in the file is."""
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
-    def block_bits(self) -> float:
-        """What a weight of the projections takes in `blocks.Blocks`, on average."""
+    def block_bits(self) -> float | None:
+        """Bits of a weight of the projections in `matrices.Blocks`, on average; None if the file is not quantized.
+
+        Kinds that are no such blocks are stored as Q8_0.
+        """
+        if not self.quantized:
+            return None
         own_head = any(entry.name == "output.weight" for entry in self.entries)
-        others = BLOCK_BITS["Q8_0"] if self.quantized else BLOCK_BITS["Q4_1"]
         bits = weights = 0.0
         for entry in self.entries:
             if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
                 weights += math.prod(entry.shape)
-                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, others)
+                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, BLOCK_BITS["Q8_0"])
         return bits / weights
 
     def write(self, directory: Path) -> None:
-        """Into a converted directory, with the file's fingerprint."""
+        """Write the index into a converted directory, with the fingerprint of the file."""
         tensors = [asdict(entry) for entry in self.entries]
         index = {"path": str(self.path), "fingerprint": fingerprint(self.path), "tensors": tensors}
         (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def read_index(directory: Path) -> Index:
-    """The weights that a converted directory stands for. Raises ModelError if the file is gone or another now."""
+    """The index in a converted directory. Raises ModelError if the GGUF file is gone or has changed."""
     index = read_json(directory / INDEX)
     path = Path(index["path"])
     try:
         same = fingerprint(path) == index["fingerprint"]
     except OSError as error:
-        raise ModelError(f"cannot read {path.name}: {error.strerror}; start again with its new place") from error
+        raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
     if not same:
-        raise ModelError(f"{path.name} is not the file any more that it was at the start; start again")
+        raise ModelError(f"{path.name} has changed since it was converted; start again")
     entries = (Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in index["tensors"])
     return Index(path, tuple(entries))

@@ -1,28 +1,16 @@
 """Weights as linear.c reads them: memory of ours and the record that points there."""
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-GROUP, BLOCK = 64, 16
-"""Channels that share an activation's scale beside int8 weights, and outputs packed together."""
-BLOCK_GROUP = 32
-"""Channels that share a scale in blocks, weights' and activations'."""
+from model.kernels.cpu.records import WeightsRecord
+from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
+
+OUTPUTS = 16
+"""Outputs packed together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
-
-
-class Weights(ctypes.Structure):
-    """`weights` of linear.h."""
-
-    _fields_ = (
-        ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("n_out", ctypes.c_int64),
-        ("n_in", ctypes.c_int64),
-        ("format", ctypes.c_int64),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +22,11 @@ class PackedWeights:
     group: int
     packed: Tensor
     scales: Tensor | None
-    struct: Weights
+    record: WeightsRecord
 
     def scratch_bytes(self, n_rows: int) -> int:
         """For the rows as bytes, with what belongs to each group of them; beside bfloat16 as floats."""
-        a_group = 4 * self.group if self.struct.format == _BFLOAT16 else self.group + 12
+        a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
 
@@ -48,28 +36,33 @@ def padded(n: int, multiple: int) -> int:
 
 
 def int8(n_out: int, n_in: int) -> PackedWeights:
-    """Room for int8 with a scale an output."""
-    rows = padded(n_out, BLOCK)
-    packed = torch.empty(rows // BLOCK, padded(n_in, GROUP) // GROUP, GROUP * BLOCK, dtype=torch.uint8)
+    """Memory for int8 with a scale an output."""
+    packed = _records(n_out, n_in, INT8_GROUP)
     packed[-1] = 128  # beyond the last output: zeros
-    scales = torch.zeros(rows)
-    struct = Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
-    return PackedWeights(n_out, n_in, GROUP, packed, scales, struct)
+    scales = torch.zeros(len(packed) * OUTPUTS)
+    record = WeightsRecord(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
+    return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, record)
 
 
 def bfloat16(n_out: int, n_in: int) -> PackedWeights:
-    """Room for bfloat16."""
-    n_blocks = padded(n_out, BLOCK) // BLOCK
-    packed = torch.empty(n_blocks, padded(n_in, GROUP) // GROUP, GROUP * BLOCK * 2, dtype=torch.uint8)
+    """Memory for bfloat16."""
+    packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    return PackedWeights(n_out, n_in, GROUP, packed, None, Weights(packed.data_ptr(), None, n_out, n_in, _BFLOAT16))
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16)
+    return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
+
+
+def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
+    """For groups of 64 channels, `n_bytes` an output each."""
+    shape = (padded(n_out, OUTPUTS) // OUTPUTS, padded(n_in, INT8_GROUP) // INT8_GROUP, n_bytes * OUTPUTS)
+    return torch.empty(shape, dtype=torch.uint8)
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
-    """Room for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
-    record = (n_bytes + (4 if with_minima else 2)) * BLOCK
-    packed = torch.empty(padded(n_out, BLOCK) // BLOCK, n_in // BLOCK_GROUP, record, dtype=torch.uint8)
+    """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
+    width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
+    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width, dtype=torch.uint8)
     packed[-1] = 0
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
-    struct = Weights(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
-    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
+    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)

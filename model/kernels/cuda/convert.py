@@ -1,13 +1,14 @@
-"""What stands around PyTorch's products of many rows: x to fp8, weights of forms.py to the model's format."""
+"""What stands around PyTorch's products of many rows: x to fp8, weights of layouts.py to the model's format."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from model.kernels.cuda.forms import GROUP, LARGEST, Weights
+from model.kernels.cuda.layouts import LARGEST, DeviceWeights
+from model.kernels.groups import INT4_GROUP
 
-_GROUP, _HALF, _LARGEST = tl.constexpr(GROUP), tl.constexpr(GROUP // 2), tl.constexpr(LARGEST)
+_GROUP, _HALF, _LARGEST = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2), tl.constexpr(LARGEST)
 ROWS, CHANNELS = 16, 128
 """Of weights, a program."""
 
@@ -62,15 +63,15 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales
 
 
-def dequantize(weights: Weights, first: int, stop: int, dtype: torch.dtype) -> Tensor:
+def dequantize(weights: DeviceWeights, first: int, stop: int, dtype: torch.dtype) -> Tensor:
     """Rows first..stop-1 of weights that are not plain -> [stop - first, n_in]."""
     n_rows, n_in = stop - first, weights.n_in
     out = torch.empty(n_rows, n_in, dtype=dtype, device=weights.values.device)
     values = weights.values[first:stop]
     blocks = triton.cdiv(n_rows, ROWS)
-    if weights.form == "int4":
+    if weights.layout == "int4":
         scales, zeros = (table[:, first:] for table in weights.tables)
-        _widen_groups[(blocks, n_in // GROUP)](values, scales, zeros, out, n_rows, n_in, weights.n_out, ROWS)
+        _widen_groups[(blocks, n_in // INT4_GROUP)](values, scales, zeros, out, n_rows, n_in, weights.n_out, ROWS)
     else:
         (scales,) = weights.tables
         _widen[(blocks, triton.cdiv(n_in, CHANNELS))](values, scales[first:], out, n_rows, n_in, ROWS, CHANNELS)

@@ -1,10 +1,10 @@
-"""Products of few rows, dense and grouped by expert, with weights in any form of forms.py: bound by memory.
+"""Products of few rows, dense and grouped by expert, with weights in any layout of layouts.py: bound by memory.
 
 A program computes `outputs` columns of y for `rows` rows of x. The channels of a step are cut in `parts`, one a warp,
 whose sums are joined in order at the end. All that depends on the tile alone: where one tile serves any number of rows
 (`fixed`), a row's bits depend on no other row.
 
-Weights stand left in the tensor cores' product, so that a tile needs no more than 8 rows of x. Bytes go to shared
+DeviceWeights stand left in the tensor cores' product, so that a tile needs no more than 8 rows of x. Bytes go to shared
 memory as they are and become the model's format in registers.
 """
 
@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from model.kernels.cuda import interpreted
-from model.kernels.cuda.forms import GROUP, Weights
 from model.kernels.cuda.gate import silu
+from model.kernels.cuda.layouts import DeviceWeights
+from model.kernels.groups import INT4_GROUP
 
 _PLAIN = tl.constexpr(interpreted())
 """The interpreter knows no bfloat16 and no assembly: there all is float32."""
@@ -38,7 +39,7 @@ def nibbles(magic: int, shift: int) -> str:
 
 _BF16_LOW, _BF16_HIGH = tl.constexpr(nibbles(0x43, 0)), tl.constexpr(nibbles(0x43, 4))
 _FP16_LOW, _FP16_HIGH = tl.constexpr(nibbles(0x64, 0)), tl.constexpr(nibbles(0x64, 4))
-_GROUP, _HALF = tl.constexpr(GROUP), tl.constexpr(GROUP // 2)
+_GROUP, _HALF = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
     "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
     "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 512, 4, 3), Tile(64, 16, 256, 4, 3)),
 }
-"""By form, for up to `rows` rows; the last serves more by several programs. All fit the 99 KiB of shared memory that
+"""By layout, for up to `rows` rows; the last serves more by several programs. All fit the 99 KiB of shared memory that
 every GPU from 8.0 on has. To be tuned on a device."""
 GATED_STAGES = 3
 """At most: gate and up take twice the memory."""
@@ -66,9 +67,9 @@ FIXED = 32
 """Rows of the tile that serves any number of rows."""
 
 
-def tile_of(form: str, n_rows: int, *, fixed: bool) -> Tile:
+def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
     """The smallest that holds `n_rows`."""
-    tiles = TILES[form]
+    tiles = TILES[layout]
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
 
 
@@ -186,7 +187,7 @@ def _sum_channels(
 @triton.jit(do_not_specialize=["n_rows"])
 def _product(
     x, values, scales, zeros, onto, y, slots, experts, n_rows, n_in, n_out, n_total, choices,
-    FORM: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, block of outputs); n_total rows of weights, with gates n_out before their ups."""
@@ -206,7 +207,7 @@ def _product(
         source = slot
     at = source.to(tl.int64) * n_in
     n = tl.minimum(tl.arange(0, OUTPUTS), n_out - 1 - first)
-    if FORM == "int4":
+    if LAYOUT == "int4":
         table = first.to(tl.int64)
         if GROUPED:
             table += expert * n_total * (n_in // _GROUP)
@@ -218,7 +219,7 @@ def _product(
         sums, ups = _sum_channels(
             x, at, there, values + weight_row * n_in, n, n_in, n_out, GATED, EVEN, ROWS, OUTPUTS, CHANNELS, PARTS
         )
-        if FORM != "plain":
+        if LAYOUT != "plain":
             sums *= tl.load(scales + weight_row + n)[:, None]
             if GATED:
                 ups *= tl.load(scales + weight_row + n_out + n)[:, None]
@@ -233,14 +234,14 @@ def _product(
 
 
 def product(
-    x: Tensor, weights: Weights, *, gated: bool = False, onto: Tensor | None = None, fixed: bool = False
+    x: Tensor, weights: DeviceWeights, *, gated: bool = False, onto: Tensor | None = None, fixed: bool = False
 ) -> Tensor:
     """x W^T: [T, n_in] -> [T, n_out] in the format of x, or that added in place to `onto` [T, n_out].
 
     `gated`: silu(x G^T) * (x U^T) of the weights' upper half G and lower half U, [T, n_out/2]. `fixed`: one tile
     for all T.
     """
-    tile = tile_of(weights.form, len(x), fixed=fixed)
+    tile = tile_of(weights.layout, len(x), fixed=fixed)
     n_out = weights.n_out // (2 if gated else 1)
     y = x.new_empty(len(x), n_out) if onto is None else onto
     _launch(x, weights, y, tile, triton.cdiv(len(x), tile.rows), gated=gated, onto=onto)
@@ -248,7 +249,15 @@ def product(
 
 
 def grouped(
-    x: Tensor, weights: Weights, slots: Tensor, experts: Tensor, choices: int, tile: Tile, n_pairs: int, *, gated: bool
+    x: Tensor,
+    weights: DeviceWeights,
+    slots: Tensor,
+    experts: Tensor,
+    choices: int,
+    tile: Tile,
+    n_pairs: int,
+    *,
+    gated: bool,
 ) -> Tensor:
     """Each (token, choice) pair's row of x times its expert's weights -> [n_pairs, n_out].
 
@@ -262,7 +271,7 @@ def grouped(
 
 def _launch(
     x: Tensor,
-    weights: Weights,
+    weights: DeviceWeights,
     y: Tensor,
     tile: Tile,
     n_blocks: int,
@@ -279,7 +288,7 @@ def _launch(
     _product[(n_blocks, triton.cdiv(n_out, tile.outputs))](
         x.contiguous(), weights.values, scales, zeros, onto, y, slots, experts,
         len(x), n_in, n_out, weights.n_out, choices,
-        FORM=weights.form, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, ROWS=tile.rows,
+        LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, ROWS=tile.rows,
         OUTPUTS=tile.outputs, CHANNELS=channels, PARTS=tile.parts, num_warps=tile.parts,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip

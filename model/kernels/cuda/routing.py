@@ -20,7 +20,7 @@ COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Assignment:
     """`slots` [blocks * block] hold pairs (token * choices + choice), -1 where none; `experts` [blocks] say whose they
     are, -1 beyond the last. `shares` [T, choices] float32 weigh the choices of a token."""
 
@@ -88,7 +88,7 @@ def _place(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
-def _plan(
+def _assign(
     logits, shares, slots, experts, n_rows, n_experts, n_blocks,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexp
     tl.store(out + row * dim + columns, total.to(out.dtype.element_ty), mask=there)
 
 
-def plan(logits: Tensor, choices: int, block: int) -> Plan:
+def assign(logits: Tensor, choices: int, block: int) -> Assignment:
     """Who computes what, from the gate's logits [T, n_experts]; see `model.network.moe.route`."""
     n_rows, n_experts = logits.shape
     n_pairs = n_rows * choices
@@ -129,8 +129,8 @@ def plan(logits: Tensor, choices: int, block: int) -> Plan:
     slots, experts = (logits.new_empty(n, dtype=torch.int32) for n in (n_blocks * block, n_blocks))
     shares = logits.new_empty(n_rows, choices, dtype=torch.float32)
     sizes = choices, triton.next_power_of_2(n_experts), block
-    _plan[(1,)](logits.contiguous(), shares, slots, experts, n_rows, n_experts, n_blocks, *sizes)
-    return Plan(slots, experts, shares)
+    _assign[(1,)](logits.contiguous(), shares, slots, experts, n_rows, n_experts, n_blocks, *sizes)
+    return Assignment(slots, experts, shares)
 
 
 def join(y: Tensor, shares: Tensor, onto: Tensor | None) -> Tensor:

@@ -150,11 +150,9 @@ class MessagesBody(ConversationBody):
         "Strings that end the text; it ends before them.", max_length=MAX_STOPS
     )
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
-    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
-    top_p: float | None = ranged(
-        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
-    )
-    top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
+    temperature: float | None = ranged("temperature")
+    top_p: float | None = ranged("top_p")
+    top_k: int | None = ranged("top_k")
 
     @property
     def end_user(self) -> str | None:

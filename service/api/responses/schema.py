@@ -89,11 +89,9 @@ class ResponsesBody(CallingBody):
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
-    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
+    temperature: float | None = ranged("temperature")
     text: TextConfig | None = optional("Options of the text, its format among them.")
-    top_p: float | None = ranged(
-        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
-    )
+    top_p: float | None = ranged("top_p")
     user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from model.attention import choose
-from model.checkpoint.matrices import Blocks, Encoded, Matrix, join
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
 from model.checkpoint.open import open_checkpoint
 from model.loading import create
 from model.network import weights
@@ -82,7 +82,7 @@ def _stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 256
 def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
     stored = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
     matrix, expected = stored["q"]
-    assert isinstance(matrix, Blocks if kind in ("Q4_0", "Q4_1", "Q8_0") else Encoded)
+    assert isinstance(matrix, BlockMatrix if kind in ("Q4_0", "Q4_1", "Q8_0") else EncodedMatrix)
     assert tuple(matrix.shape) == (300, 256)
     assert torch.equal(matrix.dequantize(), expected)
     order = torch.randperm(300)

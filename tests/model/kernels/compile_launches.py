@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from model.kernels.cuda import convert, gate, norm, product, routing
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from tests.model.kernels.triton_case import weights_of
 
 SHARED_BYTES = {75: 65536, 80: 166912, 90: 232448}
@@ -48,7 +48,7 @@ def compile_instead(capability: int) -> Any:
         source = ASTSource(self, signature, constants, attributes)
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert compiled.metadata.shared <= SHARED_BYTES[capability], (self.__name__, compiled.metadata.shared)
-        print(self.__name__, constants.get("FORM", ""), flush=True)
+        print(self.__name__, constants.get("LAYOUT", ""), flush=True)
 
     return run
 
@@ -63,8 +63,8 @@ def products(dtype: torch.dtype, *forms: str, n_rows: int = 1) -> None:
 
 def experts() -> None:
     x = torch.randn(3, 1024).bfloat16()
-    plan = routing.plan(torch.randn(3, 8).bfloat16(), 2, 16)
-    weights = Weights("plain", torch.empty(8, 64, 1024, dtype=torch.bfloat16))
+    plan = routing.assign(torch.randn(3, 8).bfloat16(), 2, 16)
+    weights = DeviceWeights("plain", torch.empty(8, 64, 1024, dtype=torch.bfloat16))
     tile = product.tile_of("plain", 16, fixed=False)
     product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 6, gated=True)
     routing.join(torch.empty(6, 1024).bfloat16(), plan.shares, x)

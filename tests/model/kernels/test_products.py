@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 pytest.importorskip("triton")
 
 from model.kernels.cuda import convert, gate, norm, product
-from model.kernels.cuda.forms import Weights
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.norm import RMSNorm
 from tests.model.kernels.triton_case import DTYPES, FORMS, close, poisoned, small_tiles, stacked, weights_of
 
@@ -154,7 +154,7 @@ def test_assembly_of_nibbles(magic: int, dtype: torch.dtype, offset: int) -> Non
 def test_weights_of_several_share_memory() -> None:
     weights = stacked([weights_of("int4", torch.randn(4, 64))[0] for _ in range(2)])
     part = weights[1]
-    assert isinstance(part, Weights)
+    assert isinstance(part, DeviceWeights)
     assert (part.n_out, part.n_in) == (4, 64)
     part.tables[0].fill_(7)
     assert weights.tables[0][1].eq(7).all()

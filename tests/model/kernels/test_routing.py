@@ -18,7 +18,7 @@ def poison() -> Iterator[None]:
     yield from poisoned()
 
 
-def owners(plan: routing.Plan, block: int) -> dict[int, int]:
+def owners(plan: routing.Assignment, block: int) -> dict[int, int]:
     """The expert of every pair in the plan; no pair is there twice."""
     found: dict[int, int] = {}
     for slots, expert in zip(plan.slots.view(-1, block).tolist(), plan.experts.tolist(), strict=True):
@@ -35,27 +35,27 @@ def owners(plan: routing.Plan, block: int) -> dict[int, int]:
 def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_rows: int, block: int) -> None:
     torch.manual_seed(n_rows)
     logits = torch.randn(n_rows, n_experts)
-    plan = routing.plan(logits, choices, block)
+    plan = routing.assign(logits, choices, block)
     experts, shares = route(logits, choices)
     assert owners(plan, block) == dict(enumerate(experts.flatten().tolist()))
     torch.testing.assert_close(plan.shares, shares)
 
 
 def test_all_tokens_to_one_expert_fill_its_blocks() -> None:
-    plan = routing.plan(torch.tensor([[0.0, 5.0, 1.0]]).repeat(11, 1), 1, 8)
+    plan = routing.assign(torch.tensor([[0.0, 5.0, 1.0]]).repeat(11, 1), 1, 8)
     assert plan.experts.tolist() == [1, 1, -1, -1]
     assert plan.slots[:16].tolist() == [*range(11), *[-1] * 5]
 
 
 def test_numbers_that_are_none_choose_experts_that_are_there() -> None:
     nan, inf = float("nan"), float("inf")
-    plan = routing.plan(torch.tensor([[nan] * 3, [-inf, nan, -inf], [inf, -inf, inf]]), 2, 8)
+    plan = routing.assign(torch.tensor([[nan] * 3, [-inf, nan, -inf], [inf, -inf, inf]]), 2, 8)
     assert set(owners(plan, 8)) == set(range(6))
     assert plan.experts.max() < 3
 
 
 def test_equal_logits_choose_the_first() -> None:
-    plan = routing.plan(torch.zeros(1, 4), 2, 8)
+    plan = routing.assign(torch.zeros(1, 4), 2, 8)
     assert owners(plan, 8) == {0: 0, 1: 1}
     assert plan.shares.tolist() == [[0.5, 0.5]]
 

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.kernels.cuda.forms import Weights
-from model.linear import SCHEMES
+from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import WeightsOnly
+from model.linear.choice import PROJECTIONS
+from model.linear.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from model.kernels.cuda.product import Tile
 
 CPU = torch.device("cpu")
-NAMES = {"fp8": "fp8", "int8": "int8-weights", "int4": "int4-weights"}
+NAMES = {row.layout: row.name for row in SCHEMES.values() if row.value_bits is not None and not row.compiled}
 """Schemes by the form of their weights."""
 FORMS = ("plain", *NAMES)
 
@@ -42,11 +43,11 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Weights, Tensor]:
+def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[DeviceWeights, Tensor]:
     """A matrix [n_out, n_in] float32 in a form, and what it then stands for, float32."""
     if form == "plain":
-        return Weights(form, matrix.to(dtype)), matrix.to(dtype).float()
-    layer = SCHEMES[NAMES[form]](matrix.shape[1], len(matrix))
+        return DeviceWeights(form, matrix.to(dtype)), matrix.to(dtype).float()
+    layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))
     assert isinstance(layer, WeightsOnly)
     weights = layer.room((), dtype, CPU)
     layer.settle(weights)
@@ -54,10 +55,10 @@ def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) ->
     return weights, layer.dequantize(weights, slice(0, len(matrix)))
 
 
-def stacked(parts: list[Weights]) -> Weights:
+def stacked(parts: list[DeviceWeights]) -> DeviceWeights:
     """Several as one."""
     tables = zip(*(part.tables for part in parts), strict=True)
-    return Weights(parts[0].form, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
+    return DeviceWeights(parts[0].layout, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
 
 
 def close(found: Tensor, expected: Tensor) -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import linear as quant
 from model.attention import choose
-from model.checkpoint.matrices import Blocks
+from model.checkpoint.matrices import BlockMatrix
 from model.errors import OptionError
 from model.kernels.cpu import native, packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
+from model.linear import choice, schemes
 from model.linear.bfloat16 import BFloat16Linear
 from model.network import weights
 from model.network.transformer import Transformer
@@ -142,7 +142,7 @@ def test_a_projection_refuses_what_is_not_finite_in_bfloat16(serving: str, bad: 
 
 
 def test_a_files_blocks_are_decoded(serving: str) -> None:
-    blocks = Blocks(torch.randint(-127, 128, (300, 2, 32), dtype=torch.int8), torch.rand(300, 2).half())
+    blocks = BlockMatrix(torch.randint(-127, 128, (300, 2, 32), dtype=torch.int8), torch.rand(300, 2).half())
     made = BFloat16Linear(64, 300)
     made.take(0, blocks)
     expected = blocks.dequantize().bfloat16().float().T
@@ -166,9 +166,8 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
 
 
 def test_it_is_what_none_is_in_bfloat16_on_a_cpu() -> None:
-    cuda = torch.device("cuda")
-    assert quant.form("none", torch.bfloat16, CPU) == "bfloat16"
-    others = [("none", torch.float32, CPU), ("none", torch.bfloat16, cuda), ("int8", torch.bfloat16, CPU)]
-    assert [quant.form(*other) for other in others] == ["none", "none", "int8"]
+    assert schemes.serving(schemes.SCHEMES["none"], "bfloat16", "cpu").name == "bfloat16"
+    others = [("none", "float32", "cpu"), ("none", "bfloat16", "cuda"), ("int8", "bfloat16", "cpu")]
+    assert [schemes.serving(schemes.SCHEMES[name], *rest).name for name, *rest in others] == ["none", "none", "int8"]
     with pytest.raises(OptionError, match="--quantize bfloat16 is not known, choose one of: auto, none, fp8"):
-        quant.choose("bfloat16", "auto", CPU)
+        choice.choose("bfloat16", "auto", CPU)

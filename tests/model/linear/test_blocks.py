@@ -7,10 +7,10 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from torch import Tensor
 
-from model.checkpoint.matrices import Blocks, Encoded
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.errors import OptionError
 from model.kernels.cpu import native
-from model.linear.blocks import BlockLinear, quantize4, quantize8
+from model.linear.int4 import Int4Linear, quantize4, quantize8
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -56,7 +56,7 @@ def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
     return rounded.reshape(len(x), -1) @ weight.double().numpy().T
 
 
-def encoded(weight: Tensor, kind: str) -> Tensor | Blocks | Encoded:
+def encoded(weight: Tensor, kind: str) -> Tensor | BlockMatrix | EncodedMatrix:
     """As a quantized file would give it; "float" as safetensors would."""
     if kind == "float":
         return weight
@@ -65,7 +65,7 @@ def encoded(weight: Tensor, kind: str) -> Tensor | Blocks | Encoded:
     if kind == "Q8_0":
         return quantize8(weight)
     data = quantize(weight.numpy(), GGMLQuantizationType[kind])
-    return Encoded(torch.from_numpy(data), kind, (len(weight), weight.shape[1]))
+    return EncodedMatrix(torch.from_numpy(data), kind, (len(weight), weight.shape[1]))
 
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q8_0", "Q4_1"), ("Q4_1", "float"), ("F16", "Q8_0"), ("Q5_0", "Q4_1")])
@@ -74,13 +74,15 @@ def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[s
     weight, x = torch.randn(40, 96, generator=generator), torch.randn(7, 96, generator=generator)
     x[0, :32] = 0
     pieces = [encoded(rows, kind) for rows, kind in zip(weight.chunk(len(kinds)), kinds, strict=True)]
-    made, meant, first = BlockLinear(96, 40), [], 0
+    made, meant, first = Int4Linear(96, 40), [], 0
     for piece in pieces:
         made.take(first, piece)
         first += len(piece)
         if isinstance(piece, Tensor):
             piece = quantize4(piece)
-        meant.append(quantize8(piece.dequantize()).dequantize() if isinstance(piece, Encoded) else piece.dequantize())
+        meant.append(
+            quantize8(piece.dequantize()).dequantize() if isinstance(piece, EncodedMatrix) else piece.dequantize()
+        )
     expected = brute_force(x, torch.cat(meant))
     np.testing.assert_allclose(made(x).numpy(), expected, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(made(x[i : i + 1])[0], made(x)[i]) for i in range(7))
@@ -90,7 +92,7 @@ def test_products_are_those_of_the_quantized_values(serving: str, kinds: tuple[s
 
 def test_parts_may_come_in_any_order(serving: str) -> None:
     weight, x = torch.randn(40, 64), torch.randn(3, 64)
-    made, whole = BlockLinear(64, 40), BlockLinear(64, 40)
+    made, whole = Int4Linear(64, 40), Int4Linear(64, 40)
     whole.take(0, weight)
     for first, stop in ((24, 40), (0, 5), (5, 24)):
         made.take(first, weight[first:stop])
@@ -99,4 +101,4 @@ def test_parts_may_come_in_any_order(serving: str) -> None:
 
 def test_channels_come_in_whole_groups() -> None:
     with pytest.raises(OptionError, match="--quantize int4 needs projections of multiples of 32 channels, one has 48"):
-        BlockLinear(48, 16)
+        Int4Linear(48, 16)

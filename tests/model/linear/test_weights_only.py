@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from model import linear as quant
 from model.attention import choose
 from model.attention.sdpa import SdpaAttention
-from model.checkpoint.matrices import Blocks
+from model.checkpoint.matrices import BlockMatrix
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
-from model.kernels.cuda.forms import FEW_ROWS
-from model.linear import SCHEMES, fp8, int4_weights
+from model.kernels.cuda.layouts import FEW_ROWS
+from model.linear import choice, fp8, int4_weights
 from model.linear.base import Floats, WeightsOnly
-from model.linear.blocks import quantize8
+from model.linear.choice import PROJECTIONS
+from model.linear.int4 import quantize8
 from model.linear.none import Linear
 from model.network import weights
 from model.network.moe import MoE
@@ -48,7 +48,7 @@ def test_fp8_by_hand() -> None:
 
 
 def made(scheme: str, matrix: torch.Tensor, cuts: tuple[int, ...] = ()) -> Floats:
-    layer = SCHEMES[scheme](matrix.shape[1], len(matrix))
+    layer = PROJECTIONS[scheme](matrix.shape[1], len(matrix))
     assert isinstance(layer, Floats)
     layer.settle(layer.room((), matrix.dtype, CPU))
     if isinstance(layer, Linear):
@@ -73,8 +73,8 @@ def test_near_the_weights(scheme: str, error: float) -> None:
 @pytest.mark.parametrize("scheme", NAMES.values())
 def test_rows_of_a_quantized_file(scheme: str) -> None:
     torch.manual_seed(0)
-    blocks: Blocks = quantize8(torch.randn(12, 64))
-    layer = SCHEMES[scheme](64, 12)
+    blocks: BlockMatrix = quantize8(torch.randn(12, 64))
+    layer = PROJECTIONS[scheme](64, 12)
     assert isinstance(layer, WeightsOnly)
     layer.settle(layer.room((), torch.float32, CPU))
     layer.take(0, blocks)
@@ -95,7 +95,7 @@ def test_fp8_rounds_activations_of_many_rows_only() -> None:
 
 def test_groups_must_be_whole() -> None:
     with pytest.raises(OptionError, match="--quantize int4 needs projections of multiples of 64 channels on a GPU"):
-        SCHEMES["int4-weights"](96, 8)
+        PROJECTIONS["int4-weights"](96, 8)
 
 
 @pytest.mark.parametrize("scheme", NAMES.values())
@@ -148,7 +148,7 @@ def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeyp
     expected = Driver(plain, SdpaAttention()).whole(TOKENS[:3])
     monkeypatch.setattr(triton, "serves", lambda x: True)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)
-    quant.fix_tiles(model)
+    choice.fix_tiles(model)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3], chunk=2), expected)
 
 
@@ -158,7 +158,7 @@ def test_rows_in_fixed_tiles_have_the_same_bits_beside_any_others(dtype: torch.d
     layer = made("none", torch.randn(100, 70).to(dtype))
     assert isinstance(layer, Linear)
     layer.fixed = True
-    quant.check_tiles(nn.ModuleList([layer]), dtype)
+    choice.check_tiles(nn.ModuleList([layer]), dtype)
     x, onto = torch.randn(40, 70).to(dtype), torch.randn(40, 100).to(dtype)
     whole = layer(x)
     assert torch.equal(layer(x, onto=onto.clone()), onto + whole)
@@ -185,7 +185,7 @@ def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.Monke
     layer = made("none", torch.eye(8))
     monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
     with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels round rows alike diff"):
-        quant.check_tiles(nn.ModuleList([layer]), torch.float32)
+        choice.check_tiles(nn.ModuleList([layer]), torch.float32)
 
 
 def test_attention_must_be_fixed_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from model import loading
+from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
-from model.config import RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
+from model.linear.base import Projection, WeightsOnly
+from model.linear.choice import PROJECTIONS
+from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
+from model.network.transformer import Transformer
+from model.options import RunnerOptions
 from tests.model.driving import checkpoint, tiny
 
 GIB = 2**30
@@ -182,6 +187,45 @@ def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monk
     assert [(pool.window, pool.n_pages) for pool in plan.pools] == [(pool.window, pool.n_pages) for pool in info.pools]
     assert (plan.served, plan.page_size) == (info.max_model_len, info.page_size)
     assert info.description.items() >= {"dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "quantize": plan.scheme}.items()
+
+
+FAMILIES = {
+    "mistral": {"model_type": "mistral", "sliding_window": 9},
+    "tied": {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None},
+}
+SMALL = MISTRAL | {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
+SMALL |= {"intermediate_size": 320, "vocab_size": 320, "max_position_embeddings": 64, "torch_dtype": "float32"}
+
+
+def storages(model: Transformer) -> int:
+    """Bytes of all weights of a loaded model, each memory counted once."""
+    found = [*model.parameters()]
+    for part in model.modules():
+        if isinstance(part, Projection) and part.packed is not None:
+            found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]
+        elif isinstance(part, WeightsOnly) and part.weights is not None:
+            found += [part.weights.values, *part.weights.tables]
+    memory = [tensor.untyped_storage() for tensor in found]
+    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
+@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
+def test_the_plan_of_every_scheme_is_what_loading_allocates(tmp_path: Path, scheme: Scheme, family: str) -> None:
+    config = read_config(write(tmp_path, SMALL | FAMILIES[family]))
+    by_name = {"quantize": scheme.name} if scheme.name in NAMES else {"dtype": scheme.name}
+    asked = options(device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=4, **by_name)
+    runner = loading.load_from(checkpoint(config), asked, lambda stage, done: None)
+    plan = make_plan(tmp_path, asked, 2**30)
+    assert isinstance(runner._model.layers[0].attention.wo, PROJECTIONS[scheme.name])
+    assert storages(runner._model) == pytest.approx(plan.weights, rel=0.02)
+    caches = [cache.k.nbytes + cache.v.nbytes for cache in runner._pools.layers]
+    assert sum(caches) == sum((pool.n_pages or 0) * pool.page_bytes for pool in plan.pools)
+    said = runner.info.description
+    assert (said["dtype"], said["kv_dtype"]) == (plan.dtype, plan.kv_dtype)
+    assert SCHEMES[said["quantize"]].quantize == plan.scheme == scheme.quantize
 
 
 def test_planning_needs_no_torch() -> None:

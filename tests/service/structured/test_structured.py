@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import Live
-from tests.service.schema.test_refusals import USER, refused
+from tests.service.live import USER, Live, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}

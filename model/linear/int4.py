@@ -12,23 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import GROUP, Blocks, Matrix, alike, join, parts, unpack
-from model.errors import OptionError
+from model.checkpoint.matrices import BlockMatrix, Matrix, alike, join, parts, unpack
 from model.kernels.cpu import packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
+from model.kernels.groups import BLOCK_GROUP
 from model.linear.base import Compiled, quantize_rows
+from model.linear.schemes import SCHEMES
 
 
-class BlockLinear(Compiled):
-    """Raises OptionError for an n_in that is no multiple of 32."""
+class Int4Linear(Compiled):
+    """Weights in the narrowest blocks that hold all parts of the projection."""
+
+    scheme = SCHEMES["int4"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        if n_in % GROUP:
-            raise OptionError(f"--quantize int4 needs projections of multiples of {GROUP} channels, one has {n_in}")
-        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all have come
-        self._blocks: Blocks | None = None  # without kernels
+        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all have come
+        self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
         self._parts[first] = _blocks(rows)
@@ -45,7 +46,7 @@ class BlockLinear(Compiled):
         return _multiply(x, self._blocks)
 
 
-def _packed(kernels: Kernels, pieces: Sequence[Blocks]) -> PackedWeights:
+def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
     """Pieces one above the other."""
     pieces = alike(pieces)
     n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
@@ -57,43 +58,43 @@ def _packed(kernels: Kernels, pieces: Sequence[Blocks]) -> PackedWeights:
     return weights
 
 
-def _blocks(rows: Matrix) -> list[Blocks]:
-    if isinstance(rows, Blocks):
+def _blocks(rows: Matrix) -> list[BlockMatrix]:
+    if isinstance(rows, BlockMatrix):
         return [rows]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
     return [quantize(part.float()) for part in parts(rows)]
 
 
-def quantize4(weight: Tensor) -> Blocks:
+def quantize4(weight: Tensor) -> BlockMatrix:
     """weight [n, k] float32 to 4 bits: of each group the least value and a fifteenth of the range.
 
     Worked example: a group from -1.0 to 2.0 has minimum -1.0 and scale 0.2 (in float16); 0.5 becomes 8 and means 0.6.
     """
-    groups = weight.unflatten(1, (-1, GROUP))
+    groups = weight.unflatten(1, (-1, BLOCK_GROUP))
     least, most = groups.aminmax(dim=2)
     mins, scales = least.half(), ((most - least) / 15).half()
     steps = (groups - mins.float()[:, :, None]) * _inverse(scales)[:, :, None]
     q = steps.round_().clamp_(0, 15).to(torch.uint8)
-    return Blocks(q[..., :16] | q[..., 16:] << 4, scales, mins)
+    return BlockMatrix(q[..., :16] | q[..., 16:] << 4, scales, mins)
 
 
-def quantize8(weight: Tensor) -> Blocks:
+def quantize8(weight: Tensor) -> BlockMatrix:
     """weight [n, k] float32 to 8 bits: of each group the greatest magnitude / 127 is the scale."""
-    groups = weight.unflatten(1, (-1, GROUP))
+    groups = weight.unflatten(1, (-1, BLOCK_GROUP))
     scales = (groups.abs().amax(dim=2) / 127).half()
     q = (groups * _inverse(scales)[:, :, None]).round_().clamp_(-127, 127)
-    return Blocks(q.to(torch.int8), scales)
+    return BlockMatrix(q.to(torch.int8), scales)
 
 
 def _inverse(scales: Tensor) -> Tensor:
     return torch.where(scales != 0, 1 / scales.float(), 0.0)
 
 
-def _multiply(x: Tensor, blocks: Blocks) -> Tensor:
+def _multiply(x: Tensor, blocks: BlockMatrix) -> Tensor:
     """What linear.c computes, in plain PyTorch: x [T, n_in] -> [T, n_out]."""
-    rows, row_scales = quantize_rows(x, GROUP)
+    rows, row_scales = quantize_rows(x, BLOCK_GROUP)
     total = torch.zeros(len(x), len(blocks))
-    for g, part in enumerate(rows.split(GROUP, dim=1)):
+    for g, part in enumerate(rows.split(BLOCK_GROUP, dim=1)):
         weights = unpack(blocks.quants[:, g], blocks.zero)  # [n_out, 32]
         values = torch._int_mm(part.contiguous(), weights.T).float().mul_(blocks.scales[:, g])
         if blocks.mins is not None:

@@ -1,21 +1,19 @@
-"""Weights as the GPU's products read them: in the model's format, or narrower with tables of scales."""
+"""DeviceWeights as the GPU's products read them: in the model's format, or narrower with tables of scales."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-GROUP = 64
-"""Channels that share a scale and a zero in int4."""
 LARGEST = 448.0
 """Of float8_e4m3fn."""
 
 FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
-"""By form, up to how many rows of x the product kernel serves; beyond, PyTorch. To be measured on a device."""
+"""By layout, up to how many rows of x the product kernel serves; beyond, PyTorch. To be measured on a device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """Of one projection, or with more axes in front of several; [n_out, n_in] in one of these forms:
+class DeviceWeights:
+    """Of one projection, or with more axes in front of several; [n_out, n_in] in one of these layouts:
 
     "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, "int8": int8, both times a table
     of scales [n_out] float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2] and tables of scales, in
@@ -23,7 +21,7 @@ class Weights:
     j + 32 in its upper half.
     """
 
-    form: str
+    layout: str
     values: Tensor
     tables: tuple[Tensor, ...] = ()
 
@@ -33,8 +31,8 @@ class Weights:
 
     @property
     def n_in(self) -> int:
-        return self.values.shape[-1] * (2 if self.form == "int4" else 1)
+        return self.values.shape[-1] * (2 if self.layout == "int4" else 1)
 
-    def __getitem__(self, index: int) -> "Weights":
+    def __getitem__(self, index: int) -> "DeviceWeights":
         """One of several; the memory is shared."""
-        return Weights(self.form, self.values[index], tuple(table[index] for table in self.tables))
+        return DeviceWeights(self.layout, self.values[index], tuple(table[index] for table in self.tables))

@@ -1,0 +1,63 @@
+"""Which scheme a model runs in on this machine, and its projections."""
+
+import torch
+from torch import nn
+
+from model.errors import OptionError
+from model.kernels.cpu import native
+from model.linear import schemes
+from model.linear.base import TILE, Floats, Projection
+from model.linear.bfloat16 import BFloat16Linear
+from model.linear.fp8 import Fp8Linear
+from model.linear.int4 import Int4Linear
+from model.linear.int4_weights import Int4Weights
+from model.linear.int8 import Int8Linear
+from model.linear.int8_weights import Int8Weights
+from model.linear.none import Linear
+from model.linear.schemes import Scheme
+
+PROJECTIONS: dict[str, type[Projection]] = {
+    kind.scheme.name: kind
+    for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, Int4Linear, Int8Weights, Int4Weights)
+}
+
+
+def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> Projection:
+    """A map [T, n_in] -> [T, n_out] without bias, its weights not there yet."""
+    return PROJECTIONS[scheme](n_in, n_out)
+
+
+def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = False) -> Scheme:
+    """`schemes.choose` on this machine. Raises OptionError also for a GPU that is too old."""
+    compiled = device.type == "cpu" and native.kernels() is not None
+    scheme = schemes.choose(name, dtype, device.type, compiled=compiled, quantized=quantized)
+    needed = scheme.capability if device.type == "cuda" else None
+    if needed is not None and (found := torch.cuda.get_device_capability(device)) < needed:
+        raise OptionError(
+            f"--quantize {scheme.quantize} needs a GPU of compute capability {_dotted(needed)} or more, "
+            f"this one has {_dotted(found)}; use --quantize int8"
+        )
+    return scheme
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def fix_tiles(model: nn.Module) -> None:
+    """Have all projections compute so that a row's bits depend on no other row."""
+    for module in model.modules():
+        if isinstance(module, Floats):
+            module.fixed = True
+
+
+def check_tiles(model: nn.Module, dtype: torch.dtype) -> None:
+    """Raise OptionError if PyTorch's products, of a model on this CPU, give a row other bits elsewhere in its tile."""
+    for module in {(part.n_in, part.n_out): part for part in model.modules() if isinstance(part, Floats)}.values():
+        rows = torch.linspace(-1, 1, module.n_in).to(dtype).expand(TILE, -1)
+        y = module.multiply(rows)
+        if not y.eq(y[0]).all():
+            raise OptionError(
+                f"--deterministic: PyTorch's products of {module.n_in} channels round rows alike differently here; "
+                "use --quantize int8"
+            )

@@ -1,0 +1,153 @@
+"""The facts of all weight schemes and formats of keys and values. No torch: the CLI and `noria plan` read them too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model.config import ModelConfig
+from model.errors import OptionError
+from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
+
+VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a value in each format that a model can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to store the weights of projections and to multiply by them.
+
+    - `quantize` is the value of --quantize that chooses it, where the device allows it.
+    - `layout` names how the weights are stored: one of kernels/cpu/packed.py if it is `compiled`, else one of
+      kernels/cuda/layouts.py.
+    - A weight takes `value_bits`, or the model's own format where that is None. Each `group` of channels, or with
+      group 0 each output, takes `scale_bits` more (scales, minima, zeros). With `keeps_blocks` the blocks of a GGUF
+      stay as they are, and their bits count instead.
+    - `compiled`: it runs in the compiled kernels of a CPU, on float32 activations, and quantizes the output head too.
+      All others run in PyTorch and on a GPU in Triton, on activations in the model's format.
+    - A projection's input channels must be a multiple of `multiple`. A GPU needs compute capability `capability`.
+    - `bit_identical`: with compiled kernels a row's bits depend on no other row (DESIGN, "Promises about the answer").
+    """
+
+    name: str
+    quantize: str
+    layout: str
+    value_bits: int | None
+    scale_bits: int = 0
+    group: int = 0
+    keeps_blocks: bool = False
+    compiled: bool = False
+    multiple: int = 1
+    capability: tuple[int, int] | None = None
+    bit_identical: bool = False
+
+    def bits(self, dim: int, block_bits: float | None = None) -> float | None:
+        """Bits of a weight, its share of the scales included; None for the model's own format.
+
+        `block_bits` are those of the checkpoint's own blocks, None if it has none. Worked example: int8 with dim 4096
+        takes 8 + 32 / 4096 bits, int4 on a GPU 4 + 24 / 64.
+        """
+        if self.value_bits is None:
+            return None
+        if self.keeps_blocks and block_bits is not None:
+            return block_bits
+        return self.value_bits + self.scale_bits / (self.group or dim)
+
+    def own_dtype(self, dtype: str) -> str | None:
+        """The format for --dtype `dtype` of what is not quantized; None stands for the model's own.
+
+        The embeddings are in it, and by default keys and values. A compiled scheme does not compute in it.
+        """
+        return ("bfloat16" if self.compiled else None) if dtype == "auto" else dtype
+
+    def check_width(self, n_in: int) -> None:
+        """Raise OptionError for a projection of `n_in` channels that this scheme cannot store."""
+        if n_in % self.multiple:
+            where = "" if self.compiled else " on a GPU"
+            raise OptionError(
+                f"--quantize {self.quantize} needs projections of multiples of {self.multiple} channels{where}, "
+                f"one has {n_in}"
+            )
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Whether it can store all projections of the model."""
+        widths = (config.dim, config.hidden_dim, config.n_heads * config.head_dim)
+        return not any(width % self.multiple for width in widths)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("none", "none", "plain", None),
+        Scheme("bfloat16", "none", "bfloat16", 16, compiled=True, bit_identical=True),
+        Scheme("fp8", "fp8", "fp8", 8, scale_bits=32, capability=(8, 9)),
+        Scheme("int8", "int8", "int8", 8, scale_bits=32, compiled=True, bit_identical=True),
+        Scheme(
+            *("int4", "int4", "blocks", 4),
+            scale_bits=16 + 16,
+            group=BLOCK_GROUP,
+            keeps_blocks=True,
+            compiled=True,
+            multiple=BLOCK_GROUP,
+            bit_identical=True,
+        ),
+        Scheme("int8-weights", "int8", "int8", 8, scale_bits=32),
+        Scheme("int4-weights", "int4", "int4", 4, scale_bits=16 + 8, group=INT4_GROUP, multiple=INT4_GROUP),
+    )
+}
+NAMES = tuple(name for name in SCHEMES if name != "bfloat16")
+"""Schemes that can be chosen by name. bfloat16 stands for none on a CPU, for a model in that format."""
+QUANTIZE_NAMES = ("auto", *dict.fromkeys(scheme.quantize for scheme in SCHEMES.values()))
+"""Values of --quantize."""
+
+
+def choose(name: str, dtype: str, device: str, *, compiled: bool, quantized: bool = False) -> Scheme:
+    """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
+
+    "auto" is none. On a CPU with `compiled` kernels and without a --dtype it is int8, or int4 for a checkpoint that is
+    `quantized` in blocks: they are kept, because a second quantization would only lose accuracy.
+    Raises OptionError for a name that is not known.
+    """
+    if name == "auto":
+        if device != "cpu" or not compiled or dtype != "auto":
+            return SCHEMES["none"]
+        return SCHEMES["int4" if quantized else "int8"]
+    if name not in NAMES:
+        raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
+    if device == "cuda":  # there the short names mean the schemes that quantize weights only
+        return next(row for row in SCHEMES.values() if name in (row.name, row.quantize) and not row.compiled)
+    return SCHEMES[name]
+
+
+def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
+    """The scheme that serves in place of the chosen one for a model in `dtype`."""
+    return SCHEMES["bfloat16"] if (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """A format of keys and values: `dtype` is PyTorch's name of it.
+
+    A head's key, or its value, takes `value_bytes` for each channel, rounded up to `multiple` channels, and
+    `scale_bytes`. `needs` says which attention backend keeps it, empty if several do.
+    """
+
+    name: str
+    dtype: str
+    value_bytes: int
+    scale_bytes: int = 0
+    multiple: int = 1
+    needs: str = ""
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of one head's key, or of its value, at one position."""
+        return -(-head_dim // self.multiple) * self.multiple * self.value_bytes + self.scale_bytes
+
+
+CACHE_FORMATS: Mapping[str, CacheFormat] = {
+    **{name: CacheFormat(name, name, n_bytes) for name, n_bytes in VALUE_BYTES.items()},
+    "int8": CacheFormat(
+        "int8", "int8", 1, scale_bytes=4, multiple=16, needs="--attention paged (a CPU, compiled kernels)"
+    ),
+    "fp8": CacheFormat("fp8", "float8_e4m3fn", 1, needs="--attention triton (a GPU of compute capability 8.9 or more)"),
+}
+KV_DTYPES = ("auto", *(name for name in CACHE_FORMATS if name not in VALUE_BYTES))
+"""Values of --kv-dtype; auto is the model's format."""
