@@ -26,7 +26,7 @@ class Stage(Enum):
     REPORT = auto()
     """Asks for more than tokens."""
     SPEED = auto()
-    """Changes how fast the tokens come, never which."""
+    """Changes the speed, never the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,64 +95,85 @@ MAX_GRAMMAR_CHARS = 2**17
 class SamplingParams:
     """How one choice is sampled and when it ends: the table of all parameters. Limits are OpenAI's, else vLLM's.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` is the number of alternatives
-    reported beside each sampled token (None: no logprobs at all), `prompt_logprobs` the same for prompt tokens.
-    `prompt_lookup_num_tokens` is how many draft tokens a step may take from earlier text (0: none).
-    `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless `ignore_eos`.
-    `stop` strings are matched by the service, which sees text; the engine ignores them by design.
-    `allowed_token_ids`, unless empty, are the only tokens sampled. `bad_words` are token sequences: the last token of
-    one is not sampled where the output ends with those before it.
-    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar/compiler.py`); it says itself
-    where the output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
-    `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
-    `return_progress` asks for a report of each step that computes a part of the prompt.
+    `temperature` 0 is greedy. `top_k` 0 or -1 allows all tokens. `logprobs` is the number of alternatives reported
+    with each sampled token (None: no logprobs at all). `prompt_logprobs` is the same for prompt tokens.
+    `prompt_lookup_num_tokens` is the greatest number of draft tokens in a step; they come from earlier text.
+    `stop_token_ids` has every token that ends the output. The model's end tokens are in it unless `ignore_eos`.
+    The service matches `stop` strings, because it sees text. The engine ignores them by design.
+    If `allowed_token_ids` is not empty, only its tokens are sampled. Each of `bad_words` is a token sequence: its last
+    token is not sampled where the output ends with the tokens before it.
+    `grammar` constrains the output, in the syntax of llguidance (see `model/grammar/compiler.py`). It decides where the
+    output may end, so it excludes `ignore_eos` and `min_tokens`.
+    `embed` "mean" or "last" requests the prompt's embedding, pooled in this way, and no output (`max_tokens` 0).
+    `return_progress` requests a report of each step that computes a part of the prompt.
 
-    Raises ParameterError, naming field, value and limit.
+    Raises ParameterError, which names field, value and limit.
     """
 
     temperature: float = parameter(
-        1.0, Stage.DISTRIBUTION, (0.0, 2.0), "0 is greedy. Default: `generation_config.json`'s, or 1."
+        1.0,
+        Stage.DISTRIBUTION,
+        (0.0, 2.0),
+        "0 is greedy. Default: the value in the model's `generation_config.json`, or 1.",
     )
     top_p: float = parameter(
         1.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1.",
+        "Samples from the fewest likeliest tokens whose probabilities reach this sum; 0: the likeliest only. Default: 1.",
     )
     top_k: int = parameter(
         0,
         Stage.DISTRIBUTION,
         (-1, 2**31 - 1),
-        "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.",
+        "Samples from the k likeliest tokens; 0 or -1: from all. Default: 0.",
         neutral=-1,
     )
     min_p: float = parameter(
-        0.0, Stage.DISTRIBUTION, (0.0, 1.0), "Keeps tokens this much as likely as the likeliest. Default: 0."
+        0.0,
+        Stage.DISTRIBUTION,
+        (0.0, 1.0),
+        "Samples from tokens at least this many times as likely as the likeliest. Default: 0.",
     )
     presence_penalty: float = parameter(
-        0.0, Stage.LOGITS, (-2.0, 2.0), "On tokens of the output. Default: 0.", reads_output=True
+        0.0,
+        Stage.LOGITS,
+        (-2.0, 2.0),
+        "Subtracted once from the logit of every token in the output so far. Default: 0.",
+        reads_output=True,
     )
     frequency_penalty: float = parameter(
-        0.0, Stage.LOGITS, (-2.0, 2.0), "On tokens of the output, each time. Default: 0.", reads_output=True
+        0.0,
+        Stage.LOGITS,
+        (-2.0, 2.0),
+        "Subtracted from a token's logit each time it is in the output so far. Default: 0.",
+        reads_output=True,
     )
     repetition_penalty: float = parameter(
-        1.0, Stage.LOGITS, (0.01, 10.0), "On tokens of prompt and output. Default: 1.", reads_output=True
+        1.0,
+        Stage.LOGITS,
+        (0.01, 10.0),
+        "Divides positive logits of tokens in the prompt or the output, multiplies negative ones. Default: 1.",
+        reads_output=True,
     )
     seed: int = parameter(
         0,
         Stage.DISTRIBUTION,
         (-(2**63), 2**63 - 1),
-        "With it the same request draws the same tokens. Default: random.",
+        "The same request with the same seed gives the same tokens. Default: random.",
     )
     prompt_lookup_num_tokens: int = parameter(
         0,
         Stage.SPEED,
         (0, 16),
-        "Tokens that a step may propose from earlier text. Default: 0.",
+        "The most draft tokens in a step; they are copied from earlier text. Default: 0.",
         reads_output=True,
     )
     min_tokens: int = parameter(
-        0, Stage.LOGITS, (0, 2**31 - 1), "No end before as many; at most `max_tokens`. Default: 0."
+        0,
+        Stage.LOGITS,
+        (0, 2**31 - 1),
+        "The output does not end before it has this many tokens; at most `max_tokens`. Default: 0.",
     )
     logit_bias: tuple[tuple[int, float], ...] = parameter((), Stage.LOGITS)
     allowed_token_ids: tuple[int, ...] = parameter((), Stage.LOGITS)
@@ -161,7 +182,7 @@ class SamplingParams:
     max_tokens: int = parameter(16, Stage.END, (0, 2**31 - 1))
     stop: tuple[str, ...] = parameter((), Stage.END)
     include_stop_str_in_output: bool = parameter(
-        False, Stage.END, None, "The text ends after the stop string, or the stop token."
+        False, Stage.END, None, "The text includes the stop string, or the stop token, that ended it."
     )
     stop_token_ids: tuple[int, ...] = parameter((), Stage.END)
     ignore_eos: bool = parameter(False, Stage.END, None, "The model's own end tokens do not end the output.")
@@ -216,7 +237,7 @@ class SamplingParams:
         return not any(rows[name].reads_output for name in self.used)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""
+        """Raise ParameterError for a token id outside the vocabulary, and if no token may be left to sample."""
         check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check_ids("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
@@ -225,7 +246,7 @@ class SamplingParams:
         if allowed <= hidden if allowed else len(hidden) >= vocab_size:
             raise ParameterError(
                 "allowed_token_ids",
-                "bad_words and min_tokens leave no token to draw of the "
+                "bad_words and min_tokens leave no token to sample of the "
                 + (f"{len(allowed)} in allowed_token_ids" if allowed else f"{vocab_size} in the vocabulary"),
             )
 
@@ -240,28 +261,14 @@ class SamplingParams:
                     name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the pipe: only what differs from the defaults."""
-        rows = declared(type(self)).values()
-        return {row.name: value for row in rows if (value := getattr(self, row.name)) != row.default}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
-        """Inverse of `to_json`; JSON lists become tuples again."""
-        return cls(**{name: _frozen(value) for name, value in data.items()})
-
 
 PARAMETERS = declared(SamplingParams)
 RANGES: Mapping[str, tuple[float, float]] = {name: row.limits for name, row in PARAMETERS.items() if row.limits}
 """Least and greatest value of each number."""
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise ParameterError for what is no token id of the vocabulary."""
+    """Raise ParameterError for a value that is no token id of the vocabulary."""
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise ParameterError(name, f"{name} has token id {token!r}, the vocabulary is 0..{vocab_size - 1}")

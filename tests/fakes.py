@@ -65,7 +65,7 @@ class FakeRunner:
     def prepare(self, params: SamplingParams) -> None:
         pass
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -205,7 +205,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":
         raise RuntimeError("the fake model cannot be built")
-    length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
+    length = int(options.get("max_model_len") or (4096 if model == "slow" else 512))  # type: ignore[call-overload]
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))

@@ -51,12 +51,12 @@ class PoolInputs:
 class PackedInputs:
     """A step as tensors: `tokens` [T], `positions` [T], one entry a pool, and where logits are wanted.
 
-    `draw_rows` [D] are the rows after which a token is drawn, those of drafts among them; `score_rows[i]` are the first
+    `sample_rows` [D] are the rows after which a token is drawn, those of drafts among them; `score_rows[i]` are the first
     row and the number of rows of slice i whose logits score prompt tokens.
     """
 
     tokens: Tensor
     positions: Tensor
     pools: tuple[PoolInputs, ...]
-    draw_rows: Tensor
+    sample_rows: Tensor
     score_rows: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
-"""Converted models on disk: built once, written atomically, checked before every use, rebuilt when damaged.
+"""Directories of converted models: built once, written atomically, checked before every use, rebuilt when damaged.
 
-An entry is a directory with a manifest of its files' fingerprints. Builders hold a lock, so that two processes
-convert once; the finished directory is renamed into place, so that nobody sees half of one.
+Each has a manifest with the fingerprints of its files. The builder holds a lock, so that of two processes one converts.
+The finished directory is renamed into place, so that no process reads an unfinished one.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from model.checkpoint.files import fingerprint
-from model.errors import ModelError
+from model.errors import ModelError, one_line
 
 MANIFEST = "noria.json"
 
@@ -28,7 +28,7 @@ def conversions_folder(cache_dir: Path | None) -> Path:
 def built(entry: Path, build: Callable[[Path], None]) -> Path:
     """The directory `entry`, built by `build(directory)` if it is missing or damaged.
 
-    Raises ModelError when the cache cannot be written, and whatever `build` raises.
+    Raises ModelError if it cannot be written, and whatever `build` raises.
     """
     if intact(entry):
         return entry
@@ -39,13 +39,14 @@ def built(entry: Path, build: Callable[[Path], None]) -> Path:
                 _rebuild(entry, build)
     except OSError as error:
         raise ModelError(
-            f"cannot write the model cache: {error.strerror or error}; free space or choose another with --cache-dir"
+            f"the converted model cannot be written: {one_line(error)}; "
+            "free disk space, or choose another directory with --cache-dir"
         ) from error
     return entry
 
 
 def intact(entry: Path) -> bool:
-    """Whether every file of the entry is as it was written."""
+    """Whether every file of the directory is as it was written."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         return bool(manifest) and all(fingerprint(entry / name) == print_ for name, print_ in manifest.items())
@@ -55,7 +56,7 @@ def intact(entry: Path) -> bool:
 
 def _rebuild(entry: Path, build: Callable[[Path], None]) -> None:
     partial = entry.with_name(f".{entry.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed: the lock says nobody owns it
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: nobody else holds the lock
     partial.mkdir()
     try:
         build(partial)

@@ -1,6 +1,6 @@
-"""The families this server knows, one row each, and the adapters from `config.json` and `params.json`. No torch.
+"""Model families, one row each, and ModelConfig from `config.json` or `params.json`. No torch.
 
-Everything else of a family is in its checkpoint: windows, RoPE, head sizes and experts are read, never assumed.
+All else about a family is read from its checkpoint: windows, RoPE, head sizes and experts are never assumed.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a `model_type` means where its `config.json` is silent (the defaults of transformers)."""
+    """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers."""
 
     name: str
     rope_theta: float = 10_000.0
@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 NATIVE_MAX_POSITION = 32_768
-"""Context of a native checkpoint whose params.json has no max_seq_len: what the HF twins of those models say."""
+"""Context of a native checkpoint whose params.json has no max_seq_len, as in the HF versions of those models."""
 
 _NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn", "llama_4_scaling", "use_biases")
 
@@ -43,9 +43,9 @@ _NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig from `config.json` or `params.json`.
 
-    `max_model_len` is the longest sequence to be served: dynamic RoPE scaling is fixed from it, and stretches
+    `max_model_len` is the longest sequence to serve. Dynamic RoPE scaling is computed for that length, and extends
     `max_position` to it, up to `factor` times the trained context.
-    Raises ModelError naming field, value and what is supported.
+    Raises ModelError, which names the field, its value and what is supported.
     """
     if layout(directory) == "native":
         return _native_config(directory)
@@ -89,15 +89,15 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
 def _hf_family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type", "")
     if kind not in FAMILIES:
-        raise ModelError(f"config.json has model_type {kind!r}, supported are {', '.join(FAMILIES)}")
+        raise ModelError(f"config.json has model_type {kind!r}; Noria supports {', '.join(FAMILIES)}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}, supported is silu")
+        raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"config.json has a quantization_config ({method}), supported are bf16, f16 and f32 weights")
+        raise ModelError(f"config.json has a quantization_config ({method}); Noria supports bf16, f16 and f32 weights")
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
-            raise ModelError(f"config.json has {key} true, supported is false")
+            raise ModelError(f"config.json has {key} true; Noria supports models without it")
     return FAMILIES[kind]
 
 
@@ -109,7 +109,7 @@ def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[
     windows = {"sliding_attention": window, "full_attention": None}
     for kind in kinds:
         if kind not in windows:
-            raise ModelError(f"config.json has {kind!r} in layer_types, supported are {', '.join(windows)}")
+            raise ModelError(f"config.json has {kind!r} in layer_types; Noria supports {', '.join(windows)}")
     return tuple(windows[kind] for kind in kinds)
 
 
@@ -117,9 +117,9 @@ def _native_config(directory: Path) -> ModelConfig:
     raw = read_json(directory / "params.json")
     for key in _NATIVE_REFUSED:
         if raw.get(key):
-            raise ModelError(f"params.json has {key!r}, which is not supported yet")
+            raise ModelError(f"params.json has {key!r}; Noria does not support it")
     if raw.get("model_type", "transformer") != "transformer":
-        raise ModelError(f"params.json has model_type {raw['model_type']!r}, supported is transformer")
+        raise ModelError(f"params.json has model_type {raw['model_type']!r}; Noria supports transformer")
     moe = raw.get("moe") or {}
     dim, n_layers, n_heads = (_number(raw, key, "params.json") for key in ("dim", "n_layers", "n_heads"))
     windows = _native_windows(raw.get("sliding_window"), n_layers)
@@ -153,14 +153,14 @@ def _native_windows(value: int | list[int | None] | None, n_layers: int) -> tupl
 def _number(raw: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
     value = raw.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"{file} must have a number {key}, it has {value!r}")
+        raise ModelError(f"{file} must have a number in {key}, it has {value!r}")
     return value
 
 
 def _dtype(declared: str | None, directory: Path) -> str:
-    """The declared dtype, or that of the first weight of a checkpoint that declares none.
+    """The declared dtype, else that of the first weight.
 
-    Where there are no weights either it is bfloat16, as all of these families are published.
+    A directory without weights is taken for bfloat16, in which all of these families are published.
     """
     if declared is None:
         try:
@@ -171,5 +171,5 @@ def _dtype(declared: str | None, directory: Path) -> str:
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():
-        raise ModelError(f"the checkpoint's dtype is {dtype!r}, supported are {', '.join(DTYPES.values())}")
+        raise ModelError(f"the checkpoint's dtype is {dtype!r}; Noria supports {', '.join(DTYPES.values())}")
     return dtype

@@ -51,7 +51,7 @@ GGUF = _names(
         (r"L.ffn_up_exps\.weight", "L.feed_forward.experts.*.w3.weight"),
     ),
 )
-"""A tensor of experts holds all of them; the star stands for the number of each."""
+"""A GGUF tensor holds the matrices of all experts; the star stands for the number of an expert."""
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"

@@ -2,18 +2,17 @@
 
     python -m model.grammar.process TRY [FOLLOW]
 
-The arguments are sockets, whose frames are JSON and perhaps bytes. On TRY comes what the vocabulary is (`Vocabulary`,
-or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW come steps: for
-each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with `Follower.masks`.
+The arguments are sockets, which carry frames (`model/machine/frames.py`). On TRY comes what the vocabulary is
+(`Vocabulary`, or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW
+come steps: for each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with
+`Follower.masks`.
 The process ends with either socket, and by itself when a task takes too much.
 """
 
 import contextlib
-import json
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from model.checkpoint.generation import read_generation
 from model.errors import one_line
 from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
 from model.grammar.follower import Follower
+from model.machine.frames import receive, send
 from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
@@ -35,31 +35,6 @@ FOLLOW_BYTES = 4 * 2**30
 STACK_BYTES = 2**20
 """Of the thread that compiles: in whichever process, a grammar that passes once passes again."""
 TRIAL_TOKENS = 32
-HEADER = struct.Struct("!II")
-
-
-def send(sock: socket.socket, data: Any, octets: bytes = b"") -> None:
-    """Write a frame. Raises OSError when the other end is gone."""
-    text = json.dumps(data, separators=(",", ":")).encode()
-    sock.sendall(HEADER.pack(len(text), len(octets)) + text + octets)
-
-
-def receive(sock: socket.socket) -> tuple[Any, bytes]:
-    """The next frame. Raises OSError when the other end is gone."""
-    n_text, n_octets = HEADER.unpack(_exactly(sock, HEADER.size))
-    body = _exactly(sock, n_text + n_octets)
-    return json.loads(body[:n_text]), body[n_text:]
-
-
-def _exactly(sock: socket.socket, n: int) -> bytes:
-    data = bytearray(n)
-    view = memoryview(data)
-    while view:
-        got = sock.recv_into(view)
-        if not got:
-            raise ConnectionResetError
-        view = view[got:]
-    return bytes(data)
 
 
 class Timer:

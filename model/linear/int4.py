@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.checkpoint.matrices import BlockMatrix, Matrix, alike, join, parts, unpack
 from model.kernels.cpu import packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
 from model.linear.base import Compiled, quantize_rows

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from model.batch import PoolSpec, most_pages
+from model.batch import PoolSpec, max_pages
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
@@ -38,7 +38,7 @@ class PoolSizes:
 
     def pages(self, window: int | None, length: int) -> int:
         """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
-        return most_pages(window, length, self.page_size, self.max_step_tokens)
+        return max_pages(window, length, self.page_size, self.max_step_tokens)
 
     def bytes_for(self, length: int) -> int:
         """Bytes that one sequence of `length` tokens needs in all pools."""

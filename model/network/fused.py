@@ -9,7 +9,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.paged import PagedAttention, Prepared
-from model.kernels.cpu import native
+from model.kernels.cpu import native, records
 from model.network.feed_forward import FeedForward
 from model.network.transformer import Block, Transformer
 
@@ -26,7 +26,7 @@ class FusedLayers:
         self._cache_dtype = pools.layers[0].k.dtype
         self._kept = (model, pools)  # whose memory the layers point to
         self._widest = _weights(model.layers[0])  # type: ignore[arg-type]
-        self._layers = (native.Layer * len(model.layers))(
+        self._layers = (records.Layer * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
                 for block, cache, pool in zip(model.layers, pools.layers, pools.pool_of_layer, strict=True)
@@ -44,7 +44,7 @@ class FusedLayers:
         for call in calls:
             call.qkv, call.out, call.turn = qkv.data_ptr(), out.data_ptr(), turn.data_ptr()
         room = max(weights.scratch_bytes(n_rows) for weights in self._widest)
-        pools = (native.AttentionCall * len(calls))(*calls)
+        pools = (records.AttentionCall * len(calls))(*calls)
         self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, room)
         return x
 
@@ -64,8 +64,8 @@ def _weights(block: Block) -> list[Any]:
     return [part.packed for part in (attention.wqkv, attention.wo, feed_forward.w13, feed_forward.w2)]  # type: ignore[union-attr]
 
 
-def _layer(block: Block, cells: Tensor, pool: int) -> native.Layer:
+def _layer(block: Block, cells: Tensor, pool: int) -> records.Layer:
     norms = (block.attention_norm.weight.data_ptr(), block.ffn_norm.weight.data_ptr())
-    return native.Layer(
-        *norms, *(ctypes.addressof(weights.struct) for weights in _weights(block)), cells.data_ptr(), pool
+    return records.Layer(
+        *norms, *(ctypes.addressof(weights.record) for weights in _weights(block)), cells.data_ptr(), pool
     )

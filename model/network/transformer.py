@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
         qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
+        seen = attention.attend_unrotated(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(seen.flatten(1), onto=x)  # [T, dim]
 
 

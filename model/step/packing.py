@@ -39,7 +39,7 @@ def pack(
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)
     positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
-    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.draws]
+    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.samples]
 
     arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(draws, dtype=np.int64)]
     spans: list[tuple[Span, ...]] = []
@@ -47,7 +47,7 @@ def pack(
         pages, pool_spans = _place(slices, rows, index, window, page_size)
         arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages, _table(pool_spans)]
         spans.append(pool_spans)
-    token_ids, where, draw_rows, *placed = upload(arrays, device)
+    token_ids, where, sample_rows, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
@@ -57,7 +57,7 @@ def pack(
                 windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
             )
         ),
-        draw_rows=draw_rows,
+        sample_rows=sample_rows,
         score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
     )
 

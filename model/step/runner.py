@@ -32,7 +32,7 @@ class Started(NamedTuple):
 
     before: Drawn
     views: Sequence[Sequence[Slice]]
-    draws: Sequence[sampler.Draws]
+    draws: Sequence[sampler.Sampled]
     score_rows: Sequence[tuple[int, int]] = ()
     hidden: Tensor = torch.empty(0)
 
@@ -76,7 +76,7 @@ class ModelRunner:
 
         If memory does not suffice, in parts. The masks of all of them are asked for once.
         """
-        self._masks.start([item.draws for item in batch.slices])
+        self._masks.start([item.samples for item in batch.slices])
         before = self._drawn
         started = self._room.attempt(partial(self._start, batch, before=before), batch)
         if started is None:
@@ -89,9 +89,9 @@ class ModelRunner:
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         """Record a graph that is missing."""
-        return self._graphs is not None and self._graphs.rest()
+        return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
     def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class ModelRunner:
         return self._model.logits(self._hidden(inputs, drawn))
 
     def _start(self, batch: StepBatch, before: Drawn) -> Started:
-        views = [item.draws for item in batch.slices]
+        views = [item.samples for item in batch.slices]
         drawing = [view for item in views for view in item]
         if self._graphs is not None and _only_decodes(batch):
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
@@ -107,7 +107,7 @@ class ModelRunner:
                 return Started(before, views, list(self._draw(logits, drawing, lambda rows: rows)))
         inputs = self._pack(batch, before, self._table.device)
         hidden = self._hidden(inputs, before.tokens)
-        draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing, self._model.logits))
+        draws = list(self._draw(hidden.index_select(0, inputs.sample_rows), drawing, self._model.logits))
         return Started(before, views, draws, inputs.score_rows, hidden)
 
     @torch.inference_mode()
@@ -133,7 +133,7 @@ class ModelRunner:
 
     def _draw(
         self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]
-    ) -> Iterator[sampler.Draws]:
+    ) -> Iterator[sampler.Sampled]:
         """One token after each of N rows, of which `logits_of` some gives their logits [n, vocab_size]."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
@@ -168,7 +168,7 @@ class ModelRunner:
             tokens = item.tokens[after : after + len(values)]
             scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
             ranks = logprobs.ranks(values, tokens)
-            found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
+            found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
@@ -183,7 +183,9 @@ class ModelRunner:
 
 def _only_decodes(batch: StepBatch) -> bool:
     """Whether every slice is one token, and draws."""
-    return all(item.stop - item.start == 1 and len(item.draws) == 1 and not item.scores_prompt for item in batch.slices)
+    return all(
+        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
+    )
 
 
 def _kept(

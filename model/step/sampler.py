@@ -3,7 +3,7 @@
 Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties, grammars; greedy rows take the
 greatest logit (lowest id on ties); temperature, min_p, top_k, top_p; a choice whose noise depends on (seed, choice,
 output index, token) alone. So a row's result depends on no other row, batch or retry. Nothing waits for the device:
-what is drawn stays there for the next step, and `Draws.read` waits for its copy.
+what is drawn stays there for the next step, and `Sampled.read` waits for its copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from model.step.logits import LOGITS_STEPS, SamplingStep, apply, rows_of
 from model.step.logprobs import Scores, log_softmax
 
 
-class Draws:
+class Sampled:
     """One token, or NO_TOKEN, after each of N slices: `tokens` [N] int64 on the device, and logprobs where wanted."""
 
     def __init__(self, tokens: Tensor, scores: Mapping[int, int], scored: "Scores | None") -> None:
@@ -33,7 +33,7 @@ class Draws:
         return [(token, logprobs[self._scores[row]] if row in self._scores else None) for row, token in enumerate(ids)]
 
 
-def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = ()) -> Draws:
+def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = ()) -> Sampled:
     """Sample after each slice; `last` are steps to take just before the choice.
 
     logits [N, vocab_size] float32 are overwritten.
@@ -46,7 +46,7 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
     if own is not None:
         counts = [slices[row].params.logprobs or 0 for row in wanted]
         scored = Scores(own, rows_of(tokens, wanted).clamp(min=0), counts)
-    return Draws(tokens, {row: place for place, row in enumerate(wanted)}, scored)
+    return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
 def unimplemented(last: Sequence[SamplingStep]) -> set[str]:

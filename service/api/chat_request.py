@@ -1,4 +1,4 @@
-"""What a chat asks for, whichever API it came by."""
+"""The internal chat request, which all chat APIs share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ NO_CALLS, DEFAULT_TEMPLATE, DEFAULT_OPTIONS = AllowedCalls(), TemplateOptions(),
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """The request that the bodies of all chat APIs make; `orders.order_chat` makes an order of it.
+    """A chat request. The body of each chat API builds one, and `orders.order_chat` makes its order.
 
-    `messages` are what `ChatFormat.encode` takes. `max_tokens` None: what the context leaves. `logprobs` is the number
-    of alternatives beside each token (None: no logprobs). `messages_field` and `max_tokens_field` are the client's
-    names of these fields, for errors. Raises InvalidRequest.
+    `messages` are as `ChatFormat.encode` takes them. `max_tokens` None means what the prompt leaves of the context.
+    `logprobs` is the number of alternatives for each token (None: no logprobs). `messages_field` and `max_tokens_field`
+    are the client's names of these fields, for errors. Raises InvalidRequest.
     """
 
     messages: Sequence[Json]

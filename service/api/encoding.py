@@ -1,4 +1,4 @@
-"""A client's words as numbers for the engine: token ids and sampling parameters, checked."""
+"""The encoding of requests for the engine: token ids and sampling parameters, checked."""
 
 import json
 import secrets
@@ -19,7 +19,7 @@ from service.structured.tool_prompt import explained
 
 
 def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: str = "prompt") -> list[int]:
-    """Raises InvalidRequest, before the work of tokenizing, for a text that cannot fit."""
+    """Token ids of a text. Raises InvalidRequest, before tokenizing, for a text that cannot fit the context."""
     check_size([text], param, served)
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
@@ -50,7 +50,9 @@ def conversation(
         )
     messages, functions = request.messages, request.calls.functions
     tools = [function.described() for function in functions]
-    check_size([message["content"].strip() for message in messages], request.messages_field, served)  # may be trimmed
+    check_size(
+        [message["content"].strip() for message in messages], request.messages_field, served
+    )  # templates may strip
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
     options = request.template._asdict()
     if served.chat.call_style is None:
@@ -59,7 +61,7 @@ def conversation(
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Ids of each word where it begins a word, and where it goes on with one."""
+    """Token ids of each bad word, spelled at the beginning of a word and inside a word."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip(" ")
@@ -88,13 +90,13 @@ def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> Sampling
 
 
 def n_begin_tokens(tokens: list[int], tokenizer: Tokenizer) -> int:
-    """How many of the tokens the tokenizer puts before any text."""
+    """The number of tokens at the beginning that the tokenizer puts before every text."""
     begin = tokenizer.encode("", add_bos=True, parse_control=True)
     return len(begin) if tokens[: len(begin)] == begin else 0
 
 
 def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: int, served: ServedModel) -> list[int]:
-    """The `n_last` tokens at the end, -1: as many as `max_tokens` leave space for; the begin token stays."""
+    """The begin tokens and the end of the prompt, together `n_last` tokens (-1: as many as fit beside `max_tokens`)."""
     limit = served.info.max_model_len
     if n_last is None:
         return tokens

@@ -1,4 +1,4 @@
-"""Orders for the engine: of a chat request, and of any that came too late."""
+"""The orders of chat requests, and of requests whose timeout came before the engine."""
 
 from model.sampling_params import SamplingParams
 from service.api.chat_request import ChatRequest
@@ -13,38 +13,30 @@ from service.structured.constraint import Constraint
 
 
 def order_chat(request: ChatRequest, served: ServedModel) -> Order:
-    """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
+    """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
     grammar, fields = enforceable(_constraint(request, served), served)
-    if request.max_tokens is not None:
-        params = _sampling(
-            request, served, request.max_tokens, grammar
-        )  # refused, if so, before the work of tokenizing
-    whole = encode_chat(request, served)
-    n_begin = n_begin_tokens(whole, served.tokenizer)
-    tokens = truncated(whole, n_begin, request.options.truncate_prompt_tokens, request.max_tokens or 1, served)
-    if request.max_tokens is None:
-        params = _sampling(request, served, max(1, served.info.max_model_len - len(tokens)), grammar)
+    tokens, params = _prompt(request, served, grammar)
     check_prompt(tokens, params.max_tokens, served, request.messages_field, request.max_tokens_field)
-    style = style_of(served)
+    may_call = bool(request.calls.functions)
     return Order(
         (Prompt(tokens),),
         params,
         request.n,
-        # a grammar of the client says itself how an answer starts
+        # a client's grammar decides how the answer starts
         starts_message=not request.template.continue_final_message and request.constraint is None,
         options=request.options,
         grammar_fields=fields,
-        visible_control=style.control(served.tokenizer) if request.calls.functions else frozenset(),
+        visible_control=style_of(served).control(served.tokenizer) if may_call else frozenset(),
     )
 
 
 def order_late(body: GenerationBody) -> Order:
-    """Of a request whose time was up before it was an order: choices that have nothing but their end."""
+    """The order of a request whose timeout came before tokenizing ended: its choices are empty."""
     return Order((Prompt([]),) * body.n_prompts, SamplingParams(max_tokens=0), body.n_choices)
 
 
 def enforceable(constraint: Constraint | None, served: ServedModel) -> tuple[str | None, tuple[str, ...]]:
-    """A constraint's grammar as text, and its fields. Raises InvalidRequest where the model could not end."""
+    """The grammar of a constraint as text, and its fields. Raises InvalidRequest for a model without end tokens."""
     if constraint is None:
         return None, ()
     if not served.defaults.eos_token_ids:
@@ -54,10 +46,20 @@ def enforceable(constraint: Constraint | None, served: ServedModel) -> tuple[str
 
 
 def _constraint(request: ChatRequest, served: ServedModel) -> Constraint | None:
-    """What the answer must be: a call, perhaps, or what the client wants in its place."""
+    """The constraint of the answer: calls, if functions may be called, or the client's structured output."""
     if not request.calls.functions:
         return request.constraint
     return call_constraint(request.calls, style_of(served), served.tokenizer, request.constraint)
+
+
+def _prompt(request: ChatRequest, served: ServedModel, grammar: str | None) -> tuple[list[int], SamplingParams]:
+    """The prompt's token ids and the parameters. Without `max_tokens` the answer may fill the context."""
+    limit = request.max_tokens
+    params = None if limit is None else _sampling(request, served, limit, grammar)  # refused before tokenizing
+    whole = encode_chat(request, served)
+    n_begin = n_begin_tokens(whole, served.tokenizer)
+    tokens = truncated(whole, n_begin, request.options.truncate_prompt_tokens, limit or 1, served)
+    return tokens, params or _sampling(request, served, max(1, served.info.max_model_len - len(tokens)), grammar)
 
 
 def _sampling(request: ChatRequest, served: ServedModel, max_tokens: int, grammar: str | None) -> SamplingParams:

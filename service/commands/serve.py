@@ -24,12 +24,12 @@ def run(settings: Settings) -> int:
         )
         client.spawn()
         from service import logs
-        from service.http.server import Server
+        from service.app import create_server
         from service.metrics import Metrics
 
         logs.configure(settings.log_format, settings.log_level)
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        server = Server(settings, client, metrics, sock.getsockname()[1], progress=progress)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], progress=progress)
         server.run([sock])
     return int(server.failed)

@@ -93,7 +93,7 @@ class EngineLoop:
         if self._scheduler.has_work or self._flights:
             return False
         self._scheduler.check_idle()
-        return not self._runner.rest()
+        return not self._runner.idle()
 
     def _launch(self) -> list[Update]:
         """Plan and launch a step. If that fails, the steps in flight are read first: they do not depend on it."""

@@ -1,4 +1,4 @@
-"""How the served model comes to be: its files found, its tokenizer and chat format read while the engine loads."""
+"""The loading of the served model: the service reads tokenizer and chat format while the engine loads the network."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What the service itself reads from a model's directory."""
+    """What the service reads from a model's directory."""
 
     tokenizer: Tokenizer
     chat: ChatFormat | None
@@ -32,7 +32,7 @@ class TextSide:
 
 
 async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
-    """Find the model's files, then load tokenizer and network at the same time. Raises NoriaError."""
+    """The served model: its files are found, then tokenizer and network load at the same time. Raises NoriaError."""
     directory = await _in_thread(
         lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
     )
@@ -48,7 +48,7 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
 
 
 def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
-    """Tokenizer, chat format and generation defaults of a model directory."""
+    """The tokenizer, chat format and generation defaults of a model directory."""
     tokenizer = load_tokenizer(directory)
     chat = load_chat(directory, tokenizer, _read(chat_template))
     if chat is not None and chat_template is not None:
@@ -57,7 +57,7 @@ def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
 
 
 def _try_template(chat: ChatFormat, path: Path) -> None:
-    """A template that refuses the simplest conversation is refused at the start, not with every request."""
+    """Refuse a template that cannot write the simplest conversation. Raises OptionError."""
     try:
         chat.encode([{"role": "user", "content": "Hello"}])
     except ParameterError as error:
@@ -78,11 +78,11 @@ def _read(path: Path | None) -> str | None:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run `work` on a daemon thread, which does not keep the process from ending (an executor's would)."""
+    """The result of `work`, done on a daemon thread: an executor's thread would keep the process from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(setter: Callable[..., None], value: Any) -> None:
+    def resolve_future(setter: Callable[..., None], value: Any) -> None:
         if not future.done():
             setter(value)
 
@@ -90,9 +90,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
         try:
             result = work()
         except Exception as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
+            loop.call_soon_threadsafe(resolve_future, future.set_exception, error)
         else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
+            loop.call_soon_threadsafe(resolve_future, future.set_result, result)
 
     threading.Thread(target=run, name="noria-load", daemon=True).start()
     return await future

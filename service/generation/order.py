@@ -1,4 +1,4 @@
-"""What the engine is asked for one request."""
+"""The order: what one request asks of the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ DEFAULT_OPTIONS = RequestOptions()
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
+    """Token ids, the text to return before the answer (None: no echo), and the index in it at which each token starts.
 
-    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
+    `starts` is empty where tokens have no logprobs. A begin token, which is not in the text, starts at 0.
     """
 
     tokens: list[int]
@@ -23,7 +23,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
+    """One request, checked and tokenized: `n` choices for each prompt.
 
     The answer has the `n_best` choices with the highest mean logprob (None: all). `starts_message`: the text begins a
     message, so a tokenizer's leading space is no part of it. `scores_end`: a stop token has its logprob reported.

@@ -1,4 +1,4 @@
-"""The model being served, as the API sees it: names, tokenizer, chat format, defaults."""
+"""The served model as the API sees it: names, tokenizer, chat format, defaults."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format.
+    """The served model. Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
-    `fingerprint` stands in answers. Raises ModelError for defaults that no request could use.
+    `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
     names: tuple[str, ...]
@@ -49,18 +49,18 @@ class ServedModel:
 
     @property
     def max_prompt_bytes(self) -> int:
-        """More text than this has more tokens than the context."""
+        """A text with more bytes than this has more tokens than the context."""
         return self.info.max_model_len * self.longest_piece
 
 
 def fingerprint(info: RunnerInfo) -> str:
-    """What answers depend on besides the request: version and scheme in words, weights and backend in a hash."""
+    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
     about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 
 
 def longest_piece(tokenizer: Tokenizer) -> int:
-    """Bytes of text that one token can stand for, at most; a control token stands for its name."""
+    """The maximum number of bytes in the text of one token; the text of a control token is its name."""
     pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
     return max(map(len, (*pieces, *(name.encode() for name in tokenizer.control))))

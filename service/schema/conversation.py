@@ -1,4 +1,4 @@
-"""Messages of a conversation in chat's words, and how they are written for the model."""
+"""The messages of a chat request, and the options of the chat template."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,7 +15,7 @@ MAX_NAME = 256
 
 class TextPart(Body):
     type: Literal["text"] = Field(description='"text".')
-    text: str = Field(description="A string; the parts of a message are joined.")
+    text: str = Field(description="The text. The parts of a message are joined.")
 
 
 Content = Annotated[
@@ -29,7 +29,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Message(Body):
-    """One turn. Text parts are concatenated; only an assistant's content may be null."""
+    """One message of a conversation. Only an assistant message may have null as its content."""
 
     harmless = only(
         refusal=(),
@@ -43,25 +43,31 @@ class Message(Body):
         provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
     )
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: Content | None = optional("A string, or a list of text parts; null only for an assistant.")
-    name: str | None = optional("Given to chat templates, which may use it.", max_length=MAX_NAME)
-    tool_calls: Items[Call] | None = optional("An assistant's calls.", max_length=MAX_CALLS)
-    tool_call_id: str | None = optional("Of the call that a message of role tool answers.", max_length=MAX_NAME)
-    parsed: Any = optional("What an SDK made of the content; without effect.")
+    content: Content | None = optional("The text, or a list of text parts. Only an assistant message may have null.")
+    name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
+    tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
+    tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
+    parsed: Any = optional("The content as an SDK parsed it. It has no effect.")
 
     @model_validator(mode="after")
-    def _check_turn(self) -> Self:
+    def _check_role(self) -> Self:
         if self.role not in ROLES:
             raise unsupported("role", f"role {shown(self.role)} is not supported: expected one of {', '.join(ROLES)}")
         if self.content is None and self.role != "assistant":
             raise unsupported("content", f"content is required in a message of role {self.role}")
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise unsupported("tool_call_id", "tool_call_id belongs to messages of role tool, which need it")
+            raise unsupported(
+                "tool_call_id",
+                f"a message of role {self.role} {'needs' if self.role == 'tool' else 'has no'} tool_call_id",
+            )
         if self.tool_calls and self.role != "assistant":
-            raise unsupported("tool_calls", f"tool_calls belong to messages of role assistant, not {self.role}")
+            raise unsupported(
+                "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
+            )
         return self
 
     def plain(self) -> dict[str, Any]:
+        """The message as `ChatFormat.encode` takes it."""
         content = self.content or ""
         plain: dict[str, Any] = {
             "role": self.role,
@@ -81,15 +87,17 @@ class TemplateOptions(NamedTuple):
 
 
 class TemplateBody(Body):
-    """How messages are written for the model."""
+    """Options of the chat template."""
 
     add_generation_prompt: bool | None = optional(
-        "Opens the model's answer. Default: true, unless `continue_final_message`."
+        "End the prompt with the words that open the answer. Default: true, unless `continue_final_message` is true."
     )
-    continue_final_message: bool | None = optional("The answer continues the last message, an assistant's.")
+    continue_final_message: bool | None = optional(
+        "The answer continues the last message, which must be an assistant message."
+    )
     chat_template_kwargs: dict[str, Any] | None = optional(
-        "Values of variables that the model's chat template declares: numbers, strings of up to 1024 characters, true, "
-        "false, null."
+        "Values for variables of the model's chat template: numbers, true, false, null, or strings of up to 1024 "
+        "characters."
     )
 
     @property

@@ -1,8 +1,4 @@
-"""Fields of requests for text in OpenAI's words. Unknown fields are refused by name; null means the default.
-
-Fields of OpenAI and of other servers that mean nothing here pass while they hold a value that describes what
-happens anyway (`harmless.py`). Everything else that is not a field is a 400.
-"""
+"""Fields that completion and chat requests share, with OpenAI's names. null means the default."""
 
 from dataclasses import dataclass, fields
 
@@ -19,8 +15,8 @@ MAX_USER = 512
 
 class StreamOptions(Body):
     harmless = only(include_obfuscation=(False,))
-    include_usage: bool | None = optional("A last chunk with `usage`, and `usage: null` in all others.")
-    continuous_usage_stats: bool | None = optional("`usage` so far in every chunk.")
+    include_usage: bool | None = optional("Send a last chunk with `usage`. All other chunks have `usage: null`.")
+    continuous_usage_stats: bool | None = optional("Send the usage so far in every chunk.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +37,45 @@ class RequestOptions:
 
 
 class GenerationBody(SamplingBody, StructuredOutputBody):
-    """What completions and chat share. None: the model's default, or ours."""
+    """The fields that completions and chat share. None: the model's default, or the server's."""
 
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    n: int | None = optional("Choices of each prompt; prompts x n at most 1024. Default: 1.", ge=1, le=MAX_CHOICES)
-    stream: bool | None = optional("Server-sent events in place of one answer.")
-    stream_options: StreamOptions | None = optional("Only when `stream` is true.")
+    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    n: int | None = optional(
+        "The number of choices for each prompt. `n` times the number of prompts is at most 1024. Default: 1.",
+        ge=1,
+        le=MAX_CHOICES,
+    )
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
+    stream_options: StreamOptions | None = optional("Options of the stream. Allowed only when `stream` is true.")
     return_progress: bool | None = optional(
-        "Chunks with `prompt_progress` while the prompt is computed. Only when `stream` is true."
+        "Send chunks with `prompt_progress` during prefill. Allowed only when `stream` is true."
     )
-    max_tokens: int | None = ranged("max_tokens", "Within the context, together with the prompt. Default: 16.")
+    max_tokens: int | None = ranged(
+        "max_tokens",
+        "The maximum number of generated tokens. Prompt and answer together must fit the context. Default: 16.",
+    )
     prompt_logprobs: int | None = ranged(
-        "prompt_logprobs", "Logprobs of the prompt's tokens, with as many alternatives; not with `stream`."
+        "prompt_logprobs",
+        "Report the logprob of each prompt token, with this many alternatives. Not allowed with `stream`.",
     )
-    return_token_ids: bool | None = optional("Adds `prompt_token_ids` and each choice's `token_ids`.")
+    return_token_ids: bool | None = optional("Add `prompt_token_ids` and the `token_ids` of each choice to the answer.")
     truncate_prompt_tokens: int | None = optional(
-        "Keeps the last k tokens of a longer prompt; -1: as many as fit.", ge=-1, le=2**31 - 1
+        "Cut a longer prompt to its last k tokens. -1: to as many tokens as fit.", ge=-1, le=2**31 - 1
     )
     priority: int | None = optional(
-        "Of the requests that wait the lowest comes first. Default: 0.", ge=-(2**63), le=2**63 - 1
+        "The scheduler admits waiting requests with the lowest number first. Default: 0.", ge=-(2**63), le=2**63 - 1
     )
     cache_salt: str | None = optional(
-        "Prompts share cached pages with those of the same salt only.", min_length=1, max_length=MAX_SALT
+        "Prompts share cached pages only with prompts that have the same salt.", min_length=1, max_length=MAX_SALT
     )
     timeout: float | None = optional(
-        "Seconds for the whole request, its wait included; what is there by then is the answer, its finish_reason "
-        '"timeout".',
+        "The time limit of the request in seconds, including the time in the queue. At the limit the answer ends, "
+        'with finish_reason "timeout".',
         gt=0,
         le=MAX_TIMEOUT,
     )
-    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
-    safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
+    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
+    safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
 
     @property
     def n_prompts(self) -> int:
@@ -88,7 +92,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
 
     @property
     def end_user(self) -> str | None:
-        """Who asked, as the client calls them."""
+        """The client's name for its end user."""
         return self.safety_identifier or self.user
 
     def check(self) -> None:

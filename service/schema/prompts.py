@@ -1,4 +1,4 @@
-"""Prompts that are no conversation: texts or token ids, one or many."""
+"""Prompts without messages: texts or token ids, one or many."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ Prompts = Annotated[
 
 
 def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
-    """One or more prompts, each a string or token ids."""
+    """The list of prompts, each a string or token ids."""
     if isinstance(prompts, str):
         return [prompts]
     if prompts and isinstance(prompts[0], int):
@@ -23,7 +23,7 @@ def listed(prompts: Prompts) -> list[str] | list[TokenIds]:
 
 
 def check_prompts(name: str, prompts: list[str] | list[TokenIds]) -> int:
-    """How many they are. Raises InvalidRequest for none and for too many."""
+    """The number of prompts. Raises InvalidRequest for none and for too many."""
     if not prompts:
         raise InvalidRequest(f"{name} must not be an empty list", param=name)
     if len(prompts) > MAX_PROMPTS:

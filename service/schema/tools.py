@@ -1,4 +1,4 @@
-"""Tools as clients describe them, and the calls of earlier turns."""
+"""Tools that a model may call, and the calls of earlier messages."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,24 +16,28 @@ Json = dict[str, Any]
 
 
 class Function(Body):
-    name: str = Field(pattern=NAME, description="Up to 64 letters, digits, `_`, `-`, `.`.")
-    description: str | None = optional("What the model is told of it.")
-    parameters: Json | None = optional("A JSON schema of an object. Default: no parameters.")
-    strict: bool | None = optional("Arguments of a call that the model makes by itself keep to the schema too.")
+    """A function that the model may call."""
+
+    name: str = Field(pattern=NAME, description="The name of the function: up to 64 letters, digits, `_`, `-` and `.`.")
+    description: str | None = optional("A description of the function for the model.")
+    parameters: Json | None = optional("The parameters, as the JSON schema of an object. Default: no parameters.")
+    strict: bool | None = optional(
+        "true: the arguments of every call follow the schema, also where the model was free to answer with text."
+    )
 
     def described(self) -> Json:
-        """As models are told of it."""
+        """The function as chat templates take it."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.parameters or {}}
         return {"type": "function", "function": function}
 
 
 class Tool(Body):
     type: Literal["function"] = Field(description='"function".')
-    function: Function = Field(description="What may be called.")
+    function: Function = Field(description="The function.")
 
 
 class AllowedCalls(NamedTuple):
-    """Functions that an answer may call: `must` if nothing else will do, `one` if several calls are too many."""
+    """The functions that an answer may call. `must`: it must call one. `one`: it may make one call only."""
 
     functions: tuple[Function, ...] = ()
     must: bool = False
@@ -61,7 +65,7 @@ def allowed_calls(
 
 
 def _parsed(arguments: Any) -> Json:
-    """The object that a string of JSON holds: chat templates want it."""
+    """The object in a string of JSON: chat templates take objects."""
     if not isinstance(arguments, str):
         raise PydanticCustomError("string", "should be a valid string")
     try:
@@ -74,20 +78,24 @@ def _parsed(arguments: Any) -> Json:
 
 
 class Called(Body):
-    name: str = Field(max_length=64, description="The function's.")
+    name: str = Field(max_length=64, description="The name of the function.")
     arguments: Annotated[Json, BeforeValidator(_parsed, json_schema_input_type=str)] = Field(
-        description="A JSON object, as a string."
+        description="The arguments: a JSON object as a string."
     )
-    parsed_arguments: Any = optional("What an SDK made of the arguments; without effect.")
+    parsed_arguments: Any = optional("The arguments as an SDK parsed them. It has no effect.")
 
 
 class Call(Body):
-    """A call of an earlier answer, or its parts as a stream gave them, joined."""
+    """A call in an earlier answer. Its parts may come from a stream, joined by the client."""
 
-    id: str = Field(min_length=1, max_length=256, description="Which the tool's answer refers to.")
+    id: str = Field(
+        min_length=1,
+        max_length=256,
+        description="The id of the call. The tool message that answers the call repeats it.",
+    )
     type: Literal["function"] | None = optional('"function".')
-    function: Called = Field(description="What was called.")
-    index: int | None = optional("Its place in a stream's deltas; without effect.", ge=0, lt=MAX_CALLS)
+    function: Called = Field(description="The function that was called, and its arguments.")
+    index: int | None = optional("The index of the call in a stream. It has no effect.", ge=0, lt=MAX_CALLS)
 
     def plain(self) -> Json:
         return plain_call(self.id, self.function.name, self.function.arguments)
@@ -99,9 +107,9 @@ def plain_call(call_id: str, name: str, arguments: Json) -> Json:
 
 
 class OfferBody(Body):
-    """A body that may offer functions to call."""
+    """A request with functions that the model may call."""
 
-    tools: Items[Tool] | None = optional("Functions that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[Tool] | None = optional("The functions that the model may call.", max_length=MAX_TOOLS)
 
     @property
     def offered(self) -> list[Function]:

@@ -12,16 +12,16 @@ from service.structured.call_style import Style
 from service.structured.constraint import ANY_OBJECT, Constraint, Json, lark_grammar, with_spaces
 
 MAX_CALLS = 32
-"""In one answer."""
+"""The limit for calls in one answer."""
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def call_constraint(
     calls: AllowedCalls, style: Style, tokenizer: Tokenizer, otherwise: Constraint | None = None
 ) -> Constraint:
-    """An answer that must call, or may; one that does not is as `otherwise` says, or any text.
+    """The constraint of an answer that may call, or must. Without calls it follows `otherwise`, or is any text.
 
-    Raises InvalidRequest for parameters that are no schema of an object.
+    Raises InvalidRequest for parameters that are not the schema of an object.
     """
     rules = [*_calls(calls, style, tokenizer)]
     if calls.must:
@@ -38,7 +38,7 @@ def _grammar(*rules: str) -> Json:
 
 
 def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[str]:
-    """Rules of `calls`, one or more, and of `others`, what may follow the first."""
+    """The rules for `calls`: one call or more, of which `others` are all but the first."""
     for number, function in enumerate(calls.functions):
         opening = _words(style.opening + function.name + style.middle, tokenizer)
         extra = f"/{style.extra}/" if style.extra else ""
@@ -51,10 +51,10 @@ def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[
 
 
 def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
-    """Rules of `start`: free text, or calls, after text where the style has it so."""
+    """The rules for `start`: free text or calls. Not anchored, calls may follow text."""
     if style.marker in tokenizer.control:
         yield f"start: TEXT {'| calls' if style.anchored else 'calls?'}"
-        spelled = rf"(.|\n)*{re.escape(style.marker)}(.|\n)*"  # which would be read as the token
+        spelled = rf"(.|\n)*{re.escape(style.marker)}(.|\n)*"  # the text would be read as the control token
         yield rf"TEXT: /(.|\n)*/ & ~/{spelled}/"
     elif style.anchored:
         yield "start: TEXT | calls"
@@ -66,7 +66,7 @@ def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _words(text: str, tokenizer: Tokenizer) -> str:
-    """Fixed words in Lark; after a control token SentencePiece may have a space."""
+    """Fixed text in Lark. SentencePiece may put a space after a control token."""
     parts = re.split(f"({control_pattern(tokenizer.control).pattern})", text)
     space = ' " "?' if tokenizer.strips_leading_space else ""
     tokens = [f"<[{tokenizer.control[part]}]>{space}" if n % 2 else json.dumps(part) for n, part in enumerate(parts)]
@@ -74,7 +74,7 @@ def _words(text: str, tokenizer: Tokenizer) -> str:
 
 
 def _parameters(function: Function, *, enforced: bool) -> Json:
-    """The schema of a call's arguments: any object unless it is `enforced` or strict."""
+    """The schema of a call's arguments: any object, unless the schema is `enforced` or strict."""
     if not enforced and not function.strict:
         return with_spaces(ANY_OBJECT, "tools")
     schema = NO_PARAMETERS if function.parameters is None else function.parameters

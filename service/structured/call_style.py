@@ -1,4 +1,4 @@
-"""How models write calls of functions."""
+"""The styles in which models write function calls."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The words around names and arguments. Worked example, "hermes", two calls:
+    """The text around the names and arguments of calls. Worked example, "hermes", two calls:
 
         <tool_call>                                                first
         {"name": "f", "arguments": {"a": 1}}                       opening, name, middle, arguments, closing
@@ -27,8 +27,8 @@ class Style:
         {"name": "g", "arguments": {}}
         </tool_call>
 
-    `marker` begins the first call: what precedes it is text, none if it is `anchored` to the answer's start. `extra` is
-    a regex of what models may write before `closing`. Control tokens stand for themselves by name.
+    The first call begins with `marker`. Text may come before it, but not with `anchored`.
+    `extra` is a regex of what models may write before `closing`. Control tokens are written by name.
     """
 
     marker: str
@@ -43,16 +43,16 @@ class Style:
     short_ids: bool = False
 
     def control(self, tokenizer: Tokenizer) -> frozenset[str]:
-        """Names of the tokens that must be seen to tell a call."""
+        """The names of the control tokens that the reader of calls needs in the text."""
         return frozenset(name for name in tokenizer.control if name in self.first + self.opening + self.middle)
 
     def new_id(self) -> str:
-        """Mistral's formats take nine letters or digits, others anything."""
+        """A new id of a call. Mistral's formats require nine letters or digits."""
         letters = string.ascii_letters + string.digits
         return "".join(secrets.choice(letters) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
 
     def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
-        """The messages with ids of calls as the format takes them: others' are shortened, each always to the same."""
+        """The messages with call ids that the format accepts. Another id becomes a short one, always the same."""
         return [self._with_ids(message) for message in messages] if self.short_ids else messages
 
     def _with_ids(self, message: Json) -> Json:
@@ -96,7 +96,7 @@ STYLES: Mapping[str, Style] = {
         anchored=True,
     ),
     "mistral": MISTRAL,
-    "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has text or calls
+    "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has either text or calls
     "mistral-args": Style(
         marker="[TOOL_CALLS]",
         first="",
@@ -110,5 +110,5 @@ STYLES: Mapping[str, Style] = {
 
 
 def style_of(served: ServedModel) -> Style:
-    """That of the model's chat format; the one that is explained in words where it has none."""
+    """The style of the model's chat format, or the style that `tool_prompt` explains where the format has no tools."""
     return STYLES[(served.chat and served.chat.call_style) or "hermes"]

@@ -1,4 +1,4 @@
-"""Structured output: all ways to say what an answer must look like, as one grammar (`model/grammar/compiler.py`)."""
+"""Structured output: the grammar that a request's fields ask for. `model/grammar/compiler.py` compiles it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,18 +13,18 @@ from service.structured.json_schema import bounded, closed
 
 Json = dict[str, Any]
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
-"""White space in JSON, a space or an indented new line: a small model would write it until its tokens run out."""
+"""White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
 ANY_OBJECT: Json = {"type": "object"}
 
 
 class Constraint(NamedTuple):
-    """A grammar as llguidance takes it, and the client's names of the fields that ask for it; the first is blamed."""
+    """A grammar as llguidance takes it, and the client's names of the fields that made it. Errors name the first."""
 
     grammar: Json
     fields: tuple[str, ...]
 
     def serialized(self) -> str:
-        """The grammar as text. Raises InvalidRequest for one that is too long or no JSON."""
+        """The grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
         names, first = " and ".join(self.fields), self.fields[0]
         try:
             text = json.dumps(self.grammar, allow_nan=False)
@@ -37,16 +37,16 @@ class Constraint(NamedTuple):
 
 
 def constraint(body: StructuredOutputBody) -> Constraint | None:
-    """What the answer must look like. Raises InvalidRequest for a contradiction or what is no schema."""
+    """The constraint that a request asks for, if any. Raises InvalidRequest for two of them, or a wrong schema."""
     found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
     if len(found) > 1:
-        message = f"{found[0][0]} and {found[1][0]} exclude each other: send one of them"
+        message = f"{found[0][0]} and {found[1][0]} exclude each other: send only one of them"
         raise InvalidRequest(message, param=found[1][0])
     return next((Constraint(make(value, field), (field,)) for field, make, value in found), None)
 
 
 def json_constraint(schema: Json, field: str) -> Constraint:
-    """JSON that the schema in a field describes. Raises InvalidRequest."""
+    """The constraint of a field with a JSON schema. Raises InvalidRequest."""
     return Constraint(json_grammar(schema, field), (field,))
 
 
@@ -84,34 +84,37 @@ def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
     return [*found, (prefix + "json_object", json_grammar, ANY_OBJECT)] if values.get("json_object") else found
 
 
-# One grammar each
+# The makers of grammars
 
 
 def json_grammar(schema: Json | str, field: str) -> Json:
-    """JSON that a schema describes."""
+    """The grammar of JSON that follows a schema."""
     try:
         value = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
     except ValueError as error:
-        raise InvalidRequest(f"{field} is no JSON schema: {error}", param=field) from None
+        raise InvalidRequest(f"{field} is not a JSON schema: {error}", param=field) from None
     return {"grammars": [{"json_schema": with_spaces(value, field) if isinstance(value, dict) else value}]}
 
 
 def with_spaces(schema: Json, field: str) -> Json:
-    """A schema with our options for llguidance. Raises InvalidRequest for a client's own: they can make it lenient."""
+    """The schema with options for llguidance.
+
+    Raises InvalidRequest for options of the client: they could make llguidance ignore parts of the schema.
+    """
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {shown(schema['x-guidance'])}", param=field)
     return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:
-    """The whole text matches."""
+    """The grammar of texts that match a regular expression as a whole."""
     from llguidance import regex_to_lark
 
     return lark_grammar(f"start: /{regex_to_lark(regex)}/")
 
 
 def choice_grammar(choices: list[str], field: str) -> Json:
-    """One of some texts."""
+    """The grammar of a choice among texts."""
     if not choices:
         raise InvalidRequest(f"{field} must not be an empty list", param=field)
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

@@ -1,4 +1,4 @@
-"""Tools, calls and results in words, for models whose chat format knows none."""
+"""Tools, calls and results as plain messages, for models whose chat format has no tools."""
 
 import json
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ For each call answer with its name and arguments as a JSON object in these tags:
 
 
 def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[Json]:
-    """Messages in words alone: what may be called in the first, a system message; calls and their results as texts."""
+    """The messages as text alone: a system message describes the functions; calls and results are texts."""
     plain: list[Json] = []
     for message in messages:
         if message["role"] == "tool":
             text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if plain and plain[-1].get("answers"):  # one message: templates want turns to alternate
+            if plain and plain[-1].get("answers"):  # in one message: templates require alternating roles
                 plain[-1]["content"] += f"\n{text}"
             else:
                 plain.append({"role": "user", "content": text, "answers": True})
@@ -32,7 +32,9 @@ def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[J
             calls = [_call_text(call["function"]) for call in message.get("tool_calls", ())]
             content = "\n".join(filter(None, [message["content"], *calls]))
             plain.append({key: message[key] for key in ("role", "name") if key in message} | {"content": content})
-    return _introduced([{key: text for key, text in item.items() if key != "answers"} for item in plain], functions)
+    return _with_signatures(
+        [{key: text for key, text in item.items() if key != "answers"} for item in plain], functions
+    )
 
 
 def _call_text(function: Json) -> str:
@@ -40,7 +42,7 @@ def _call_text(function: Json) -> str:
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 
 
-def _introduced(messages: list[Json], functions: Sequence[Function]) -> list[Json]:
+def _with_signatures(messages: list[Json], functions: Sequence[Function]) -> list[Json]:
     if not functions:
         return messages
     signatures = [json.dumps(function.described(), ensure_ascii=False) for function in functions]

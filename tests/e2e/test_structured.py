@@ -17,9 +17,9 @@ from model.step.runner import ModelRunner
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.structured.constraint import choice_grammar, json_constraint
-from tests.e2e.live import MODEL, serving
 from tests.e2e.schemas import random_schema
-from tests.e2e.test_promises import Answer, serve
+from tests.e2e.server import MODEL, serving
+from tests.e2e.without_server import Answer, serve
 
 PROMPT = "<|im_start|>user\nAnswer with any JSON.<|im_end|>\n<|im_start|>assistant\n"
 PERSON = {

@@ -173,7 +173,7 @@ def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
     class Resting(AheadRunner):
         pieces = 3
 
-        def rest(self) -> bool:
+        def idle(self) -> bool:
             assert not self._flying
             self.pieces = max(0, self.pieces - 1)
             return self.pieces > 0

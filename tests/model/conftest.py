@@ -3,7 +3,7 @@
 import pytest
 
 from model.kernels.cpu import native
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from tests.model.kernels.interpreter import product_in_order
 
 __all__ = ["kernels", "product_in_order"]

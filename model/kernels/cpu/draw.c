@@ -12,6 +12,7 @@ typedef struct {
     float temperature, min_p, top_p;
     int32_t top_k, start, step;
 } params;
+MIRRORED(params, top_k)
 
 typedef struct {
     float *logits;

@@ -9,6 +9,7 @@ typedef struct {
     char *cells;
     int64_t pool;
 } layer;
+MIRRORED(layer, pool)
 
 /* x [n_rows, dim] is replaced; `pools` say all of the attention but `cells`. gate_up holds [n_rows, 2 hidden_dim]. */
 void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,

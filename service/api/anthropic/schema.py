@@ -1,4 +1,4 @@
-"""What a client of Anthropic's API may send, and the chat request that it stands for."""
+"""The request bodies of Anthropic's Messages API, and the internal request made of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,20 +39,24 @@ Blocks = Annotated[
     ),
 ]
 OF_ROLES = {"user": ToolUse, "assistant": ToolResult}
-"""Blocks that the other role has."""
+"""The block type that a message of this role must not have."""
 
 
-class Turn(Body):
-    role: Literal["user", "assistant"] = Field(description="Turns of one role in a row are one.")
+class MessageParam(Body):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant"] = Field(
+        description="user or assistant. Consecutive messages of one role are joined."
+    )
     content: Blocks = Field(
-        description="A string, or a list of blocks: text, `tool_use` (assistant), `tool_result` (user)."
+        description="The text, or a list of blocks: text, `tool_use` (assistant) and `tool_result` (user)."
     )
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
         for block in self.blocks:
             if isinstance(block, OF_ROLES[self.role]):
-                raise unsupported("content", f"a block of type {block.type} is not for a message of role {self.role}")
+                raise unsupported("content", f"a message of role {self.role} cannot have a block of type {block.type}")
         return self
 
     @property
@@ -61,21 +65,27 @@ class Turn(Body):
 
 
 class Metadata(Body):
-    user_id: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+    """Metadata of a request."""
+
+    user_id: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
 
 class OutputFormat(Body):
-    type: Literal["json_schema"] = Field(description="JSON of a schema is the only type.")
-    schema_: dict[str, Any] = Field(alias="schema", description="What the answer must be.")
+    """The format of the answer."""
+
+    type: Literal["json_schema"] = Field(description='"json_schema", the only type.')
+    schema_: dict[str, Any] = Field(alias="schema", description="The JSON schema of the answer.")
 
 
 class OutputConfig(Body):
+    """Options of the answer."""
+
     harmless = only(effort=())
-    format: OutputFormat | None = optional("JSON of a schema. Default: text.")
+    format: OutputFormat | None = optional("The format: JSON that follows a schema. Default: text.")
 
 
 class ConversationBody(Body):
-    """`POST /v1/messages/count_tokens`, and what it shares with `POST /v1/messages`."""
+    """The request body of `POST /v1/messages/count_tokens`; `POST /v1/messages` has more fields."""
 
     harmless = only(
         cache_control=CACHE_HINTS,
@@ -84,14 +94,17 @@ class ConversationBody(Body):
         speed=("standard",),
         thinking=({"type": "disabled"},),
     )
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    messages: Items[Turn] = Field(
-        max_length=MAX_ITEMS, description="At least one; the answer continues a last one of the assistant's."
+    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    messages: Items[MessageParam] = Field(
+        max_length=MAX_ITEMS,
+        description="At least one message. If the last is an assistant message, the answer continues it.",
     )
-    output_config: OutputConfig | None = optional("Only `format`.")
-    system: Texts | None = optional("A string, or a list of text blocks.")
-    tools: Items[ToolOffer] | None = optional("What the model may call.", max_length=MAX_TOOLS)
-    tool_choice: ToolChoice | None = optional("Default: auto with tools, else none.")
+    output_config: OutputConfig | None = optional("Options of the answer: only `format` is supported.")
+    system: Texts | None = optional("The system prompt: a string, or a list of text blocks.")
+    tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = optional(
+        "Which tools the model may call. Default: auto with tools, otherwise none."
+    )
 
     def check(self) -> None:
         if not self.messages:
@@ -107,7 +120,7 @@ class ConversationBody(Body):
         return bool(self.allowed_calls().functions)
 
     def chat_request(self) -> ChatRequest:
-        """Raises InvalidRequest. Not for the event loop."""
+        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         system = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         groups = groupby(self.messages, key=lambda message: message.role)
         messages = [message for role, group in groups for message in _plain(role, [*group])]
@@ -117,7 +130,7 @@ class ConversationBody(Body):
 
 
 class MessagesBody(ConversationBody):
-    """`POST /v1/messages`."""
+    """The request body of `POST /v1/messages`."""
 
     harmless = only(
         **ConversationBody.harmless,
@@ -127,10 +140,16 @@ class MessagesBody(ConversationBody):
         thread=(),
         service_tier=("auto", "standard_only"),
     )
-    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Within the context, together with the prompt.")
-    metadata: Metadata | None = optional("Only `user_id`.")
-    stop_sequences: Items[Sentence] | None = optional("The text ends before any of them.", max_length=MAX_STOPS)
-    stream: bool | None = optional("Server-sent events in place of one answer.")
+    max_tokens: int = Field(
+        ge=1,
+        le=MAX_TOKENS,
+        description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
+    )
+    metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
+    stop_sequences: Items[Sentence] | None = optional(
+        "Strings that end the text; it ends before them.", max_length=MAX_STOPS
+    )
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     temperature: float | None = ranged("temperature")
     top_p: float | None = ranged("top_p")
     top_k: int | None = ranged("top_k")
@@ -152,8 +171,8 @@ class MessagesBody(ConversationBody):
         )
 
 
-def _plain(role: str, messages: Sequence[Turn]) -> list[Json]:
-    """Messages of one role in a row as chat formats take them: results of tools, then one with texts and calls."""
+def _plain(role: str, messages: Sequence[MessageParam]) -> list[Json]:
+    """Consecutive messages of one role as chat formats take them: tool results, then one message of texts and calls."""
     blocks = [block for message in messages for block in message.blocks]
     results = [block.plain() for block in blocks if isinstance(block, ToolResult)]
     calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]

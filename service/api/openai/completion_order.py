@@ -1,4 +1,4 @@
-"""The order of a completion request: its prompts tokenized, with what an echo of them needs."""
+"""The engine's order for a completion request: its prompts as token ids, with what `echo` needs."""
 
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
@@ -15,10 +15,10 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def order_completion(body: CompletionBody, served: ServedModel) -> Order:
-    """Tokenizes: not for the event loop. Raises ParameterError or InvalidRequest."""
+    """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     grammar, fields = enforceable(constraint(body), served)
-    ranked = body.n_drawn > body.n_choices
+    ranked = body.n_generated > body.n_choices
     scored = (body.prompt_logprobs, body.logprobs if body.echo else None)
     params = sampling(
         body,
@@ -32,7 +32,7 @@ def order_completion(body: CompletionBody, served: ServedModel) -> Order:
     return Order(
         tuple(_prompt(prompt, body, max_tokens, served) for prompt in body.prompts),
         params,
-        body.n_drawn,
+        body.n_generated,
         n_best=body.n_choices,
         scores_end=True,
         options=body.options,
@@ -55,13 +55,15 @@ def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, serv
 
 
 def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
-    """Ids of a prompt; with a suffix as mistral-common writes a gap to fill, the suffix first."""
+    """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
     if not suffix:
         return encode_text(served, prompt)
     check_size([prompt, suffix], "suffix", served)
     tokenizer = served.tokenizer
     if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
-        message = f"suffix needs a model with the tokens [SUFFIX] and [PREFIX], this one has none, got {shown(suffix)}"
+        message = (
+            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {shown(suffix)}"
+        )
         raise InvalidRequest(message, param="suffix")
     return [
         *tokenizer.encode("", add_bos=True, parse_control=True),
@@ -73,7 +75,7 @@ def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
 
 
 def _starts(tokens: list[int], n_begin: int, text: str, tokenizer: Tokenizer) -> list[int]:
-    """Where in `text` each token starts; the first `n_begin` are not in it."""
+    """The index in `text` at which each token starts. The first `n_begin` tokens are not in the text: 0."""
     stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
     for token in tokens[n_begin:]:
         stream.push(token)

@@ -1,5 +1,6 @@
-"""Fields of OpenAI and of other servers that mean nothing here: each passes while it holds one of the values that
-describe what happens anyway, or null. An empty tuple: null only.
+"""Fields of OpenAI and of other servers that have no effect here, with the values that are accepted.
+
+These values, and null, describe what this server does. An empty tuple: null only.
 """
 
 from collections.abc import Mapping

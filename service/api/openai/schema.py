@@ -1,4 +1,4 @@
-"""What a client may send to the completions and chat endpoints."""
+"""The request bodies of OpenAI's completions and chat endpoints."""
 
 from pydantic import Field
 
@@ -14,24 +14,30 @@ from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 
 MAX_SEQUENCES = 1024
-CHAT_TOKENS = "Within the context, together with the prompt. Default: what the context leaves."
+CHAT_TOKENS = (
+    "The maximum number of generated tokens. Prompt and answer together must fit the context. "
+    "Default: what the prompt leaves of the context."
+)
 
 
 class CompletionBody(GenerationBody):
-    """`POST /v1/completions`. `logprobs` k reports the k likeliest tokens beside each token; 0 only the token's own."""
+    """The request body of `POST /v1/completions`."""
 
     harmless = HARMLESS_COMPLETION
     prompt: Prompts = Field(
-        description="A string, a list of strings, token ids, a list of those; at most 1024 prompts."
+        description="A string, a list of strings, token ids, or a list of token ids. At most 1024 prompts."
     )
     suffix: str | None = optional(
-        "What comes after the answer, which fills the gap: for models with the tokens `[SUFFIX]` and `[PREFIX]`; not "
-        "with `echo`."
+        "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
+        "tokens `[SUFFIX]` and `[PREFIX]`. Not allowed with `echo`."
     )
-    echo: bool | None = optional("The prompt before the answer; scored with `logprobs`; allows `max_tokens` 0.")
-    logprobs: int | None = optional("Logprobs of the tokens, with as many alternatives.", ge=0, le=5)
+    echo: bool | None = optional(
+        "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
+    )
+    logprobs: int | None = optional("Report the logprob of each token, with this many alternatives.", ge=0, le=5)
     best_of: int | None = optional(
-        "Choices drawn, of which the `n` with the highest mean logprob are given; not with `stream`. Default: n.",
+        "The number of choices to generate. The answer has the `n` with the highest mean logprob. Not allowed with "
+        "`stream`. Default: n.",
         ge=1,
         le=MAX_CHOICES,
     )
@@ -41,7 +47,7 @@ class CompletionBody(GenerationBody):
         return len(self.prompts)
 
     @property
-    def n_drawn(self) -> int:
+    def n_generated(self) -> int:
         return self.best_of or self.n_choices
 
     @property
@@ -51,18 +57,20 @@ class CompletionBody(GenerationBody):
     def check(self) -> None:
         super().check()
         n_prompts = check_prompts("prompt", self.prompts)
-        if self.n_drawn < self.n_choices:
+        if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
             raise InvalidRequest(message, param="best_of")
-        if self.stream and self.n_drawn > self.n_choices:
+        if self.stream and self.n_generated > self.n_choices:
             message = f"best_of must equal n ({self.n_choices}) when stream is true, got {self.best_of}"
             raise InvalidRequest(message, param="best_of")
-        if n_prompts * self.n_drawn > MAX_SEQUENCES:
+        if n_prompts * self.n_generated > MAX_SEQUENCES:
             name = "best_of" if self.best_of else "n"
-            message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_drawn}"
+            message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_generated}"
             raise InvalidRequest(message, param=name)
         if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
-            message = "suffix goes neither with echo nor with truncate_prompt_tokens: the prompt is not the beginning"
+            message = (
+                "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
+            )
             raise InvalidRequest(message, param="suffix")
         if self.suffix and not isinstance(self.prompts[0], str):
             raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
@@ -71,15 +79,15 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody, TemplateBody, ToolsBody):
-    """`POST /v1/chat/completions`. Without a token limit the answer may fill the context."""
+    """The request body of `POST /v1/chat/completions`."""
 
     harmless = HARMLESS_CHAT
-    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
+    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="The conversation: at least one message.")
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
-    max_completion_tokens: int | None = ranged("max_tokens", "Another name of `max_tokens`.", least=1)
-    prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
-    logprobs: bool | None = optional("Logprobs of the tokens.")
-    top_logprobs: int | None = optional("As many alternatives beside each token.", ge=0, le=20)
+    max_completion_tokens: int | None = ranged("max_tokens", "Another name for `max_tokens`.", least=1)
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    logprobs: bool | None = optional("Report the logprob of each token.")
+    top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
 
     def check(self) -> None:
         super().check()
@@ -96,17 +104,17 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
 
     def chat_request(self) -> ChatRequest:
-        """Raises InvalidRequest for what is no schema. Not for the event loop."""
-        limited_again = self.max_completion_tokens is not None
+        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        has_new_name = self.max_completion_tokens is not None
         return ChatRequest(
             [message.plain() for message in self.messages],
             self.allowed_calls(),
             self.template_options,
             constraint(self),
             narrowed(SamplingBody, self),
-            max_tokens=self.max_completion_tokens if limited_again else self.max_tokens,
+            max_tokens=self.max_completion_tokens if has_new_name else self.max_tokens,
             n=self.n_choices,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             options=self.options,
-            max_tokens_field="max_completion_tokens" if limited_again else "max_tokens",
+            max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
         )

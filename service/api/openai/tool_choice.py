@@ -1,4 +1,4 @@
-"""Which tools a chat request may call, in chat's words."""
+"""The choice among tools in a chat request."""
 
 from typing import Annotated, Literal
 
@@ -13,15 +13,17 @@ class Named(Body):
 
 
 class Reference(Body):
-    """One of the tools."""
+    """One of the tools: the model must call it."""
 
     type: Literal["function"] = Field(description='"function".')
     function: Named = Field(description="Which function.")
 
 
 class Allowed(Body):
-    mode: Literal["auto", "required"] = Field(description="auto or required.")
-    tools: Items[Reference] = Field(min_length=1, max_length=MAX_TOOLS, description="Some of the tools.")
+    mode: Literal["auto", "required"] = Field(
+        description="auto: the model may answer with text. required: it must call a tool."
+    )
+    tools: Items[Reference] = Field(min_length=1, max_length=MAX_TOOLS, description="The tools that may be called.")
 
 
 class AllowedChoice(Body):
@@ -38,12 +40,13 @@ Choice = Annotated[
 
 
 class ToolsBody(OfferBody):
-    """A body that may offer functions, and say which of them are to be called."""
+    """A request with functions that the model may call, and a choice among them."""
 
     tool_choice: Choice | None = optional(
-        "none, auto, required, one function or `allowed_tools`. Default: auto with tools, else none."
+        "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
+        "tools, otherwise none."
     )
-    parallel_tool_calls: bool | None = optional("Several calls in one answer. Default: true.")
+    parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
 
     def allowed_calls(self) -> AllowedCalls:
         choice, one = self.tool_choice, self.parallel_tool_calls is False

@@ -1,4 +1,4 @@
-"""Items of a conversation: messages, calls of functions, what the functions answered. And what they are in chat."""
+"""Items of a conversation: messages, function calls and their outputs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -13,12 +13,12 @@ Json = dict[str, Any]
 
 
 class InputPart(Body):
-    """What a user wrote, or what an answer gave."""
+    """A text part of a message."""
 
     harmless = only(annotations=([],), logprobs=([],))
-    type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
-    text: str = Field(description="Parts are joined without a space.")
-    parsed: Any = optional("What an SDK made of the text; without effect.")
+    type: Literal["input_text", "output_text"] = Field(description="input_text or output_text.")
+    text: str = Field(description="The text. The parts of a message are joined without a space.")
+    parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
 
 
 Parts = Annotated[
@@ -31,15 +31,19 @@ Parts = Annotated[
 
 
 class InputMessage(Body):
+    """A message."""
+
     harmless = only(phase=("final_answer",), status=("completed", "incomplete"))
-    type: Literal["message"] | None = optional('"message", which is also the default.')
-    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
-    content: Parts = Field(description="A string, or a list of text parts.")
+    type: Literal["message"] | None = optional('"message". Default: "message".')
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    role: Literal["user", "assistant", "system", "developer"] = Field(
+        description="user, assistant, system or developer."
+    )
+    content: Parts = Field(description="The text, or a list of text parts.")
 
 
 class CallItem(Called):
-    """A call of an earlier answer."""
+    """A function call in an earlier answer."""
 
     harmless = only(
         **{"async": (False,)},
@@ -49,18 +53,20 @@ class CallItem(Called):
         status=("completed", "incomplete"),
     )
     type: Literal["function_call"] = Field(description='"function_call".')
-    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    call_id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the function's output refers to.")
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(
+        min_length=1, max_length=MAX_NAME, description="The id of the call. The output of the function repeats it."
+    )
 
 
 class OutputItem(Body):
-    """What a function answered."""
+    """The output of a function."""
 
     harmless = CallItem.harmless
     type: Literal["function_call_output"] = Field(description='"function_call_output".')
-    id: str | None = optional("What a client called it.", max_length=MAX_NAME)
-    call_id: str = Field(max_length=MAX_NAME, description="The call's.")
-    output: Parts = Field(description="A string, or a list of text parts.")
+    id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
+    output: Parts = Field(description="The text, or a list of text parts.")
 
 
 def _kind(item: Any) -> str | None:
@@ -81,7 +87,7 @@ Item = Annotated[
 
 
 def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[Json]:
-    """Chat messages: calls belong to the message of the assistant that they follow, if they do."""
+    """Messages as chat formats take them. Calls join the assistant message before them, or make a new one."""
     messages: list[Json] = []
     for item in items:
         if isinstance(item, OutputItem):

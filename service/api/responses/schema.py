@@ -1,4 +1,4 @@
-"""What a client of the Responses API may send, and the chat request that it stands for."""
+"""The request body of the Responses API, and the internal request made of it."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,16 +23,20 @@ def _as_items(value: Any) -> Any:
 
 
 class Format(Body):
-    type: Literal["text", "json_object", "json_schema"] = Field(description="What the answer is.")
-    name: str | None = optional("Of a schema; a comment.", max_length=MAX_NAME)
-    description: str | None = optional("Of a schema; a comment.")
-    schema_: dict[str, Any] | None = optional("Required with type `json_schema`.", alias="schema")
-    strict: bool | None = optional("A schema is enforced with it or without.")
+    """The format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
+    name: str | None = optional("The name of the schema. It has no effect.", max_length=MAX_NAME)
+    description: str | None = optional("A description of the schema. It has no effect.")
+    schema_: dict[str, Any] | None = optional("The JSON schema. Required with type `json_schema`.", alias="schema")
+    strict: bool | None = optional("It has no effect: the schema is always enforced.")
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.schema_ is None) == (self.type == "json_schema"):
-            raise unsupported("schema", f"schema goes with type json_schema and only with it, got type {self.type}")
+            raise unsupported(
+                "schema", f"schema is required with type json_schema and allowed only with it, got type {self.type}"
+            )
         return self
 
     @property
@@ -43,12 +47,14 @@ class Format(Body):
 
 
 class TextConfig(Body):
+    """Options of the text of the answer."""
+
     harmless = only(verbosity=("medium",))
-    format: Format | None = optional("Text, JSON, or JSON of a schema. Default: text.")
+    format: Format | None = optional("The format: text, any JSON object, or JSON that follows a schema. Default: text.")
 
 
 class ResponsesBody(CallingBody):
-    """`POST /v1/responses`. Nothing is stored: the whole conversation comes with each request."""
+    """The request body of `POST /v1/responses`. The server stores nothing: each request has the whole conversation."""
 
     harmless = only(
         background=(False,),
@@ -69,19 +75,24 @@ class ResponsesBody(CallingBody):
         top_logprobs=(0,),
         truncation=("disabled",),
     )
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
-        max_length=MAX_ITEMS, description="What a user says; or all items of a conversation."
+        max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
     )
-    instructions: str | None = optional("A system message before all others.")
-    max_output_tokens: int | None = optional("Within the context, together with the prompt.", ge=1, le=MAX_TOKENS)
-    prompt_cache_key: str | None = optional("Prompts share cached pages without it.", max_length=MAX_SALT)
-    safety_identifier: str | None = optional("As `user`, and before it.", max_length=MAX_USER)
-    stream: bool | None = optional("Server-sent events in place of one answer.")
+    instructions: str | None = optional("A system message before all items.")
+    max_output_tokens: int | None = optional(
+        "The maximum number of generated tokens. Prompt and answer together must fit the context. "
+        "Default: what the prompt leaves of the context.",
+        ge=1,
+        le=MAX_TOKENS,
+    )
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     temperature: float | None = ranged("temperature")
-    text: TextConfig | None = optional("The answer's form.")
+    text: TextConfig | None = optional("Options of the text, its format among them.")
     top_p: float | None = ranged("top_p")
-    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
     @property
     def end_user(self) -> str | None:
@@ -97,7 +108,7 @@ class ResponsesBody(CallingBody):
         return (self.text and self.text.format) or Format(type="text")
 
     def chat_request(self) -> ChatRequest:
-        """Raises InvalidRequest for what is no schema. Not for the event loop."""
+        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatRequest(
             system + as_messages(self.input),

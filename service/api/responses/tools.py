@@ -1,4 +1,4 @@
-"""Tools in the words of the Responses API, and what they are in chat's."""
+"""The tools of the Responses API, and the choice among them."""
 
 from typing import Annotated, Literal
 
@@ -9,23 +9,29 @@ from service.schema.tools import MAX_TOOLS, AllowedCalls, Function, allowed_call
 
 
 class FunctionTool(Function):
-    harmless = only(
-        allowed_callers=(["direct"],),
-        defer_loading=(False,),
-        output_schema=(),
-    )
-    type: Literal["function"] = Field(description='"function"; the tools of OpenAI are not here.')
+    """A function that the model may call."""
+
+    harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
+    type: Literal["function"] = Field(description='"function". The built-in tools of OpenAI are not supported.')
 
 
 class FunctionChoice(Body):
+    """One of the tools: the model must call it."""
+
     type: Literal["function"] = Field(description='"function".')
-    name: str = Field(max_length=64, description="One of the tools.")
+    name: str = Field(max_length=64, description="The name of one of the tools.")
 
 
 class AllowedTools(Body):
+    """Some of the tools."""
+
     type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
-    mode: Literal["auto", "required"] = Field(description="auto or required.")
-    tools: Items[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS, description="Some of the tools.")
+    mode: Literal["auto", "required"] = Field(
+        description="auto: the model may answer with text. required: it must call a tool."
+    )
+    tools: Items[FunctionChoice] = Field(
+        min_length=1, max_length=MAX_TOOLS, description="The tools that may be called."
+    )
 
 
 ToolsChoice = Annotated[
@@ -35,13 +41,14 @@ ToolsChoice = Annotated[
 
 
 class CallingBody(Body):
-    """A body that may offer functions to call."""
+    """A request with functions that the model may call, and a choice among them."""
 
-    tools: Items[FunctionTool] | None = optional("Functions that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[FunctionTool] | None = optional("The functions that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolsChoice | None = optional(
-        "none, auto, required, one function or `allowed_tools`. Default: auto with tools, else none."
+        "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
+        "tools, otherwise none."
     )
-    parallel_tool_calls: bool | None = optional("Several calls in one answer. Default: true.")
+    parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
 
     def allowed_calls(self) -> AllowedCalls:
         """Raises InvalidRequest."""

@@ -1,7 +1,7 @@
 """A matrix product for Triton's interpreter whose additions have a fixed order, on every processor.
 
-The interpreter multiplies with `np.matmul`. Some of its kernels (OpenBLAS on AVX2 without AVX-512) give a
-row other bits at another place in the matrix. A test of bit-identity would then test NumPy.
+The interpreter multiplies with `np.matmul`. On a processor with AVX2 but not AVX-512, OpenBLAS gives a row other bits
+at another place in the matrix. A test of bit-identity would then test NumPy.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import pytest
 
 
 def in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """a [..., m, k] @ b [..., k, n] in `dtype`, k after k: bits depend on one row of a and one column of b."""
+    """a [..., m, k] @ b [..., k, n] in `dtype`, k after k: a result has the same bits at any place."""
     columns, rows = (np.moveaxis(part.astype(dtype), axis, 0) for part, axis in ((a, -1), (b, -2)))
     sums = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
     for column, row in zip(columns[..., None], rows[..., None, :], strict=True):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.batch import most_pages
+from model.batch import max_pages
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
@@ -21,8 +21,8 @@ def plan(windows: tuple[int | None, ...], **changes: int) -> PoolSizes:
 
 def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
     """ceil((5 - 1 + 4) / 4) + 1 = 3 pages, however long; fewer while the sequence is shorter."""
-    assert [most_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
-    assert most_pages(None, 13, page_size=4, chunk=4) == 4
+    assert [max_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
+    assert max_pages(None, 13, page_size=4, chunk=4) == 4
     assert plan((5,)).bytes_for(10_000) == 3 * PAGE
 
 

@@ -7,13 +7,14 @@ import pytest
 
 from service.api.anthropic.schema import MessagesBody
 from service.api.anthropic.shape import MessageShape
+from service.api.examples import TIMINGS
 from service.api.openai.schema import ChatBody
 from service.generation.choice import Delta
 from service.generation.generation import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
@@ -261,7 +262,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
     assert len({call["id"] for call in calls} - {None}) == 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage())
+    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), TIMINGS)
     ids = {"id": None}
     assert [block | ids for block in said["content"]] == [block | ids for block in blocks]
 
@@ -269,7 +270,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
     whole, text = TEXTS["hermes"]
     shape = MessageShape("m", CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
     assert said["content"] == [{"type": "text", "text": text}]
     assert said["stop_reason"] == "max_tokens"
 

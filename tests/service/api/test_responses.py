@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response as ResponseModel
 
+from service.api.examples import TIMINGS
 from service.api.openai.schema import ChatBody
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, output_text
@@ -16,7 +17,7 @@ from service.generation.generation import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/responses"
 PROMPT = "u:hi;a:"
@@ -262,7 +263,7 @@ def test_calls_become_items(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_incomplete() -> None:
     whole, _ = TEXTS["hermes"]
     shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
     assert [item["status"] for item in said["output"]] == ["completed", "incomplete"]
     assert said["output"][1]["arguments"] == '{"'
     assert said["status"] == "incomplete"

@@ -19,8 +19,8 @@ from service.structured.call_style import STYLES
 from service.structured.constraint import Constraint, json_constraint
 from service.structured.tool_prompt import explained
 from tests.fakes import IntegerTokenizer
-from tests.service.live import Live, running
-from tests.service.schema.test_refusals import refused
+from tests.service.live import Live, refused, running
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 WEATHER = {
     "type": "object",
@@ -33,28 +33,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
     {"type": "function", "function": {"name": "time.now", "description": "Tells the time."}},
 ]
-ARGUMENTS = '{"city": "a}\\\\\\"{"}'
-TEXTS = {
-    "hermes": (
-        f'Well <tool\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>',
-        "Well <tool\n",
-    ),
-    "llama": (
-        f'{{"name": "weather", "parameters": {ARGUMENTS}}}; {{"name": "time.now", "parameters": {{}}}}',
-        "",
-    ),
-    "mistral": (
-        f'Well [TOOL[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcdefgh1"}}, '
-        '{"name": "time.now", "arguments": {}}]',
-        "Well [TOOL",
-    ),
-    "mistral-v3": (
-        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
-        "",
-    ),
-    "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
-}
 
 
 class Tokenizer(IntegerTokenizer):

@@ -16,6 +16,8 @@
 #include "linear/amx.h"
 #include <stdlib.h>
 
+MIRRORED(weights, n_out)
+
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 
 /* Tiles that fill the registers there are; those of BF16, which has sums of one kind only, are twice as tall. */

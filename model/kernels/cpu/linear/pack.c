@@ -115,6 +115,7 @@ typedef struct {
     const char *at;
     int64_t output, group;
 } grid;
+MIRRORED(grid, output)
 
 typedef struct {
     const grid *quants, *scales, *mins;
