@@ -45,11 +45,11 @@ class Repeater:
         self._due = max(self._due + self._step_seconds, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
         output = StepOutput(
-            tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.draws else ()) for item in batch.slices)
+            tuple(SliceOutput((item.tokens[-item.n_prompt],) if item.samples else ()) for item in batch.slices)
         )
         return lambda: output
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
 
@@ -61,10 +61,10 @@ def create(progress: Callable[[str, float], None], **options: object) -> Repeate
 def serve(profile: bool) -> None:
     """The service as `noria serve` runs it, but for its engine; prints its port."""
     from service import logs
+    from service.app import create_server
     from service.engine.client import EngineClient
     from service.engine.process import ProcessHost
     from service.http.listening import listen
-    from service.http.server import Server
     from service.metrics import Metrics
     from service.settings import Settings
 
@@ -78,7 +78,7 @@ def serve(profile: bool) -> None:
         logs.configure("json", "info")
         port = sock.getsockname()[1]
         print(port, flush=True)
-        server = Server(settings, client, metrics, port)
+        server = create_server(settings, client, metrics, port)
         if not profile:
             server.run([sock])
             return

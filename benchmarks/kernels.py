@@ -86,7 +86,7 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     rows = streams * (stop - start)
     qkv, turn = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
     turns = cycle(caches)
-    return lambda: backend.attend_turned(qkv, HEADS, turn, next(turns), prepared)
+    return lambda: backend.attend_unrotated(qkv, HEADS, turn, next(turns), prepared)
 
 
 def seconds(call: Callable[[], object]) -> float:

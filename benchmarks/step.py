@@ -155,7 +155,7 @@ def wrap(clock: Clock, runner: ModelRunner) -> None:
         clock.wrap(projection, "forward", name)
         clock.wrap(projection, "gated", name)
     clock.wrap(runner._attention, "prepare", "attention")
-    clock.wrap(runner._attention, "attend_turned", "attention")
+    clock.wrap(runner._attention, "attend_unrotated", "attention")
 
 
 def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:

@@ -1,26 +1,26 @@
 """The seam between scheduler and network: plain data and one protocol. No torch.
 
-A step computes, for each of several sequences, the next few tokens that the sequence lacks. There is no prefill
-and no decode: a `Slice` of one token and a `Slice` of five hundred differ in nothing but length.
+A step computes the next tokens of several sequences. Prefill and decode are not two phases: a `Slice` of one token and
+a `Slice` of five hundred differ only in length.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from model.sampling_params import SamplingParams
 
 UNKNOWN = -1
-"""Last of a sequence's tokens while the step that draws it is still being computed."""
+"""Stands for a sequence's last token while the step that samples it is still running."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
     """Pages of one sequence in one pool, in logical order.
 
-    `pages[i]` holds positions `(first_block + i) * page_size` and the `page_size - 1` after it. Blocks before
-    `first_block` have left the window. Worked example: page_size 4, window 5, next position 9: positions 5..8 are
-    still visible, so blocks 1 and 2 are held: `first_block` 1, two pages.
+    `pages[i]` holds position `(first_block + i) * page_size` and the `page_size - 1` after it. The blocks before
+    `first_block` have left the window. Worked example: page_size 4, window 5, next position 9. Positions 5..8 are
+    still visible. They are in blocks 1 and 2: `first_block` is 1, and there are two pages.
     """
 
     first_block: int
@@ -29,13 +29,13 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Positions `start..stop-1` of one sequence, to be computed in this step.
+    """Positions `start..stop-1` of one sequence, to be computed in this step. A snapshot: it never changes.
 
-    `tokens` are all tokens of the sequence known so far, prompt first: a read-only view, `len(tokens) >= stop`.
-    The last `n_draft` of them are not known but proposed; then the slice covers them all and draws.
-    `tables` has one entry a pool, in the order of `RunnerInfo.pools`, with room for position `stop - 1`.
-    `choice` numbers the sequence among the choices of its request; with the seed and the output index it fixes
-    the noise of a draw.
+    `tokens` are the tokens of the sequence when the step was planned, prompt first: `len(tokens) >= stop`. The last
+    `n_draft` of them are draft tokens. A slice with draft tokens ends with the last of them.
+    `tables` has one entry for each pool, in the order of `RunnerInfo.pools`. It has a page for position `stop - 1`.
+    `choice` is the number of the sequence among the choices of its request. The seed, the choice and the output index
+    fix the noise with which a token is sampled.
     """
 
     sequence_id: int
@@ -49,10 +49,10 @@ class Slice:
     n_draft: int = 0
 
     @property
-    def draws(self) -> tuple["Slice", ...]:
-        """One slice, without draft, for each token to be drawn: after the last known token, after each proposed one.
+    def samples(self) -> tuple["Slice", ...]:
+        """One slice without draft for each token to sample: after the last known token and after each draft token.
 
-        Empty if the slice ends earlier or no more tokens are wanted.
+        Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
         if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
             return ()
@@ -62,13 +62,13 @@ class Slice:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logprobs of prompt tokens are wanted from this slice."""
+        """Whether this slice gives logprobs of prompt tokens."""
         return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All slices of one step; no sequence appears twice."""
+    """All slices of one step. No sequence is in it twice."""
 
     slices: tuple[Slice, ...]
 
@@ -77,11 +77,10 @@ class StepBatch:
         return sum(item.stop - item.start for item in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.
 
-    `rank`, of tokens of a prompt, is one more than how many tokens are likelier.
+    `rank` is set for prompt tokens only: 1 for the likeliest token.
     """
 
     token: int
@@ -92,14 +91,14 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SliceOutput:
-    """What one slice gave: drawn tokens (none unless `Slice.draws`) and the logprobs that were asked for.
+    """The result of one slice: sampled tokens (none if `Slice.samples` is empty) and the requested logprobs.
 
-    Of the draft `tokens` holds the first as many as were drawn in their place, then the one that was drawn after
-    those: what drawing one token a step would have given. `logprobs` has one for each, or is empty.
-    `prompt_logprobs[i]` belongs to the prompt token at position `Slice.start + 1 + i`; it stops at the prompt's end.
-    `pooled` [dim], where an embedding is wanted, is the sum over the slice of hidden states after the last norm
-    ("mean"), or the state at the prompt's last position ("last"; empty before it).
-    `failure` says, for a person, why no token could be drawn after those in `tokens`: the sequence ends with it.
+    `tokens` holds the accepted draft tokens and then one token more: what sampling one token a step gives, too.
+    `logprobs` has one entry for each token, or is empty. `prompt_logprobs[i]` belongs to the prompt token at position
+    `Slice.start + 1 + i`; it stops at the prompt's end.
+    `pooled` [dim] is set for embeddings. It is the sum over the slice of hidden states after the last norm ("mean"), or
+    the state at the prompt's last position ("last"; empty before it).
+    `failure` says why no token could be sampled after `tokens`. The client reads it, and the sequence ends.
     """
 
     tokens: tuple[int, ...] = ()
@@ -111,7 +110,7 @@ class SliceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One `SliceOutput` for each slice, in order."""
+    """The results of a step: one `SliceOutput` for each slice, in order."""
 
     slices: tuple[SliceOutput, ...]
 
@@ -124,10 +123,10 @@ class PoolSpec:
     n_pages: int
 
 
-def most_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> int:
-    """Pages of one pool that a sequence of `n_tokens` holds at most at one time, computed `chunk` tokens a step.
+def max_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) -> int:
+    """The greatest number of pages in one pool that a sequence of `n_tokens` holds, at `chunk` tokens a step.
 
-    Worked example: window 5, page_size 4, chunk 4: ceil((5 - 1 + 4) / 4) + 1 = 3, however long.
+    Worked example: window 5, page_size 4, chunk 4: ceil((5 - 1 + 4) / 4) + 1 = 3, for any length.
     """
     whole = -(-n_tokens // page_size)
     return whole if window is None else min(whole, -(-(window - 1 + chunk) // page_size) + 1)
@@ -135,13 +134,13 @@ def most_pages(window: int | None, n_tokens: int, page_size: int, chunk: int) ->
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """What the scheduler and the service must know of a loaded model.
+    """Facts about a loaded model for the scheduler and the service.
 
-    `max_model_len` is the longest prompt plus output that can be served, `vocab_size` the width of the logits, `dim`
-    that of hidden states.
-    `description` is for people: backend, dtype, device, scheme (shown in the log and in `/version`).
-    A step may have `max_sequences` slices and `max_step_tokens` tokens: that is what memory was kept for.
-    With `runs_ahead` a step may be launched before the one before it is done: its slices may end in UNKNOWN tokens.
+    `max_model_len` is the greatest length of prompt plus output, `vocab_size` the width of the logits, `dim` the width
+    of hidden states.
+    `description` is for people: backend, dtype, device, scheme. The log and `/version` report it.
+    A step may have `max_sequences` slices and `max_step_tokens` tokens: memory is reserved for as many.
+    With `runs_ahead`, a step may be launched while the step before it runs. Its slices may then end in UNKNOWN.
     """
 
     page_size: int
@@ -156,22 +155,22 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model: computes steps. Owned by one thread, save `prepare`."""
+    """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
 
     info: RunnerInfo
 
     def prepare(self, params: SamplingParams) -> None:
-        """Make at leisure, on any other thread, what sequences with these parameters need beside the weights."""
+        """Make what sequences with these parameters need beside the weights, before their first step."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws.
+        """Start a step: compute every slice, write its keys and values to its pages, sample where a slice ends.
 
-        What is returned waits for the result, and is called before the next launch, or right after it if the runner
-        `runs_ahead`. It may raise what the step met.
+        The function that it returns waits for the result. Call it before the next launch, or, if the runner
+        `runs_ahead`, right after the next launch. Both functions raise the errors of the step.
         """
         ...
 
-    def rest(self) -> bool:
-        """Do a piece of the work that can wait until nobody does; whether there is more of it."""
+    def idle(self) -> bool:
+        """Do one piece of the work that can wait until no request runs; return whether more of it is left."""
         ...

@@ -1,27 +1,85 @@
-"""What a request may ask of the sampler: fields, ranges, defaults. No torch."""
+"""The parameters of sampling, each declared once: its row is a field of `SamplingParams`. No torch.
+
+All that depends on which parameters exist reads these rows: the fields of a request, the message to the engine, whether
+a step may run ahead, and which rows the compiled kernel may sample. To add one that changes the sampling, write its row
+here and its step in `model/step/logits.py` or `model/step/distribution.py`.
+"""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 from model.errors import ParameterError
 
-# field -> (least, greatest), of the field's own type; OpenAI's ranges where it has the field, vLLM's elsewhere.
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.01, 10.0),
-    "seed": (-(2**63), 2**63 - 1),
-    "max_tokens": (0, 2**31 - 1),
-    "min_tokens": (0, 2**31 - 1),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
-    "prompt_lookup_num_tokens": (0, 16),
-}
+
+class Stage(Enum):
+    """Where a parameter acts."""
+
+    LOGITS = auto()
+    """Changes the logits, of greedy rows too."""
+    DISTRIBUTION = auto()
+    """Chooses among the distribution at a temperature above 0. The likeliest token always stays a candidate."""
+    END = auto()
+    """Decides after which token the sequence ends."""
+    REPORT = auto()
+    """Asks for more than tokens."""
+    SPEED = auto()
+    """Changes the speed, never the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One row of the table.
+
+    `limits` are the least and the greatest value. `neutral` is a second value that has no effect, like the default.
+    `reads_output` says that sampling a token needs to know the tokens of the output before it.
+    `description` is for clients; a row without one is not a field of requests, or one of another name or type.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    stage: Stage
+    limits: tuple[float, float] | None
+    neutral: Any
+    reads_output: bool
+    description: str | None
+
+    def check(self, value: object) -> None:
+        """Raise ParameterError for a value outside the limits, or of another type."""
+        if self.limits is None or (value is None and self.default is None):
+            return
+        least, greatest = self.limits
+        words, number = ("an integer ", int) if isinstance(least, int) else ("", int | float)
+        if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= greatest:
+            raise ParameterError(self.name, f"{self.name} must be {words}between {least} and {greatest}, got {value!r}")
+
+
+def parameter(
+    default: Any,
+    stage: Stage,
+    limits: tuple[float, float] | None = None,
+    description: str | None = None,
+    *,
+    neutral: Any = None,
+    reads_output: bool = False,
+) -> Any:
+    """A field of `SamplingParams`: what `Parameter` has beside its name and type."""
+    row = {"stage": stage, "limits": limits, "description": description}
+    return field(default=default, metadata=row | {"neutral": neutral, "reads_output": reads_output})
+
+
+def declared(params: type) -> Mapping[str, Parameter]:
+    """The rows of a class of parameters, by name; made once a class."""
+    if params not in _TABLES:
+        rows = (Parameter(f.name, f.type, f.default, **f.metadata) for f in fields(params))  # type: ignore[arg-type]
+        _TABLES[params] = {row.name: row for row in rows}
+    return _TABLES[params]
+
+
+_TABLES: dict[type, Mapping[str, Parameter]] = {}
 POOLINGS = ("mean", "last")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 512
@@ -33,52 +91,110 @@ BIAS_LIMIT = 100.0
 MAX_GRAMMAR_CHARS = 2**17
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingParams:
-    """How one choice is drawn and when it ends.
+    """How one choice is sampled and when it ends: the table of all parameters. Limits are OpenAI's, else vLLM's.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 keeps all tokens. `logprobs` is the number of alternatives
-    reported beside each drawn token (None: no logprobs at all), `prompt_logprobs` the same for prompt tokens.
-    `prompt_lookup_num_tokens` is how many tokens a step may propose from earlier text (0: none); it changes the speed,
-    never the answer. `stop_token_ids` holds every token that ends the output, the model's end tokens among them unless
-    `ignore_eos`. `stop` strings are matched by the service, which sees text; the engine ignores them by design.
-    `allowed_token_ids`, unless empty, are the only tokens drawn. `bad_words` are token sequences: the last token of one
-    is not drawn where the output ends with those before it.
-    `grammar` is what the output must be, in the syntax of llguidance (see `model/grammar/compiler.py`); it says itself
-    where the output may end, so neither `ignore_eos` nor `min_tokens` goes with it.
-    `embed` "mean" or "last" asks for the prompt's embedding, pooled in this way, and for no output (`max_tokens` 0).
-    `return_progress` asks for a report of each step that computes a part of the prompt.
+    `temperature` 0 is greedy. `top_k` 0 or -1 allows all tokens. `logprobs` is the number of alternatives reported
+    with each sampled token (None: no logprobs at all). `prompt_logprobs` is the same for prompt tokens.
+    `prompt_lookup_num_tokens` is the greatest number of draft tokens in a step; they come from earlier text.
+    `stop_token_ids` has every token that ends the output. The model's end tokens are in it unless `ignore_eos`.
+    The service matches `stop` strings, because it sees text. The engine ignores them by design.
+    If `allowed_token_ids` is not empty, only its tokens are sampled. Each of `bad_words` is a token sequence: its last
+    token is not sampled where the output ends with the tokens before it.
+    `grammar` constrains the output, in the syntax of llguidance (see `model/grammar/compiler.py`). It decides where the
+    output may end, so it excludes `ignore_eos` and `min_tokens`.
+    `embed` "mean" or "last" requests the prompt's embedding, pooled in this way, and no output (`max_tokens` 0).
+    `return_progress` requests a report of each step that computes a part of the prompt.
 
-    Raises ParameterError, naming field, value and limit.
+    Raises ParameterError, which names field, value and limit.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    seed: int = 0
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    prompt_lookup_num_tokens: int = 0
-    grammar: str | None = None
-    embed: str | None = None
-    return_progress: bool = False
+    temperature: float = parameter(
+        1.0,
+        Stage.DISTRIBUTION,
+        (0.0, 2.0),
+        "0 is greedy. Default: the value in the model's `generation_config.json`, or 1.",
+    )
+    top_p: float = parameter(
+        1.0,
+        Stage.DISTRIBUTION,
+        (0.0, 1.0),
+        "Samples from the fewest likeliest tokens whose probabilities reach this sum; 0: the likeliest only. Default: 1.",
+    )
+    top_k: int = parameter(
+        0,
+        Stage.DISTRIBUTION,
+        (-1, 2**31 - 1),
+        "Samples from the k likeliest tokens; 0 or -1: from all. Default: 0.",
+        neutral=-1,
+    )
+    min_p: float = parameter(
+        0.0,
+        Stage.DISTRIBUTION,
+        (0.0, 1.0),
+        "Samples from tokens at least this many times as likely as the likeliest. Default: 0.",
+    )
+    presence_penalty: float = parameter(
+        0.0,
+        Stage.LOGITS,
+        (-2.0, 2.0),
+        "Subtracted once from the logit of every token in the output so far. Default: 0.",
+        reads_output=True,
+    )
+    frequency_penalty: float = parameter(
+        0.0,
+        Stage.LOGITS,
+        (-2.0, 2.0),
+        "Subtracted from a token's logit each time it is in the output so far. Default: 0.",
+        reads_output=True,
+    )
+    repetition_penalty: float = parameter(
+        1.0,
+        Stage.LOGITS,
+        (0.01, 10.0),
+        "Divides positive logits of tokens in the prompt or the output, multiplies negative ones. Default: 1.",
+        reads_output=True,
+    )
+    seed: int = parameter(
+        0,
+        Stage.DISTRIBUTION,
+        (-(2**63), 2**63 - 1),
+        "The same request with the same seed gives the same tokens. Default: random.",
+    )
+    prompt_lookup_num_tokens: int = parameter(
+        0,
+        Stage.SPEED,
+        (0, 16),
+        "The most draft tokens in a step; they are copied from earlier text. Default: 0.",
+        reads_output=True,
+    )
+    min_tokens: int = parameter(
+        0,
+        Stage.LOGITS,
+        (0, 2**31 - 1),
+        "The output does not end before it has this many tokens; at most `max_tokens`. Default: 0.",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = parameter((), Stage.LOGITS)
+    allowed_token_ids: tuple[int, ...] = parameter((), Stage.LOGITS)
+    bad_words: tuple[tuple[int, ...], ...] = parameter((), Stage.LOGITS, reads_output=True)
+    grammar: str | None = parameter(None, Stage.LOGITS, reads_output=True)
+    max_tokens: int = parameter(16, Stage.END, (0, 2**31 - 1))
+    stop: tuple[str, ...] = parameter((), Stage.END)
+    include_stop_str_in_output: bool = parameter(
+        False, Stage.END, None, "The text includes the stop string, or the stop token, that ended it."
+    )
+    stop_token_ids: tuple[int, ...] = parameter((), Stage.END)
+    ignore_eos: bool = parameter(False, Stage.END, None, "The model's own end tokens do not end the output.")
+    logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
+    prompt_logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
+    embed: str | None = parameter(None, Stage.REPORT)
+    return_progress: bool = parameter(False, Stage.REPORT)
 
     def __post_init__(self) -> None:
-        for name, (least, greatest) in RANGES.items():
-            _check_range(name, getattr(self, name), least, greatest)
+        for name, row in declared(type(self)).items():
+            if (value := getattr(self, name)) is not row.default:
+                row.check(value)
         if self.min_tokens > self.max_tokens:
             raise ParameterError(
                 "min_tokens", f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
@@ -102,15 +218,26 @@ class SamplingParams:
             message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
             raise ParameterError("embed", message)
 
-    @property
-    def draws_blindly(self) -> bool:
-        """Whether a draw looks at no token of the output before it, only at how many there are."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        looks = self.bad_words or self.grammar or self.prompt_lookup_num_tokens
-        return not looks and penalties == (0.0, 0.0, 1.0)
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """Names of the parameters that have an effect: their values are not the neutral ones."""
+        rows = declared(type(self)).values()
+        return frozenset(row.name for row in rows if getattr(self, row.name) not in (row.default, row.neutral))
+
+    @cached_property
+    def choosing(self) -> frozenset[str]:
+        """Those in use that choose among the distribution."""
+        rows = declared(type(self))
+        return frozenset(name for name in self.used if rows[name].stage is Stage.DISTRIBUTION)
+
+    @cached_property
+    def independent_of_output(self) -> bool:
+        """Whether sampling needs no token of the output before, only how many there are."""
+        rows = declared(type(self))
+        return not any(rows[name].reads_output for name in self.used)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise ParameterError for a token id outside the logits' width, and if there may be no token left to draw."""
+        """Raise ParameterError for a token id outside the vocabulary, and if no token may be left to sample."""
         check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         check_ids("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
@@ -119,7 +246,7 @@ class SamplingParams:
         if allowed <= hidden if allowed else len(hidden) >= vocab_size:
             raise ParameterError(
                 "allowed_token_ids",
-                "bad_words and min_tokens leave no token to draw of the "
+                "bad_words and min_tokens leave no token to sample of the "
                 + (f"{len(allowed)} in allowed_token_ids" if allowed else f"{vocab_size} in the vocabulary"),
             )
 
@@ -134,40 +261,17 @@ class SamplingParams:
                     name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the pipe: only what differs from the defaults."""
-        return {name: value for name in _DEFAULTS if (value := getattr(self, name)) != _DEFAULTS[name]}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
-        """Inverse of `to_json`; JSON lists become tuples again."""
-        values = dict(data)
-        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
-            if name in values:
-                values[name] = tuple(values[name])
-        if "bad_words" in values:
-            values["bad_words"] = tuple(map(tuple, values["bad_words"]))
-        if "logit_bias" in values:
-            values["logit_bias"] = tuple((int(token), float(bias)) for token, bias in values["logit_bias"])
-        return cls(**values)
-
-
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
+PARAMETERS = declared(SamplingParams)
+RANGES: Mapping[str, tuple[float, float]] = {name: row.limits for name, row in PARAMETERS.items() if row.limits}
+"""Least and greatest value of each number."""
 
 
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    """Raise ParameterError for what is no token id of the vocabulary."""
+    """Raise ParameterError for a value that is no token id of the vocabulary."""
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise ParameterError(name, f"{name} has token id {token!r}, the vocabulary is 0..{vocab_size - 1}")
-
-
-def _check_range(name: str, value: object, least: float, greatest: float) -> None:
-    if value is None and _DEFAULTS[name] is None:
-        return
-    kind, number = ("an integer ", int) if isinstance(least, int) else ("", int | float)
-    if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= greatest:
-        raise ParameterError(name, f"{name} must be {kind}between {least} and {greatest}, got {value!r}")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

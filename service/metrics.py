@@ -1,17 +1,19 @@
 """Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts rest on them."""
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from service.engine.messages import Report, Stats
-from service.histogram import Histogram
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -32,6 +34,30 @@ COUNTERS = {
 """Field of `Stats` -> metric."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
+
+
+class Histogram(Collector):
+    """How many values were at most each of `bounds`, which ascend.
+
+    It costs a token less than a microsecond, because it has one writer, the event loop, and therefore no lock.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
 
 
 class Metrics:

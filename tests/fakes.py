@@ -9,8 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
-from model.config import STEP_LIMITS, RunnerOptions
 from model.errors import ModelError
+from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
 from service.engine.wire import Wire
@@ -65,7 +65,7 @@ class FakeRunner:
     def prepare(self, params: SamplingParams) -> None:
         pass
 
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         return False
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -140,21 +140,29 @@ class AheadRunner(FakeRunner):
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         self._flying += 1
         self.most_flying = max(self._flying, self.most_flying)
-        known = StepBatch(tuple(replace(item, tokens=self._resolved(item)) for item in batch.slices))
-        output = self.step(known)
+        before = self._drawn
+        output = self.step(self._resolved(batch, before))
         drawn = zip(batch.slices, output.slices, strict=True)
         self._drawn = {item.sequence_id: result.tokens[-1] for item, result in drawn if result.tokens}
 
         def wait() -> StepOutput:
             self._flying -= 1
-            return output
+            return self.read(output, lambda: self.step(self._resolved(batch, before)))
 
         return wait
 
-    def _resolved(self, item: Slice) -> list[int]:
-        """The tokens as they are now: the scheduler's list goes on changing."""
-        *before, last = item.tokens
-        return [*before, self._drawn[item.sequence_id] if last == UNKNOWN else last]
+    def read(self, output: StepOutput, again: Callable[[], StepOutput]) -> StepOutput:
+        """What a step gave; a runner that loses it computes it `again` from its slices."""
+        return output
+
+    def _resolved(self, batch: StepBatch, drawn: Mapping[int, int]) -> StepBatch:
+        """With what the step before drew in place of UNKNOWN."""
+
+        def tokens(item: Slice) -> list[int]:
+            *before, last = item.tokens
+            return [*before, drawn[item.sequence_id] if last == UNKNOWN else last]
+
+        return StepBatch(tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 
 
 def pooled(item: Slice) -> tuple[float, ...]:
@@ -197,7 +205,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
         raise ModelError("found nothing at 'broken', expected a model")
     if model == "crash":
         raise RuntimeError("the fake model cannot be built")
-    length = int(options.get("max_model_len") or 512)  # type: ignore[call-overload]
+    length = int(options.get("max_model_len") or (4096 if model == "slow" else 512))  # type: ignore[call-overload]
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))

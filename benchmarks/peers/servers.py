@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 
 from benchmarks import engine
+from model.machine.child import die_with_parent
 from model.step.runner import ModelRunner
 from service.commands.own_server import embedded_server
-from service.engine.__main__ import die_with_parent
 from service.engine.messages import Submit
 
 START_SECONDS = 120.0

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.attention.rope import rotate
-from model.step.packing import PoolInputs
 
 
 class Attention(ABC):
@@ -53,7 +53,7 @@ class Attention(ABC):
         q and k are rotated already. Returns [T, n_heads, head_dim].
         """
 
-    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Any) -> Tensor:
+    def attend_unrotated(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Any) -> Tensor:
         """As `attend` for q, k, v in one, qkv [T, n_heads + 2 n_kv_heads, head_dim], q and k not yet rotated.
 
         `turn` [T, 2, head_dim/2] are their rotations. Returns [T, n_heads, head_dim] in the format of qkv.

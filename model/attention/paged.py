@@ -16,12 +16,12 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
 from model.kernels.cpu import native, records
 from model.kernels.cpu.packed import padded
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
-from model.step.packing import PoolInputs
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
@@ -86,7 +86,9 @@ class PagedAttention(Attention):
         qkv = torch.cat((q, k, v), dim=1).float()
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
 
-    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def attend_unrotated(
+        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         return self._attend(qkv.float(), n_heads, turn, cache, prepared).to(qkv.dtype)
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:

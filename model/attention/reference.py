@@ -7,7 +7,7 @@ from torch import Tensor
 
 from model.attention.base import Attention, slots_of_keys
 from model.attention.cache import LayerCache
-from model.step.packing import PoolInputs
+from model.attention.inputs import PoolInputs
 
 
 @dataclass(frozen=True, slots=True)

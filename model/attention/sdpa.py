@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from model.attention.base import Attention, slots_of_keys
 from model.attention.cache import LayerCache
-from model.step.packing import PoolInputs, Span, upload
+from model.attention.inputs import PoolInputs, Span
+from model.machine.transfers import upload
 
 PADDING = 1.25
 """Decoding slices share a group while the longest has at most this many times the keys of the shortest."""

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
 from model.kernels import cuda as kernels
-from model.step.packing import PoolInputs
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 SHORT = 16
@@ -127,7 +127,9 @@ class TritonAttention(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         return self._attend(torch.cat((q, k, v), dim=1), q.shape[1], None, cache, prepared)
 
-    def attend_turned(self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def attend_unrotated(
+        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         return self._attend(qkv, n_heads, turn, cache, prepared)
 
     def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
+from model.attention.inputs import PoolInputs
 from model.errors import OptionError
-from model.step.packing import PoolInputs
 
 Kernel = Callable[..., Any]
 NEEDED = {"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
-from model.errors import ModelError, ParameterError
+from model.errors import ModelError, ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 
 _CALLS_ALONE = ("v2", "v3")
@@ -25,7 +25,7 @@ class MistralChat:
         try:
             self._format = MistralTokenizer.from_file(file)
         except (MistralCommonException, ImportError, ValueError) as error:
-            raise ModelError(f"mistral-common cannot read {file.name}: {_one_line(error)}") from error
+            raise ModelError(f"mistral-common cannot read {file.name}: {one_line(error)}") from error
         version = self._format.instruct_tokenizer.tokenizer.version.value
         styles = {"v1": None, **dict.fromkeys(_CALLS_ALONE, "mistral-v3"), **dict.fromkeys(_NEW_CALLS, "mistral-args")}
         self.call_style = styles.get(version, "mistral")
@@ -54,12 +54,8 @@ class MistralChat:
             return self._format.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
             raise ParameterError(
-                "messages", f"the model's chat format refuses these messages: {_one_line(error)}"
+                "messages", f"the model's chat format refuses these messages: {one_line(error)}"
             ) from error
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
         return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

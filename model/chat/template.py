@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from model.errors import ModelError
+from model.tokenizers.base import Tokenizer
 
 
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
@@ -37,6 +38,15 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         return environment.from_string(source).render, frozenset(names)
     except TemplateSyntaxError as error:
         raise ModelError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
+
+
+def call_style(source: str, tokenizer: Tokenizer) -> str | None:
+    """By what a template that knows tools writes before a call."""
+    if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
+        return "mistral-args" if "[ARGS]" in source else "mistral"
+    if "<tool_call>" in source:
+        return None if "<function=" in source else "hermes"
+    return "llama" if '"parameters": ' in source and "ipython" in source else None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:

@@ -6,12 +6,14 @@ says which may come next.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from model.errors import ParameterError
+from model.errors import MAX_CHARS, ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_LEXER_STATES, MAX_GRAMMAR_SIZE, MAX_STEP_ITEMS = 10_000, 200_000, 10_000
 """Below llguidance's defaults: a state takes some 2 kB in each sequence, an item some microseconds a token."""
-SHOWN_CHARS = 300
+MAX_COMPILED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,33 @@ class Compiler:
         return self._tokenizer.greedy_tokenize(text)
 
 
+class CompiledGrammars:
+    """Compiled grammars, the latest used. Any thread may ask."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._compiled: OrderedDict[str, LLMatcher | Exception] = OrderedDict()
+        self._lock = Lock()
+
+    def matcher(self, grammar: str) -> "LLMatcher":
+        """A matcher at the start, for others to copy. Raises ParameterError; while it compiles other threads go on."""
+        found = self._compiled.get(grammar) or self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _compile(self, grammar: str) -> "LLMatcher | Exception":
+        try:
+            return self._compiler.compile(grammar)
+        except Exception as error:
+            return error
+
+
 class _Wrapper:
     """A tokenizer as llguidance looks at it."""
 
@@ -110,4 +139,4 @@ class _Wrapper:
 
 def problem(matcher: "LLMatcher") -> str:
     """What a matcher complains of, on one line."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:SHOWN_CHARS]
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]

@@ -1,46 +1,16 @@
 """Sequences that follow grammars: one matcher each, brought up to the sequence's tokens. No torch."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from threading import Lock
 from typing import TYPE_CHECKING
 
-from model.grammar.compiler import Compiler, problem
+from model.grammar.compiler import problem
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_COMPILED = 32
 BURST_SECONDS, TOKEN_SECONDS = 1.0, 0.01
 """Processor time that one sequence may spend on its masks: an ambiguous grammar costs more with every token."""
-
-
-class Library:
-    """Compiled grammars, the latest used. Any thread may ask."""
-
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
-        self._compiled: OrderedDict[str, LLMatcher | Exception] = OrderedDict()
-        self._lock = Lock()
-
-    def matcher(self, grammar: str) -> "LLMatcher":
-        """A matcher at the start, for others to copy. Raises ParameterError; while it compiles other threads go on."""
-        found = self._compiled.get(grammar) or self._compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def _compile(self, grammar: str) -> "LLMatcher | Exception":
-        try:
-            return self._compiler.compile(grammar)
-        except Exception as error:
-            return error
 
 
 class Follower:

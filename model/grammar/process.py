@@ -2,18 +2,17 @@
 
     python -m model.grammar.process TRY [FOLLOW]
 
-The arguments are sockets, whose frames are JSON and perhaps bytes. On TRY comes what the vocabulary is (`Vocabulary`,
-or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW come steps: for
-each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with `Follower.masks`.
+The arguments are sockets, which carry frames (`model/machine/frames.py`). On TRY comes what the vocabulary is
+(`Vocabulary`, or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW
+come steps: for each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with
+`Follower.masks`.
 The process ends with either socket, and by itself when a task takes too much.
 """
 
 import contextlib
-import json
 import resource
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,9 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from model.checkpoint.families import read_generation
-from model.grammar.compiler import Compiler, Vocabulary
-from model.grammar.follower import Follower, Library
+from model.checkpoint.generation import read_generation
+from model.errors import one_line
+from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
+from model.grammar.follower import Follower
+from model.machine.frames import receive, send
 from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
@@ -34,31 +35,6 @@ FOLLOW_BYTES = 4 * 2**30
 STACK_BYTES = 2**20
 """Of the thread that compiles: in whichever process, a grammar that passes once passes again."""
 TRIAL_TOKENS = 32
-HEADER = struct.Struct("!II")
-
-
-def send(sock: socket.socket, data: Any, octets: bytes = b"") -> None:
-    """Write a frame. Raises OSError when the other end is gone."""
-    text = json.dumps(data, separators=(",", ":")).encode()
-    sock.sendall(HEADER.pack(len(text), len(octets)) + text + octets)
-
-
-def receive(sock: socket.socket) -> tuple[Any, bytes]:
-    """The next frame. Raises OSError when the other end is gone."""
-    n_text, n_octets = HEADER.unpack(_exactly(sock, HEADER.size))
-    body = _exactly(sock, n_text + n_octets)
-    return json.loads(body[:n_text]), body[n_text:]
-
-
-def _exactly(sock: socket.socket, n: int) -> bytes:
-    data = bytearray(n)
-    view = memoryview(data)
-    while view:
-        got = sock.recv_into(view)
-        if not got:
-            raise ConnectionResetError
-        view = view[got:]
-    return bytes(data)
 
 
 class Timer:
@@ -84,7 +60,7 @@ class Timer:
 
 def main(trying: socket.socket, following: socket.socket | None) -> None:
     """Serve until a socket closes."""
-    library = Library(_compiler(receive(trying)[0]))
+    library = CompiledGrammars(_compiler(receive(trying)[0]))
     library.matcher('start: "a"')  # what only the first one needs is not to be paid by a client's
     send(trying, "")
     timer = Timer()
@@ -104,7 +80,7 @@ def _compiler(said: dict[str, Any]) -> Compiler:
     return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, said["size"])
 
 
-def _try(sock: socket.socket, library: Library, timer: Timer, n_bytes: int | None) -> None:
+def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:
     with contextlib.suppress(OSError):
         while True:
             grammar, _ = receive(sock)
@@ -115,12 +91,12 @@ def _try(sock: socket.socket, library: Library, timer: Timer, n_bytes: int | Non
             send(sock, problem)
 
 
-def _tried(library: Library, grammar: str) -> str:
+def _tried(library: CompiledGrammars, grammar: str) -> str:
     """What is wrong with a grammar: that it does not compile, or what a few tokens at random bring to light."""
     try:
         return _walk(Follower(library.matcher(grammar)), Random(0))
     except Exception as error:
-        return str(error) or type(error).__name__
+        return one_line(error)
 
 
 def _walk(follower: Follower, rng: Random) -> str:
@@ -142,7 +118,7 @@ def _some_token(mask: bytes, rng: Random) -> int:
     return (start + place) % len(mask) * 8 + rng.choice(bits)
 
 
-def _follow(sock: socket.socket, library: Library, timer: Timer) -> None:
+def _follow(sock: socket.socket, library: CompiledGrammars, timer: Timer) -> None:
     followers: dict[int, Follower] = {}
     with contextlib.suppress(OSError):
         while True:
@@ -156,7 +132,7 @@ def _follow(sock: socket.socket, library: Library, timer: Timer) -> None:
 
 def _masks(
     followers: dict[int, Follower],
-    library: Library,
+    library: CompiledGrammars,
     number: int,
     grammar: str | None,
     tokens: list[int],
@@ -167,7 +143,7 @@ def _masks(
             followers[number] = Follower(library.matcher(grammar))
         return followers[number].masks(tokens, draft)
     except Exception as error:  # whatever it is, it is the trouble of this sequence alone
-        return [], str(error) or type(error).__name__
+        return [], one_line(error)
 
 
 def _limit_memory(n_bytes: int) -> None:

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from model.errors import OptionError
-from model.memory import sizes as memory
+from model.machine.host import free_memory
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -57,23 +56,7 @@ def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 def free_bytes(device: torch.device) -> int:
     """Bytes free on the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_memory()
-
-
-class Fetch:
-    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._host, self._arrived = tensor, None
-        if tensor.device.type == "cuda":
-            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    def wait(self) -> Tensor:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._host
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -6,11 +6,11 @@ from pathlib import Path
 from model.batch import PoolSpec
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import INDEX, read_index
-from model.config import RunnerOptions
 from model.linear import schemes
 from model.linear.schemes import CACHE_FORMATS, SCHEMES, VALUE_BYTES
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
+from model.options import RunnerOptions
 
 PAGE_SIZE = 32
 """Positions of a page."""

@@ -1,12 +1,9 @@
-"""How much memory there is, and how many pages of keys and values it holds. No torch; all sizes in bytes."""
+"""How many pages of keys and values the memory holds. No torch; all sizes in bytes."""
 
 import math
-import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from model.batch import PoolSpec, most_pages
+from model.batch import PoolSpec, max_pages
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
@@ -41,7 +38,7 @@ class PoolSizes:
 
     def pages(self, window: int | None, length: int) -> int:
         """Pages of the pool of `window` that one sequence of `length` tokens holds at most."""
-        return most_pages(window, length, self.page_size, self.max_step_tokens)
+        return max_pages(window, length, self.page_size, self.max_step_tokens)
 
     def bytes_for(self, length: int) -> int:
         """Bytes that one sequence of `length` tokens needs in all pools."""
@@ -172,42 +169,3 @@ def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:
     """Bytes for keys and values on a GPU of `total` bytes of which `used` serve for all else; 0 if there are none."""
     return max(0, int(total * (GPU_UTILIZATION if utilization is None else utilization)) - used)
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Bytes this process may still take: the least of the machine's and its control groups'."""
-    return min([_machine(root), *_control_groups(root)])
-
-
-def _machine(root: Path) -> int:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _control_groups(root: Path) -> Iterator[int]:
-    """What each control group of this process, up to the root, leaves of its limit (versions 1 and 2)."""
-    mounts: Sequence[tuple[str, str, str]] = (
-        ("sys/fs/cgroup", "memory.max", "memory.current"),
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    )
-    paths = [line.rsplit(":", 1)[1].strip("/") for line in _lines(root / "proc/self/cgroup")]
-    for mount, limit_name, used_name in mounts:
-        for folder in {parent for path in ["", *paths] for parent in (Path(path), *Path(path).parents)}:
-            limit = _lines(root / mount / folder / limit_name)
-            used = _lines(root / mount / folder / used_name)
-            if limit and used and limit[0].isdigit():
-                yield max(int(limit[0]) - int(used[0]) + _reclaimable(root / mount / folder), 0)
-
-
-def _reclaimable(folder: Path) -> int:
-    """File pages that the kernel gives back when asked, counted as used by the group."""
-    return sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith("inactive_file "))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
+from model.attention.inputs import PackedInputs
 from model.config import ModelConfig
 from model.linear.base import RMSNorm
 from model.linear.choice import make_linear
 from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
-from model.step.packing import PackedInputs
 
 
 class SelfAttention(nn.Module):
@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
         qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        seen = attention.attend_turned(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
+        seen = attention.attend_unrotated(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(seen.flatten(1), onto=x)  # [T, dim]
 
 

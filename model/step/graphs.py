@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.batch import PoolSpec, RunnerInfo, most_pages
-from model.step.packing import TABLE_WIDTH, PackedInputs, PoolInputs, Span, staged
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
+from model.batch import PoolSpec, RunnerInfo, max_pages
+from model.machine.transfers import staged
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,7 @@ class StaticInputs:
         self._columns = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         self._tokens, self._positions, *placed = self._columns.split(sizes)
         self._slots, self._tables = placed[::2], [table.view(n, TABLE_WIDTH) for table in placed[1::2]]
-        self._pages = [
-            torch.zeros(n * _most_pages(info, pool), dtype=torch.int64, device=device) for pool in info.pools
-        ]
+        self._pages = [torch.zeros(n * _max_pages(info, pool), dtype=torch.int64, device=device) for pool in info.pools]
 
     def first(self, n: int) -> PackedInputs:
         """Of n slices, for the longest sequences there may be."""
@@ -78,13 +77,13 @@ class StaticInputs:
                     window=pool.window,
                     page_size=self._info.page_size,
                     slots=self._slots[i][:n],
-                    pages=self._pages[i][: n * _most_pages(self._info, pool)],
+                    pages=self._pages[i][: n * _max_pages(self._info, pool)],
                     table=self._tables[i][:n],
                     spans=tuple(_longest(self._info, pool, row) for row in range(n)),
                 )
                 for i, pool in enumerate(self._info.pools)
             ),
-            draw_rows=self._rows[:n],
+            sample_rows=self._rows[:n],
             score_rows=(),
         )
 
@@ -109,8 +108,8 @@ class StaticInputs:
         self.drawn[:n_drawn].copy_(drawn[:n_drawn])
 
 
-def _most_pages(info: RunnerInfo, pool: PoolSpec) -> int:
-    return most_pages(pool.window, info.max_model_len, info.page_size, 1)
+def _max_pages(info: RunnerInfo, pool: PoolSpec) -> int:
+    return max_pages(pool.window, info.max_model_len, info.page_size, 1)
 
 
 def _longest(info: RunnerInfo, pool: PoolSpec, row: int) -> Span:
@@ -132,7 +131,7 @@ class DecodeGraphs:
         self._sizes = buckets(most)
         self._graphs: dict[int, Replay] = {}
 
-    def rest(self) -> bool:
+    def capture_next(self) -> bool:
         """Record one more graph; whether others are missing.
 
         The greatest comes first, since its memory has room for all others, then the smallest.

@@ -4,14 +4,11 @@ That process (`grammar_child.py`) has a matcher for each sequence; what a matche
 the sequence's own tokens, so a sequence that comes back after a pause, or to another process, begins a new one.
 """
 
-import os
 import socket
 import subprocess
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -21,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.grammar.process import MASK_SECONDS, receive, send
-from model.step.sampler import HIDDEN, Step
+from model.grammar.process import MASK_SECONDS
+from model.machine.child import start_python
+from model.machine.frames import receive, send
+from model.step.logits import HIDDEN, SamplingStep
 
-HOME = Path(__file__).parents[2]
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or broke its process"
 NOTHING_LEFT = "the grammar and the request's other limits leave no token"
 
@@ -43,16 +41,8 @@ class Child(NamedTuple):
     def start(cls, vocabulary: Mapping[str, Any]) -> "Child":
         """Blocks until it is ready. Raises OSError if that will never be."""
         (trying, first), (following, second) = socket.socketpair(), socket.socketpair()
-        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
         with first, second:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "model.grammar.process", str(first.fileno()), str(second.fileno())],
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[first.fileno(), second.fileno()],
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path},
-            )
+            process = start_python("model.grammar.process", sockets=[first, second], stderr=subprocess.DEVNULL)
         child = cls(process, trying, following)
         try:
             send(trying, vocabulary)
@@ -76,7 +66,7 @@ class Masks:
     """
 
     def __init__(self, vocabulary: Mapping[str, Any], vocab_size: int) -> None:
-        self.step = Step(lambda params: params.grammar is not None, self._hide)
+        self.step = SamplingStep(frozenset({"grammar"}), self._hide)
         self._vocabulary = vocabulary
         self._n_octets = -(-vocab_size // 8)
         self._anything = np.full(self._n_octets, 255, dtype=np.uint8)

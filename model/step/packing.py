@@ -5,85 +5,15 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import UNKNOWN, Slice, StepBatch
-
-Ints = NDArray[np.int64]
-TABLE_WIDTH = 5
-"""Columns of `PoolInputs.table`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One slice in one pool, on the host.
-
-    Rows `row..row+n_queries-1` of the batch are positions `start..` of the sequence. Its visible keys are positions
-    `first_key..start+n_queries-1`; they lie in `n_pages` pages from entry `page` of `PoolInputs.pages`, beginning
-    `offset` slots into the first. `first_slot` is the slot of the first key if the pages follow one another, else None.
-    """
-
-    row: int
-    n_queries: int
-    start: int
-    first_key: int
-    page: int
-    n_pages: int
-    offset: int
-    first_slot: int | None
-
-    @property
-    def n_keys(self) -> int:
-        return self.start + self.n_queries - self.first_key
-
-
-@dataclass(frozen=True, slots=True)
-class PoolInputs:
-    """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
-
-    `table` [S, 5] is what kernels read of `spans`: row, n_queries, start, first_key and page, int64. Who fills a step
-    up to a fixed size gives the rows that are too many slot -1, which is never written, and the slices no queries.
-    """
-
-    window: int | None
-    page_size: int
-    slots: Tensor
-    pages: Tensor
-    table: Tensor
-    spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedInputs:
-    """A step as tensors: `tokens` [T], `positions` [T], one entry a pool, and where logits are wanted.
-
-    `draw_rows` [D] are the rows after which a token is drawn, those of drafts among them; `score_rows[i]` are the first
-    row and the number of rows of slice i whose logits score prompt tokens.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    pools: tuple[PoolInputs, ...]
-    draw_rows: Tensor
-    score_rows: tuple[tuple[int, int], ...]
-
-
-def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
-    sizes = [len(array) for array in arrays]
-    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
-
-
-def staged(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor where `device` can take it from while the host goes on."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+from model.machine.transfers import Ints, upload
 
 
 def pack(
@@ -109,7 +39,7 @@ def pack(
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)
     positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
-    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.draws]
+    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.samples]
 
     arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(draws, dtype=np.int64)]
     spans: list[tuple[Span, ...]] = []
@@ -117,7 +47,7 @@ def pack(
         pages, pool_spans = _place(slices, rows, index, window, page_size)
         arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages, _table(pool_spans)]
         spans.append(pool_spans)
-    token_ids, where, draw_rows, *placed = upload(arrays, device)
+    token_ids, where, sample_rows, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
@@ -127,7 +57,7 @@ def pack(
                 windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
             )
         ),
-        draw_rows=draw_rows,
+        sample_rows=sample_rows,
         score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
     )
 

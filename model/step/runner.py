@@ -11,26 +11,28 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
+from model.attention.inputs import PackedInputs
 from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
-from model.step import packing, retry, sampler
+from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import Drawn, resolve
+from model.step.distribution import NO_TOKEN
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
-from model.step.packing import PackedInputs
 
 CPU = torch.device("cpu")
 
 
 class Started(NamedTuple):
-    """A step that the device computes: the draws of each slice, what was drawn, and for what is to be done with hidden
-    states [T, dim] (none, of a step that only decodes) the rows to score."""
+    """A step that the device computes: what the step before drew, the draws of each slice, what was drawn, and for what
+    is to be done with hidden states [T, dim] (none, of a step that only decodes) the rows to score."""
 
+    before: Drawn
     views: Sequence[Sequence[Slice]]
-    draws: Sequence[sampler.Draws]
+    draws: Sequence[sampler.Sampled]
     score_rows: Sequence[tuple[int, int]] = ()
     hidden: Tensor = torch.empty(0)
 
@@ -41,6 +43,8 @@ class ModelRunner:
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
+        if missing := sampler.unimplemented((masks.step,)):
+            raise NotImplementedError(f"no sampling step implements {', '.join(sorted(missing))}")
         self.info = info
         self._windows = [pool.window for pool in info.pools]
         self._masks = masks
@@ -72,10 +76,11 @@ class ModelRunner:
 
         If memory does not suffice, in parts. The masks of all of them are asked for once.
         """
-        self._masks.start([item.draws for item in batch.slices])
-        started = self._room.attempt(partial(self._start, batch), batch)
+        self._masks.start([item.samples for item in batch.slices])
+        before = self._drawn
+        started = self._room.attempt(partial(self._start, batch, before=before), batch)
         if started is None:
-            output = retry.in_parts(batch, self._compute, self._room)
+            output = retry.in_parts(batch, partial(self._compute, before=before), self._room)
             self._drawn = Drawn.known(batch.slices, output.slices, self._table.device)
             return lambda: output
         if self.info.runs_ahead:
@@ -84,37 +89,41 @@ class ModelRunner:
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
-    def rest(self) -> bool:
+    def idle(self) -> bool:
         """Record a graph that is missing."""
-        return self._graphs is not None and self._graphs.rest()
+        return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
     def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
         """Logits [T, vocab_size] of every row: what a graph repeats."""
         return self._model.logits(self._hidden(inputs, drawn))
 
-    def _start(self, batch: StepBatch) -> Started:
-        views = [item.draws for item in batch.slices]
+    def _start(self, batch: StepBatch, before: Drawn) -> Started:
+        views = [item.samples for item in batch.slices]
         drawing = [view for item in views for view in item]
         if self._graphs is not None and _only_decodes(batch):
-            logits = self._graphs.logits(self._pack(batch, CPU), self._drawn.tokens)
+            logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
-                return Started(views, list(self._draw(logits, drawing, lambda rows: rows)))
-        inputs = self._pack(batch, self._table.device)
-        hidden = self._hidden(inputs, self._drawn.tokens)
-        draws = list(self._draw(hidden.index_select(0, inputs.draw_rows), drawing, self._model.logits))
-        return Started(views, draws, inputs.score_rows, hidden)
+                return Started(before, views, list(self._draw(logits, drawing, lambda rows: rows)))
+        inputs = self._pack(batch, before, self._table.device)
+        hidden = self._hidden(inputs, before.tokens)
+        draws = list(self._draw(hidden.index_select(0, inputs.sample_rows), drawing, self._model.logits))
+        return Started(before, views, draws, inputs.score_rows, hidden)
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
         output = self._room.finish(partial(self._collect, batch, started), batch)
-        return retry.in_parts(batch, self._compute, self._room) if output is None else output
+        return (
+            retry.in_parts(batch, partial(self._compute, before=started.before), self._room)
+            if output is None
+            else output
+        )
 
-    def _compute(self, batch: StepBatch) -> StepOutput:
-        return self._collect(batch, self._start(batch))
+    def _compute(self, batch: StepBatch, before: Drawn) -> StepOutput:
+        return self._collect(batch, self._start(batch, before))
 
-    def _pack(self, batch: StepBatch, device: torch.device) -> PackedInputs:
-        return packing.pack(batch, self.info.page_size, self._windows, device, self._drawn.rows)
+    def _pack(self, batch: StepBatch, before: Drawn, device: torch.device) -> PackedInputs:
+        return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
 
     def _hidden(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
         """Hidden states [T, dim] before the last norm; `drawn` are the tokens that the step before drew."""
@@ -124,7 +133,7 @@ class ModelRunner:
 
     def _draw(
         self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]
-    ) -> Iterator[sampler.Draws]:
+    ) -> Iterator[sampler.Sampled]:
         """One token after each of N rows, of which `logits_of` some gives their logits [n, vocab_size]."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
@@ -137,15 +146,15 @@ class ModelRunner:
         rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
         for item, wanted, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
-            tokens, logprobs = _kept(item, list(islice(drawn, len(wanted))))
+            tokens, scores = _kept(item, list(islice(drawn, len(wanted))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
             failure = self._masks.failure(wanted[: len(tokens)])
-            if sampler.NO_TOKEN in tokens:
+            if NO_TOKEN in tokens:
                 failure = (
                     "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
                 )
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
-            given = SliceOutput(tokens, logprobs, prompt, pooled=pooled)
+            given = SliceOutput(tokens, scores, prompt, pooled=pooled)
             outputs.append(given if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
@@ -154,12 +163,12 @@ class ModelRunner:
         size = self._block_rows()
         found: list[TokenLogprob] = []
         for first in range(0, len(hidden), size):
-            logprobs = sampler.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
+            values = logprobs.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
             after = item.start + first + 1
-            tokens = item.tokens[after : after + len(logprobs)]
-            scores = sampler.token_logprobs(logprobs, tokens, [item.params.prompt_logprobs or 0] * len(logprobs))
-            ranks = sampler.ranks(logprobs, tokens)
-            found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
+            tokens = item.tokens[after : after + len(values)]
+            scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
+            ranks = logprobs.ranks(values, tokens)
+            found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
@@ -174,7 +183,9 @@ class ModelRunner:
 
 def _only_decodes(batch: StepBatch) -> bool:
     """Whether every slice is one token, and draws."""
-    return all(item.stop - item.start == 1 and len(item.draws) == 1 and not item.scores_prompt for item in batch.slices)
+    return all(
+        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
+    )
 
 
 def _kept(

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from service.api.admission import State
 from service.http.errors import BodyTooLarge, HttpError, invalid_body
-from service.schema.generation import Body
+from service.schema.fields import Body
 
 B = TypeVar("B", bound=Body)
 

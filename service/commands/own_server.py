@@ -1,10 +1,8 @@
 """A server for one terminal: started on a free port of 127.0.0.1, ended with the chat that wanted it."""
 
-import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +12,8 @@ from typing import IO
 import httpx
 
 from model.errors import OptionError
+from model.machine.child import die_with_parent, start_python
 from service.commands.endpoint import headers
-from service.engine.__main__ import die_with_parent
-from service.engine.process import HOME
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
@@ -56,17 +53,12 @@ def _free_port() -> int:
 
 def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C stops an answer and not the server. To be called before any thread."""
-    command = [sys.executable, "-P", "-m", "service", "serve", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
-    # With -P, a folder named "model" or "service" where the user stands does not shadow ours.
-    path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"],
-        env=environment | {"NORIA_API_KEY": key, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
+    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
+    return start_python(
+        *("service", "serve", *arguments, *where),
+        environment=dict.fromkeys(NOT_PASSED_ON) | {"NORIA_API_KEY": key},
         stdout=log,
         stderr=log,
-        start_new_session=True,
         preexec_fn=die_with_parent,
     )
 

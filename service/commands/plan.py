@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from model.checkpoint.resolve import resolve
-from model.config import RunnerOptions
-from model.memory import sizes as memory
+from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
-from service.generation.served import runner_options
+from model.options import RunnerOptions
+from service.generation.loading import runner_options
 from service.settings import Settings
 
 
@@ -25,7 +25,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     settings.check()
     directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, weights=False)
     if total is None and settings.device == "cpu":
-        total = memory.free_memory()
+        total = free_memory()
     made = make_plan(directory, RunnerOptions(**runner_options(settings, directory)), total)
     if as_json:
         print(json.dumps(asdict(made), indent=1))

@@ -1,32 +1,25 @@
-"""`python -m service.engine FD module:callable`: the engine process. Started by `hosts.ProcessHost` only."""
+"""`python -m service.engine module:callable FD`: the engine process. Only `process.ProcessHost` starts it."""
 
-import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
 
+from model.machine.child import die_with_parent
 from service.engine.wire import Wire
 from service.engine.worker import Child
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill us when the service dies, even while we are stopped; elsewhere the closed wire must do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 def main() -> None:
-    die_with_parent()
+    die_with_parent()  # where the system cannot do that, the closed wire ends us
     # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    runner, descriptor = sys.argv[1:]
+    sock = socket.socket(fileno=int(descriptor))
     # The hard way out, because this thread may be deep inside a long computation.
-    Child(Wire(sock), on_orphaned=lambda: os._exit(0)).run(sys.argv[2])
+    Child(Wire(sock), on_orphaned=lambda: os._exit(0)).run(runner)
 
 
 if __name__ == "__main__":

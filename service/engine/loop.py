@@ -2,11 +2,12 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from model.batch import Runner, StepOutput
-from service.engine.messages import Abort, FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
+from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
 from service.engine.scheduler import Scheduler
 
 log = logging.getLogger("noria.engine")
@@ -15,7 +16,7 @@ MAX_FAILED_STEPS = 3
 
 
 class Flight(NamedTuple):
-    """A step that was launched."""
+    """A step that was launched and is not read yet."""
 
     n_tokens: int
     launched: float
@@ -40,85 +41,95 @@ class EngineLoop:
         self._scheduler = scheduler
         self._receive = receive
         self._send = send
-        self._flight: Flight | None = None
+        self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
         self._failed_steps = 0
-        self._landed = 0.0
+        self._landed_at = 0.0
+        self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
 
     def run(self) -> None:
         """Serve until a Stop arrives. An error that repeats is raised: the process is then replaced."""
-        self._send(Report((), self._scheduler.stats()))  # the pools can be seen before the first request
-        while True:
-            updates: list[Update] = []
-            for message in self._receive(self._rests()):
-                if isinstance(message, Stop):
-                    return
-                updates += self._take(message)
-            self._send(self._step(updates))
+        self._report([])  # the pools can be seen before the first request
+        if self._runner.info.runs_ahead:
+            self._run_ahead()
+        else:
+            self._run()
 
-    def _rests(self) -> bool:
+    def _run(self) -> None:
+        """One step at a time: launch it, read it, report it."""
+        while (updates := self._take_messages()) is not None:
+            updates += self._launch()
+            updates += self._land()
+            self._report(updates)
+
+    def _run_ahead(self) -> None:
+        """Launch each step before the one before it is read, wherever the scheduler can plan that far."""
+        while (updates := self._take_messages()) is not None:
+            ahead = bool(self._flights) and self._scheduler.assume()
+            if not ahead:
+                updates += self._land()
+            updates += self._launch()
+            if ahead:
+                updates += self._land()
+            self._report(updates)
+
+    def _take_messages(self) -> list[Update] | None:
+        """Give the scheduler what has arrived; updates of sequences that it refused, or None to stop."""
+        updates: list[Update] = []
+        for message in self._receive(self._idle()):
+            if isinstance(message, Stop):
+                return None
+            if isinstance(message, Abort):
+                self._scheduler.abort(message.id)
+            elif isinstance(message, Submit):
+                try:
+                    self._scheduler.submit(message)
+                except ValueError as error:
+                    log.error("sequence %d refused: %s", message.id, error)
+                    updates.append(Update(message.id, finish="error"))
+        return updates
+
+    def _idle(self) -> bool:
         """Whether there is nothing to do but wait for messages."""
-        if self._scheduler.has_work or self._flight is not None:
+        if self._scheduler.has_work or self._flights:
             return False
         self._scheduler.check_idle()
-        return not self._runner.rest()
+        return not self._runner.idle()
 
-    def _take(self, message: ToEngine) -> list[Update]:
-        if isinstance(message, Abort):
-            self._scheduler.abort(message.id)
-        elif isinstance(message, Submit):
-            try:
-                self._scheduler.submit(message)
-            except ValueError as error:
-                log.error("sequence %d refused: %s", message.id, error)
-                return [Update(message.id, finish="error")]
-        return []
-
-    def _step(self, updates: list[Update]) -> Report:
-        """Launch a step and take in the one before it, or this one if the runner does not run ahead.
-
-        The report carries `updates` of requests that were refused as well.
-        """
-        flight, self._flight = self._flight, None
-        landed = flight
-        if flight is not None and not self._scheduler.assume():
-            updates += self._land(flight)
-            flight = None
-        batch = self._scheduler.plan()
+    def _launch(self) -> list[Update]:
+        """Plan and launch a step. If that fails, the steps in flight are read first: they do not depend on it."""
+        batch, launched = self._scheduler.plan(), time.monotonic()
         if batch.slices:
             try:
-                self._flight = Flight(batch.n_tokens, time.monotonic(), self._runner.launch(batch))
-            except Exception:
-                updates += self._fail(batch.n_tokens)
-                flight = None
-        if not self._runner.info.runs_ahead:
-            landed = flight = self._flight
-            self._flight = None
-        if flight is not None:
-            updates += self._land(flight)
-        return Report(tuple(updates), self._stats(landed))
+                self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
+            except Exception as error:
+                return self._land() + self._fail(error, batch.n_tokens)
+        return []
 
-    def _land(self, flight: Flight) -> list[Update]:
-        """Wait for a step, take in what it gave."""
+    def _land(self) -> list[Update]:
+        """Read the oldest step in flight, if there is one, and commit what it gave."""
+        if not self._flights:
+            return []
+        flight = self._flights.popleft()
         try:
             output = flight.wait()
-        except Exception:
-            return self._fail(flight.n_tokens)
-        self._failed_steps = 0
-        return self._scheduler.commit(output)
+        except Exception as error:
+            updates = self._fail(error, flight.n_tokens)
+        else:
+            self._failed_steps = 0
+            updates = self._scheduler.commit(output)
+        began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
+        self._landed = (flight.n_tokens, self._landed_at - began)
+        return updates
 
-    def _fail(self, n_tokens: int) -> list[Update]:
-        """For an exception that is being handled: what flies is lost too, since it builds on the step that failed."""
+    def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
+        """End the sequences of all steps in flight: they build on the one that failed."""
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
-            raise
+            raise error
         log.exception("a step of %d tokens failed; its requests end with an error", n_tokens)
-        self._flight = None
+        self._flights.clear()
         return self._scheduler.fail_steps()
 
-    def _stats(self, landed: Flight | None) -> Stats:
-        """With what the landed step took beyond the one before it."""
-        if landed is None:
-            return self._scheduler.stats()
-        now = time.monotonic()
-        since, self._landed = max(self._landed, landed.launched), now
-        return self._scheduler.stats(landed.n_tokens, now - since)
+    def _report(self, updates: list[Update]) -> None:
+        self._send(Report(tuple(updates), self._scheduler.stats(*self._landed)))
+        self._landed = (0, 0.0)

@@ -6,10 +6,11 @@ From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-u
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from model.batch import PoolSpec, RunnerInfo, TokenLogprob
+from model.batch import RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
 
 
@@ -132,78 +133,60 @@ ToEngine = Load | Submit | Abort | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
-    """One message as JSON bytes."""
-    fields = {"kind": type(message).__name__, **_ENCODERS.get(type(message), asdict)(message)}
-    return json.dumps(fields, separators=(",", ":")).encode()
+# A message is a list of its kind and its fields in the order of their declaration, and so is all that it holds. JSON
+# writes named tuples so by itself. Readers are made from type hints, once.
+
+Reader = Callable[[Any], Any]
+PLAIN = Update(0)[2:]
 
 
-def decode(data: bytes) -> ToEngine | FromEngine:
-    """Inverse of `encode`. Raises KeyError, TypeError or ValueError for anything else."""
-    fields = json.loads(data.decode())
-    kind = fields.pop("kind")
-    return _DECODERS[kind](fields) if kind in _DECODERS else _KINDS[kind](**fields)
+def to_json(message: ToEngine | FromEngine) -> str:
+    """One message as JSON text."""
+    body: Any = message
+    if isinstance(message, Report):  # a token without more to say should cost little
+        body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
+    return _ENCODE([type(message).__name__, body])
 
 
-def _encode_submit(message: Submit) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "prompt": message.prompt,
-        "params": message.params.to_json(),
-        "choice": message.choice,
-        "priority": message.priority,
-        "cache_salt": message.cache_salt,
-    }
+def from_json(value: list[Any]) -> ToEngine | FromEngine:
+    """The message whose JSON was `value`. Raises KeyError, TypeError or ValueError for anything else."""
+    kind, body = value
+    message: ToEngine | FromEngine = _READERS[kind](body)
+    return message
 
 
-def _decode_submit(fields: dict[str, Any]) -> Submit:
-    return Submit(**fields | {"params": SamplingParams.from_json(fields["params"])})
+def _row(record: Any) -> list[Any]:
+    return [getattr(record, item.name) for item in fields(record)]
 
 
-def _encode_update(update: Update) -> list[Any]:
-    """As a row of id and tokens, and of the rest where there is any: a plain token should cost little."""
-    number, tokens, logprobs, prompt_logprobs, *rest = update
-    if update[2:] == Update(0)[2:]:
-        return [number, tokens]
-    return [number, tokens, _encode_logprobs(logprobs), _encode_logprobs(prompt_logprobs), *rest]
+def _reader(hint: Any) -> Reader | None:
+    """What makes a value of this type from what JSON made of it; None if JSON leaves it as it is."""
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _record(hint)
+    readers = list(filter(None, map(_reader, get_args(hint))))
+    if readers and (get_origin(hint) is not tuple or get_args(hint)[1:] != (...,)):
+        raise TypeError(f"a message may not hold a {hint}")
+    if get_origin(hint) is not tuple:
+        return None
+    return partial(_each, readers[0]) if readers else tuple
 
 
-def _decode_update(row: list[Any]) -> Update:
-    number, tokens, *rest = row
-    if rest:
-        rest[:2] = map(_decode_logprobs, rest[:2])
-        rest[-1] = tuple(rest[-1])
-    return Update(number, tuple(tokens), *rest)
+def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(reader, items))
 
 
-def _encode_logprobs(items: tuple[TokenLogprob, ...]) -> list[Any]:
-    return [(item.token, item.logprob, item.top, item.rank) for item in items]
+def _record(kind: type) -> Reader:
+    readers = [(place, reader) for place, hint in enumerate(get_type_hints(kind).values()) if (reader := _reader(hint))]
+
+    def read(row: list[Any]) -> Any:
+        for place, reader in readers:
+            if place >= len(row):
+                break
+            row[place] = reader(row[place])
+        return kind(*row)
+
+    return read
 
 
-def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top)), rank) for token, logprob, top, rank in items)
-
-
-def _encode_report(report: Report) -> dict[str, Any]:
-    return {"updates": [_encode_update(update) for update in report.updates], "stats": report.stats._asdict()}
-
-
-def _decode_report(fields: dict[str, Any]) -> Report:
-    stats = fields["stats"]
-    stats["pools"] = tuple(PoolStats(*pool) for pool in stats["pools"])
-    return Report(tuple(map(_decode_update, fields["updates"])), Stats(**stats))
-
-
-def _decode_ready(fields: dict[str, Any]) -> Ready:
-    info = fields["info"]
-    info["pools"] = tuple(PoolSpec(**pool) for pool in info["pools"])
-    return Ready(RunnerInfo(**info))
-
-
-_KINDS = {kind.__name__: kind for kind in (Load, Abort, Stop, Loading, Failed, Beat)}
-_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Submit: _encode_submit, Report: _encode_report}
-_DECODERS: dict[str, Callable[[dict[str, Any]], Submit | Ready | Report]] = {
-    "Submit": _decode_submit,
-    "Ready": _decode_ready,
-    "Report": _decode_report,
-}
+_ENCODE = json.JSONEncoder(separators=(",", ":"), default=_row).encode
+_READERS = {kind.__name__: _record(kind) for kind in (*get_args(ToEngine), *get_args(FromEngine))}

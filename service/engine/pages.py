@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from model.batch import PoolSpec, most_pages
+from model.batch import PoolSpec, max_pages
 from service.engine.messages import PoolStats
 
 NAME_BYTES = 16
@@ -64,7 +64,7 @@ class PagePool:
 
     def most_blocks(self, n_tokens: int, chunk: int) -> int:
         """Pages a sequence of `n_tokens` holds at most at one time when computed `chunk` tokens a step."""
-        return most_pages(self.window, n_tokens, self.page_size, chunk)
+        return max_pages(self.window, n_tokens, self.page_size, chunk)
 
     def contains(self, name: bytes) -> bool:
         """Whether a held or cached page has this content."""

@@ -1,14 +1,12 @@
 """Where an engine lives: a process of its own. Tests have a host of their own (`tests/fakes.py`)."""
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 
-HOME = Path(__file__).parents[2]
+from model.machine.child import start_python
 
 
 class Host(Protocol):
@@ -34,8 +32,7 @@ class Host(Protocol):
 class ProcessHost:
     """The engine as a direct child process that dies with its parent.
 
-    `runner` is the "module:callable" that loads the model there. The child gets a session of its own, so that
-    Ctrl-C in a terminal reaches the service alone, which then drains.
+    `runner` is the "module:callable" that loads the model there.
     """
 
     def __init__(self, runner: str = "model.loading:create") -> None:
@@ -49,17 +46,8 @@ class ProcessHost:
     def spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            # -P: a folder or file named "model" where the user stands must not shadow ours.
-            command = [sys.executable, "-P", "-m", "service.engine", str(theirs.fileno()), self._runner]
-            path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONPATH": path},
-                )
+                self._process = start_python("service.engine", self._runner, sockets=[theirs])
             except OSError:
                 ours.close()
                 raise

@@ -113,7 +113,7 @@ class Scheduler:
         if (
             step.drafts
             or len(step.parts) != len(self._running)
-            or not all(map(self._draws_blindly, step.parts.items()))
+            or not all(map(self._samples_independently, step.parts.items()))
         ):
             return False
         for index, pool in enumerate(self.pools):
@@ -165,10 +165,10 @@ class Scheduler:
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
 
     @staticmethod
-    def _draws_blindly(planned: tuple[Sequence, tuple[int, int]]) -> bool:
+    def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
         sequence, (start, stop) = planned
-        draws = stop == len(sequence.tokens) and sequence.n_output < sequence.params.max_tokens
-        return draws and stop - start == 1 and sequence.params.draws_blindly
+        samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
+        return samples and stop - start == 1 and sequence.params.independent_of_output
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Put the sequence's next tokens into the step, as many as budget and pages allow."""
@@ -190,7 +190,7 @@ class Scheduler:
         for sequence, (_, stop) in step.parts.items():
             params = sequence.params
             most = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
-            if most < 1 or stop < len(sequence.tokens):
+            if most < 1 or stop < sequence.length:
                 continue
             guesses = sequence.lookup.guess(sequence.tokens, most)
             room = min(table.fits() for table in sequence.tables) - stop
@@ -255,8 +255,8 @@ class Scheduler:
 
     def _to_come(self, sequence: Sequence, table: Table) -> int:
         """Pages that the sequence will take beyond those it has until all its known tokens are computed."""
-        most = table.pool.most_blocks(len(sequence.tokens), self._max_step_tokens)
-        return min(table.missing(len(sequence.tokens)), most - len(table.pages))
+        most = table.pool.most_blocks(sequence.length, self._max_step_tokens)
+        return min(table.missing(sequence.length), most - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         if result.failure is not None:
@@ -290,11 +290,13 @@ class Scheduler:
 
     def _take_in(self, sequence: Sequence, stop: int, drawn: tuple[int, ...]) -> tuple[int, ...]:
         """Put the drawn tokens, up to the first that ends it, at position `stop`; all but the last are computed."""
-        self._accepted_draft_tokens += max(0, len(drawn) - 1)
-        sequence.lookup.judge(drawn)
+        if sequence.params.prompt_lookup_num_tokens:
+            self._accepted_draft_tokens += max(0, len(drawn) - 1)
+            sequence.lookup.judge(drawn)
         ends = [index for index, token in enumerate(drawn) if token in sequence.stop_tokens]
         tokens = drawn[: ends[0] + 1] if ends else drawn
-        sequence.tokens[stop : stop + len(tokens)] = tokens
+        if tokens:
+            sequence.append(tokens)
         return tokens
 
 

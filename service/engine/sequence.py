@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from operator import add
+from typing import overload
 
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import SamplingParams
@@ -10,15 +11,50 @@ from service.engine.pages import PagePool, chain_seed, page_name
 from service.engine.prompt_lookup import Lookup
 
 
+class Snapshot(Items[int]):
+    """The first `n_known` items of a list that only grows, then a `tail`: cheap to make, and it never changes."""
+
+    __slots__ = ("_known", "_length", "_n_known", "_tail")
+
+    def __init__(self, known: list[int], tail: tuple[int, ...] = ()) -> None:
+        self._known = known
+        self._n_known = len(known)
+        self._tail = tail
+        self._length = self._n_known + len(tail)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+
+    @overload
+    def __getitem__(self, where: slice) -> list[int]: ...
+
+    def __getitem__(self, where: int | slice) -> int | list[int]:
+        if isinstance(where, slice):
+            start, stop, step = where.indices(self._length)
+            if step != 1:
+                return [self[place] for place in range(start, stop, step)]
+            n = self._n_known
+            known = self._known[start : min(stop, n)]
+            return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
+        place = range(self._length)[where]
+        return self._known[place] if place < self._n_known else self._tail[place - self._n_known]
+
+
 class Table:
-    """Pages of one sequence in one pool: `pages[i]` is logical block `first_block + i`."""
+    """Pages of one sequence in one pool: `pages[i]` is logical block `first_block + i`.
+
+    `pages` is replaced and never changed, so that a slice may hold it.
+    """
 
     __slots__ = ("first_block", "pages", "pool")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.first_block = 0
-        self.pages: list[int] = []
+        self.pages: tuple[int, ...] = ()
 
     @property
     def end_block(self) -> int:
@@ -34,18 +70,20 @@ class Table:
 
     def grow(self, n_tokens: int) -> None:
         """Take the pages that are missing for `n_tokens` positions."""
-        for _ in range(self.missing(n_tokens)):
-            self.pages.append(self.pool.take())
+        if missing := self.missing(n_tokens):
+            self.pages += tuple(self.pool.take() for _ in range(missing))
 
     def share(self, names: Items[bytes]) -> None:
         """Start with the pages of these names, less those that the next token cannot see. Reads only."""
         self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
-        self.pages = [self.pool.share(name) for name in names[self.first_block :]]
+        self.pages = tuple(self.pool.share(name) for name in names[self.first_block :])
 
     def shrink(self, n_tokens: int) -> None:
         """Release the pages behind `n_tokens` positions."""
-        while self.end_block > self.pool.blocks(n_tokens):
-            self.pool.release(self.pages.pop())
+        n_kept = max(0, self.pool.blocks(n_tokens) - self.first_block)
+        for page in reversed(self.pages[n_kept:]):
+            self.pool.release(page)
+        self.pages = self.pages[:n_kept]
 
     def turn(self, next_position: int) -> None:
         """Release the pages that have left the window of the next token to compute."""
@@ -53,14 +91,14 @@ class Table:
         if gone > 0:
             for page in self.pages[:gone]:
                 self.pool.release(page)
-            del self.pages[:gone]
+            self.pages = self.pages[gone:]
             self.first_block += gone
 
     def clear(self) -> None:
         """Release all, the end first: beginnings are shared more often and should stay longest."""
         for page in reversed(self.pages):
             self.pool.release(page)
-        self.pages = []
+        self.pages = ()
         self.first_block = 0
 
 
@@ -71,7 +109,8 @@ class Sequence:
     def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
         self.id = submit.id
         self.rank = (submit.priority, number)  # the lowest is admitted first; no two are equal
-        self.tokens = list(submit.prompt)
+        self.tokens = list(submit.prompt)  # all that are known; only grows, so that a slice may hold it
+        self.assumed = False  # whether one more token is being computed
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
         self.stop_tokens = frozenset(submit.params.stop_token_ids)
@@ -90,13 +129,18 @@ class Sequence:
         self._names: list[bytes] = []
 
     @property
+    def length(self) -> int:
+        """Tokens, with the one that is being computed."""
+        return len(self.tokens) + self.assumed
+
+    @property
     def lacks(self) -> int:
         """Tokens known but not computed."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.assumed - self.computed
 
     @property
     def n_output(self) -> int:
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.assumed - self.n_prompt
 
     def names(self, n_blocks: int) -> list[bytes]:
         """Names of the first `n_blocks` full pages, kept for next time."""
@@ -109,7 +153,7 @@ class Sequence:
     @property
     def complete(self) -> bool:
         """Whether its last token is on its way."""
-        return self.tokens[-1] == UNKNOWN and self.n_output >= self.params.max_tokens
+        return self.assumed and self.n_output >= self.params.max_tokens
 
     @property
     def skips(self) -> bool:
@@ -119,8 +163,7 @@ class Sequence:
     @property
     def reports(self) -> bool:
         """Whether how far the prompt is computed is to be known: until its first token is there."""
-        drew = self.n_output and self.tokens[self.n_prompt] != UNKNOWN
-        return self.params.return_progress and not drew
+        return self.params.return_progress and len(self.tokens) == self.n_prompt
 
     @property
     def embedding(self) -> tuple[float, ...]:
@@ -132,7 +175,7 @@ class Sequence:
         """The part of this sequence that the next step computes: up to position `stop - 1`, then the draft."""
         return Slice(
             sequence_id=self.id,
-            tokens=[*self.tokens, *draft] if draft else self.tokens,
+            tokens=Snapshot(self.tokens, (UNKNOWN,) if self.assumed else tuple(draft)),
             n_prompt=self.n_prompt,
             start=self.computed,
             stop=stop + len(draft),
@@ -145,7 +188,12 @@ class Sequence:
     def assume(self) -> None:
         """The last token is being computed and the next one drawn: go on as if both were done."""
         self.computed = len(self.tokens)
-        self.tokens.append(UNKNOWN)
+        self.assumed = True
+
+    def append(self, tokens: Items[int]) -> None:
+        """The tokens that were drawn after the last known one."""
+        self.tokens += tokens
+        self.assumed = False
 
     def advance(self, start: int, stop: int) -> None:
         """Positions `start..stop-1` are computed: name the pages that became full, release those out of the window."""

@@ -1,31 +1,23 @@
-"""Messages over a socket pair: four bytes of length, then JSON. Both ends; the child's end is blocking."""
+"""Messages over a socket pair. Both ends; the engine's end is blocking."""
 
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 
-from service.engine.messages import FromEngine, ToEngine, decode, encode
-
-HEADER = struct.Struct("!I")
+from model.machine import frames
+from service.engine.messages import FromEngine, ToEngine, from_json, to_json
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
     """The bytes of one message on the wire."""
-    data = encode(message)
-    return HEADER.pack(len(data)) + data
+    return frames.pack(message, to_json=to_json)
 
 
 def received(buffer: bytearray) -> Iterator[ToEngine | FromEngine]:
-    """The messages that are whole in `buffer`, which they leave. Raises what `decode` raises."""
-    while len(buffer) >= HEADER.size:
-        end = HEADER.size + HEADER.unpack_from(buffer)[0]
-        if len(buffer) < end:
-            return
-        data = bytes(buffer[HEADER.size : end])
-        del buffer[:end]
-        yield decode(data)
+    """The messages that are whole in `buffer`, which they leave. Raises what `from_json` raises."""
+    for value, _ in frames.received(buffer):
+        yield from_json(value)
 
 
 class Wire:
@@ -33,7 +25,6 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._stream = sock.makefile("rb")
         self._lock = threading.Lock()
 
     def send(self, message: FromEngine) -> None:
@@ -45,14 +36,10 @@ class Wire:
     def receive(self) -> ToEngine | None:
         """The next message; None when the service has closed its end."""
         try:
-            header = self._stream.read(HEADER.size)
-            if len(header) < HEADER.size:
-                return None
-            (size,) = HEADER.unpack(header)
-            data = self._stream.read(size)
-        except (OSError, ValueError):
+            value, _ = frames.receive(self._sock)
+        except OSError:
             return None
-        return decode(data) if len(data) == size else None  # type: ignore[return-value]
+        return from_json(value)  # type: ignore[return-value]
 
     def close(self) -> None:
         """End both directions; a reader blocked in `receive` gets None."""
@@ -61,5 +48,4 @@ class Wire:
 
     def release(self) -> None:
         """Give the descriptor back, once no thread reads any more."""
-        self._stream.close()
         self._sock.close()

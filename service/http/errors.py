@@ -1,4 +1,4 @@
-"""Errors that reach a client: OpenAI's shape (Anthropic's on its endpoint), status codes and names.
+"""Errors that reach a client: status codes, names and messages. `dialects.py` writes them as each API does.
 
 Messages leak no path and no traceback.
 
@@ -8,7 +8,8 @@ ApiError
 ├── ModelNotFound      404  a model that is not served here
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
-└── Unavailable        503  loading, restarting or draining
+├── Unavailable        503  loading, restarting or draining
+└── HttpError               of the routing itself (404, 405), or without a class of its own (415)
 """
 
 import logging
@@ -16,10 +17,8 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from model.errors import ParameterError
 from service.engine.mailbox import EngineDied, EngineUnavailable
@@ -27,14 +26,6 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 log = logging.getLogger("noria.api")
 
 SHOWN_CHARS = 80
-ANTHROPIC_PATH = "/v1/messages"
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 class ApiError(Exception):
@@ -57,9 +48,6 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
 
 class InvalidRequest(ApiError):
     status = 400
@@ -70,9 +58,10 @@ class Unauthorized(ApiError):
     status = 401
     type = "invalid_request_error"
 
-    def __init__(self) -> None:
+    def __init__(self, key_header: str | None) -> None:
+        other = f" or '{key_header}: KEY'" if key_header else ""
         super().__init__(
-            "a valid API key is required: send it as 'Authorization: Bearer KEY' (/v1/messages: or 'x-api-key: KEY')",
+            f"a valid API key is required: send it as 'Authorization: Bearer KEY'{other}",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
@@ -137,21 +126,6 @@ def as_api_error(error: Exception) -> ApiError:
             return HttpError(error.status_code, str(error.detail), error.headers)
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
-
-
-def error_response(error: Exception, path: str) -> Response:
-    """The plain answer to a request that failed, in the shape of the path's endpoint."""
-    failure = as_api_error(error)
-    body = anthropic_body(failure) if path.startswith(ANTHROPIC_PATH) else failure.body()
-    return Response(orjson.dumps(body), failure.status, failure.headers, "application/json")
-
-
-def anthropic_body(error: ApiError) -> dict[str, Any]:
-    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    about: dict[str, Any] = {"type": kind, "message": error.message}
-    if error.param == "thread":  # their tool runner goes on without
-        about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": about}
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:

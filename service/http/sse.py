@@ -9,7 +9,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.http.errors import ApiError, Unavailable, as_api_error, error_response
+from service.http.dialects import OPENAI, error_response
+from service.http.errors import ApiError, Unavailable, as_api_error
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,7 +52,7 @@ class PlainEvents:
         return b"data: " + orjson.dumps(data) + b"\n\n"
 
     def failure(self, error: ApiError) -> Json:
-        return error.body()
+        return OPENAI.write(error)
 
 
 class TypedEvents:
@@ -147,7 +148,8 @@ class EventStream(Response):
                 event = self._framing.failure(as_api_error(error))
                 await self._send(send, self._framing.frame(event), more=False)
             else:
-                await error_response(error, scope["path"])(scope, receive, send)
+                dialect = scope["noria.record"].policy.dialect
+                await error_response(error, dialect)(scope, receive, send)
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
         """The start goes through every middleware, the frames, which none of them looks at, past all but the server."""

@@ -1,11 +1,11 @@
 """What a request may ask of the sampler: the fields of `SamplingParams`, as clients name them."""
 
 import re
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS
+from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS, PARAMETERS
 from service.http.errors import InvalidRequest, shown
 from service.schema.fields import Body, Items, TokenIds, expect, optional, ranged
 
@@ -15,19 +15,21 @@ BadWord = Annotated[str, Field(max_length=MAX_STOP_CHARS, pattern="[^ ]")]
 Stops = Annotated[str | Items[str], expect("a string or a list of strings")]
 
 
-class SamplingBody(Body):
-    """None: the model's default, or ours."""
-
-    min_tokens: int | None = ranged("min_tokens", "No end before as many; at most `max_tokens`. Default: 0.")
-    temperature: float | None = ranged("temperature", "0 is greedy. Default: `generation_config.json`'s, or 1.")
-    top_p: float | None = ranged(
-        "top_p", "Keeps the likeliest tokens that reach this share; 0: the likeliest. Default: 1."
+DECLARED = tuple(name for name, row in PARAMETERS.items() if row.description is not None)
+if TYPE_CHECKING:
+    DeclaredBody = Body
+else:
+    DeclaredBody = create_model(
+        "DeclaredBody", __base__=Body, **{name: (PARAMETERS[name].kind | None, ranged(name)) for name in DECLARED}
     )
-    top_k: int | None = ranged("top_k", "Keeps the k likeliest tokens; 0 and -1 keep all. Default: 0.")
-    min_p: float | None = ranged("min_p", "Keeps tokens this much as likely as the likeliest. Default: 0.")
-    presence_penalty: float | None = ranged("presence_penalty", "On tokens of the output. Default: 0.")
-    frequency_penalty: float | None = ranged("frequency_penalty", "On tokens of the output, each time. Default: 0.")
-    repetition_penalty: float | None = ranged("repetition_penalty", "On tokens of prompt and output. Default: 1.")
+
+
+class SamplingBody(DeclaredBody):
+    """The parameters that clients name and type as `SamplingParams` does, and those that they write otherwise.
+
+    None: the model's default, or ours.
+    """
+
     logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
         "Token id to what is added to its logit, -100 to 100; at most 1024."
     )
@@ -39,14 +41,13 @@ class SamplingBody(Body):
         "others.",
         max_length=MAX_BAD_WORDS,
     )
-    seed: int | None = ranged("seed", "With it the same request draws the same tokens. Default: random.")
     stop: Stops | None = optional("A string, or up to 16, of 1 to 512 characters: the text ends before it.")
-    include_stop_str_in_output: bool | None = optional("The text ends after the stop string, or the stop token.")
     stop_token_ids: TokenIds | None = optional("At most 1024, the model's end tokens among them.")
-    ignore_eos: bool | None = optional("The model's own end tokens do not end the output.")
-    prompt_lookup_num_tokens: int | None = ranged(
-        "prompt_lookup_num_tokens", "Tokens that a step may propose from earlier text. Default: 0."
-    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Values of the declared parameters that the request gives."""
+        return {name: value for name in DECLARED if (value := getattr(self, name)) is not None}
 
     @property
     def stops(self) -> tuple[str, ...]:

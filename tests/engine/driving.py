@@ -22,6 +22,20 @@ def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Sa
     return tokens[len(prompt) :]
 
 
+def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
+    """All that the slices of a batch say, down to lists of their own."""
+    return [
+        (
+            item.sequence_id,
+            [*item.tokens],
+            (item.n_prompt, item.start, item.stop, item.choice, item.n_draft),
+            [(table.first_block, [*table.pages]) for table in item.tables],
+            item.params,
+        )
+        for item in batch.slices
+    ]
+
+
 class Drive:
     """A scheduler, the fake model and what every sequence has answered so far."""
 
@@ -36,6 +50,7 @@ class Drive:
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
+        self._planned: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
@@ -43,6 +58,7 @@ class Drive:
     def step(self) -> StepBatch:
         """One plan, step and commit, with every invariant checked."""
         batch = self.scheduler.plan()
+        self._planned.append((batch, copied(batch)))
         self.check(batch)
         for update in self.scheduler.commit(self.runner.step(batch)):
             assert update.id not in self.finished
@@ -58,10 +74,15 @@ class Drive:
         """Step until nothing is left to do."""
         for _ in range(limit):
             if not self.scheduler.has_work:
-                self.scheduler.check_idle()
+                self.check_idle()
                 return
             assert self.step().slices, "work is left but the step is empty"
         raise AssertionError(f"not done after {limit} steps")
+
+    def check_idle(self) -> None:
+        """Pages add up, and no slice ever planned has changed since."""
+        self.scheduler.check_idle()
+        assert all(copied(batch) == copy for batch, copy in self._planned)
 
     def check(self, batch: StepBatch) -> None:
         assert batch.n_tokens <= self.max_step_tokens

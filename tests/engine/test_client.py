@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -21,6 +21,7 @@ from service.engine.messages import Update
 from service.engine.process import Host, ProcessHost
 from tests.engine.driving import expected
 from tests.fakes import WAITING, ThreadHost
+from tests.waiting import PATIENCE, ended, eventually
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
 PARAMS = SamplingParams(max_tokens=20)
@@ -55,8 +56,8 @@ def with_client(
     asyncio.run(main())
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         await asyncio.sleep(0.02)
@@ -268,12 +269,4 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
             assert parent.stdout is not None
             child = int(parent.stdout.readline())
             parent.kill()
-        deadline = time.monotonic() + 5
-        while _alive(child):
-            assert time.monotonic() < deadline, f"engine {child} outlived its {state} parent"
-            time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        eventually(partial(ended, child), f"the engine ends with its {state} parent")

@@ -1,5 +1,6 @@
 """The loop with a runner that runs ahead: two steps in flight, and everybody is answered as if there were one."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ from model.batch import StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
-from tests.engine.driving import Client, expected
+from tests.engine.driving import Client, copied, expected
 from tests.fakes import END, AheadRunner, make_info, parrot
 
 INFO = make_info(pools=((None, 24), (5, 16)))
@@ -25,9 +26,24 @@ def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
     return prompt, SamplingParams(max_tokens=rng.randint(0, 14), **ends, **more)
 
 
+class Recording(AheadRunner):
+    """Remembers what each slice said when it was launched."""
+
+    def __init__(self) -> None:
+        super().__init__(INFO, say=parrot)
+        self.launched: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        self.launched.append((batch, copied(batch)))
+        return super().launch(batch)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
-    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences."""
+    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences.
+
+    Nothing that happens while a step is in flight, or later, changes a slice of it.
+    """
     rng = Random(seed)
     asked = {number: a_request(rng) for number in range(12)}
     script: list[list[ToEngine]] = [[] for _ in range(60)]
@@ -38,9 +54,10 @@ def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
         if rng.random() < 0.2:
             aborted.add(number)
             script[turn + rng.randrange(1, 15)].append(Abort(number))
-    runner = AheadRunner(INFO, say=parrot)
+    runner = Recording()
     client = Client(runner, script)
     assert runner.most_flying == 2
+    assert all(copied(batch) == copy for batch, copy in runner.launched)
     for number, (prompt, params) in asked.items():
         whole = expected(prompt, params, say=parrot)
         if number in aborted and number not in client.finished:
@@ -75,20 +92,71 @@ def test_progress_is_reported_up_to_the_first_token() -> None:
     assert seen == [(8, 0), (16, 0), (17, 1), (None, 1), (None, 1)]
 
 
-def test_a_step_that_fails_takes_the_one_behind_it_along() -> None:
-    class Failing(AheadRunner):
-        def step(self, batch: StepBatch) -> StepOutput:
-            if len(self.steps) == 4:
-                self.steps.append(batch)
-                raise RuntimeError("the device is gone for a moment")
-            return super().step(batch)
+class Failing(AheadRunner):
+    """Loses one step, when it is launched or when it is read; `recovers` computes it again from its slices."""
 
+    def __init__(self, n_before: int, *, launching: bool = False, recovers: bool = False) -> None:
+        super().__init__(INFO)
+        self.in_flight = 0  # when it failed, the failed step among them
+        self._n_before = n_before
+        self._launching = launching
+        self._recovers = recovers
+
+    def _fails(self) -> bool:
+        self._n_before -= 1
+        if self._n_before == -1:
+            self.in_flight = self._flying
+        return self._n_before == -1
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        wait = super().launch(batch)
+        if self._launching and self._fails():
+            self._flying -= 1
+            raise RuntimeError("the device is gone for a moment")
+        return wait
+
+    def read(self, output: StepOutput, again: Callable[[], StepOutput]) -> StepOutput:
+        if not self._launching and self._fails():
+            self.in_flight += 1
+            if not self._recovers:
+                raise RuntimeError("the device is gone for a moment")
+            return again()
+        return output
+
+
+@pytest.mark.parametrize("n_before", range(12))
+def test_a_step_computed_again_with_the_next_in_flight_loses_no_token(n_before: int) -> None:
+    params = SamplingParams(max_tokens=12)
+    runner = Failing(n_before, recovers=True)
+    client = Client(runner, [[Submit(n, [40 + n], params, 0) for n in range(3)]])
+    assert runner.in_flight == (2 if n_before < 11 else 1)
+    assert client.answers == {n: expected([40 + n], params) for n in range(3)}
+    assert set(client.finished.values()) == {"length"}
+
+
+@pytest.mark.parametrize("n_before", range(2, 8))
+def test_a_step_that_fails_when_it_is_read_ends_its_requests_and_those_of_the_next(n_before: int) -> None:
+    """With every token of the steps before it, and none of the step behind it."""
     params = SamplingParams(max_tokens=12)
     later: list[ToEngine] = [Submit(2, [50, 51], params, 0)]
-    client = Client(Failing(INFO), [[Submit(1, [40], params, 0)], *[[]] * 12, later])
+    runner = Failing(n_before)
+    client = Client(runner, [[Submit(1, [40], params, 0)], *[[]] * 12, later])
+    assert runner.in_flight == 2
     assert client.finished == {1: "error", 2: "length"}
-    assert client.answers[1] == expected([40], params)[: len(client.answers[1])]
-    assert client.answers[2] == expected([50, 51], params)
+    assert client.answers == {1: expected([40], params)[:n_before], 2: expected([50, 51], params)}
+
+
+@pytest.mark.parametrize("n_before", range(2, 8))
+def test_a_step_that_fails_when_it_is_launched_leaves_the_one_in_flight_its_tokens(n_before: int) -> None:
+    """One request ends with the last token in flight: it is answered, and only the other one fails."""
+    params = SamplingParams(max_tokens=12)
+    tokens = expected([41], params)[:n_before]
+    ends = SamplingParams(max_tokens=12, stop_token_ids=(tokens[-1],))
+    runner = Failing(n_before, launching=True)
+    client = Client(runner, [[Submit(0, [40], params, 0), Submit(1, [41], ends, 0)]])
+    assert runner.in_flight == 2
+    assert client.answers == {0: expected([40], params)[:n_before], 1: expected([41], ends)}
+    assert client.finished == {0: "error", 1: "stop"}
 
 
 def test_an_error_that_repeats_is_raised() -> None:
@@ -105,7 +173,7 @@ def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
     class Resting(AheadRunner):
         pieces = 3
 
-        def rest(self) -> bool:
+        def idle(self) -> bool:
             assert not self._flying
             self.pieces = max(0, self.pieces - 1)
             return self.pieces > 0

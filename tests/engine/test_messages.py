@@ -1,5 +1,7 @@
 """What crosses the wire comes out as it went in."""
 
+import json
+
 import pytest
 
 from model.batch import TokenLogprob
@@ -18,8 +20,8 @@ from service.engine.messages import (
     Stop,
     Submit,
     Update,
-    decode,
-    encode,
+    from_json,
+    to_json,
 )
 from service.engine.wire import frame, received
 from tests.fakes import make_info
@@ -47,7 +49,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
     ids=lambda message: type(message).__name__,
 )
 def test_round_trip(message: object) -> None:
-    assert decode(encode(message)) == message  # type: ignore[arg-type]
+    assert from_json(json.loads(to_json(message))) == message  # type: ignore[arg-type]
 
 
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model.batch import TokenLogprob
-from model.config import RunnerOptions
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine
@@ -61,7 +61,7 @@ def test_deterministic_answers_do_not_depend_on_who_is_served(fixed: ModelRunner
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
 def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixture) -> None:
     assert fixed._graphs is not None
-    while fixed.rest():
+    while fixed.idle():
         pass
     assert not caplog.records, "one could not be recorded"
     with_graphs = answers(fixed, [asked()])
@@ -78,9 +78,9 @@ def test_graphs_share_their_memory() -> None:
     runner = load(vocab_size=2**15, max_sequences=256, max_step_tokens=256)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    runner.rest()
+    runner.idle()
     first = torch.cuda.memory_reserved()
-    while runner.rest():
+    while runner.idle():
         pass
     assert first > before
     assert torch.cuda.memory_reserved() - first < first - before

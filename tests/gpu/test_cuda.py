@@ -15,13 +15,14 @@ from safetensors.torch import save_file
 
 from model.attention import BACKENDS
 from model.attention.base import Attention
+from model.attention.inputs import PoolInputs
 from model.attention.reference import ReferenceAttention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
 from model.loading import create
 from model.sampling_params import SamplingParams
-from model.step.packing import PoolInputs, pack
+from model.step.packing import pack
 from model.step.runner import ModelRunner
 from tests.model.attention.attending import CPU, attend, random_heads
 from tests.model.driving import Driver, random_model, random_tensors, tiny
@@ -150,10 +151,10 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     turn = torch.randn(4, 2, 64, device=device)
     longest, shorter = step([2000] * 4), step([700, 30])
     prepared = backend.prepare(longest)
-    backend.attend_turned(qkv, 8, turn, cache, prepared)  # compiles
+    backend.attend_unrotated(qkv, 8, turn, cache, prepared)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backend.attend_turned(qkv, 8, turn, cache, prepared)
+        captured = backend.attend_unrotated(qkv, 8, turn, cache, prepared)
     longest.slots.fill_(-1)
     longest.table.zero_()
     longest.pages.zero_()
@@ -161,7 +162,7 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     longest.pages[: len(shorter.pages)] = shorter.pages
     before = cache.k[2 * 64 :].clone()
     graph.replay()
-    expected = backend.attend_turned(qkv[:2], 8, turn[:2], cache, backend.prepare(shorter))
+    expected = backend.attend_unrotated(qkv[:2], 8, turn[:2], cache, backend.prepare(shorter))
     assert torch.equal(captured[:2], expected)
     assert torch.equal(cache.k[2 * 64 :], before)
 

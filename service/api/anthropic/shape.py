@@ -5,11 +5,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from service.api.anthropic.answers import Content, Ending, MessageAnswer, MessageState, MessageUsage
 from service.generation.choice import Delta
-from service.generation.generation import Usage
-from service.http.errors import ApiError, anthropic_body
+from service.generation.generation import Timings, Usage
+from service.http.dialects import ANTHROPIC
+from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
-from service.structured.call_style import CallReader, Piece, pieces_of
+from service.structured.call_reader import CallReader, Piece, pieces_of
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -21,8 +23,8 @@ class MessageShape(TypedEvents):
     model: str
     reader: CallReader | None = None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
-    _blocks: list[Json] = field(default_factory=list)  # those that are complete
-    _open: Json | None = None  # the block being written, as it began
+    _blocks: list[Content] = field(default_factory=list)  # those that are complete
+    _open: Content | None = None  # the block being written, as it began
     _parts: list[str] = field(default_factory=list)  # what it has so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
@@ -39,25 +41,25 @@ class MessageShape(TypedEvents):
     def closing(self, usage: Usage) -> list[Json]:
         return []
 
-    def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> MessageAnswer:
         """What the events build; a call that was cut short is left out."""
         self.chunks(0, parts[0], usage)
-        return self._message(parts[0], usage)
+        return {**self._message(parts[0], usage), "timings": timings}
 
     def failure(self, error: ApiError) -> Json:
-        return anthropic_body(error)
+        return ANTHROPIC.write(error)
 
     def _written(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "text":
                 yield from self._begun({"type": "text", "text": ""})
             yield self._delta("text_delta", "text", piece)
-        elif piece.name is not None:
+        elif piece.id is not None and piece.name is not None:
             yield from self._begun({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
         else:
             yield self._delta("input_json_delta", "partial_json", piece.arguments)
 
-    def _begun(self, block: Json) -> Iterator[Json]:
+    def _begun(self, block: Content) -> Iterator[Json]:
         yield from self._closed()
         self._open, self._parts = block, []
         yield {"type": "content_block_start", "index": len(self._blocks), "content_block": block}
@@ -72,17 +74,17 @@ class MessageShape(TypedEvents):
         yield {"type": "content_block_stop", "index": len(self._blocks)}
         block, written, self._open = self._open, "".join(self._parts), None
         if block["type"] == "text":
-            self._blocks.append(block | {"text": written})
+            self._blocks.append({**block, "text": written})
         elif (arguments := _parsed(written)) is not None:
-            self._blocks.append(block | {"input": arguments})
+            self._blocks.append({**block, "input": arguments})
 
-    def _ending(self, delta: Delta) -> Json:
+    def _ending(self, delta: Delta) -> Ending:
         if delta.stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
         reason = self.reader.finish(delta.finish) if self.reader else delta.finish
         return {"stop_reason": STOP_REASONS.get(reason, reason) if reason else None, "stop_sequence": None}
 
-    def _message(self, delta: Delta, usage: Usage) -> Json:
+    def _message(self, delta: Delta, usage: Usage) -> MessageState:
         return {
             "id": self.id,
             "type": "message",
@@ -102,7 +104,7 @@ def _parsed(arguments: str) -> Json | None:
         return None
 
 
-def usage_json(usage: Usage) -> Json:
+def usage_json(usage: Usage) -> MessageUsage:
     """Anthropic's count of input leaves out what the cache gave."""
     return {
         "input_tokens": usage.prompt - usage.cached,

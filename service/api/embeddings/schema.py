@@ -6,18 +6,25 @@ from pydantic import Field
 
 from model.sampling_params import SamplingParams
 from service.api.encoding import check_prompt, encode_text
-from service.generation.choice import Order, Prompt
+from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.schema.fields import Body, optional
-from service.schema.generation import MAX_USER, Prompts, check_prompts, listed
-from service.schema.harmless import HARMLESS_EMBEDDINGS
+from service.schema.fields import Body, only, optional
+from service.schema.generation import MAX_USER
+from service.schema.prompts import Prompts, check_prompts, listed
 
 
 class EmbeddingsBody(Body):
     """`POST /v1/embeddings`."""
 
-    harmless = HARMLESS_EMBEDDINGS
+    harmless = only(
+        add_special_tokens=(True,),
+        embed_dtype=("float32",),
+        endianness=("little",),
+        normalize=(True,),
+        priority=(0,),
+        truncate_prompt_tokens=(),
+    )
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     input: Prompts = Field(description="A string, a list of strings, token ids, a list of those; at most 1024 prompts.")
     encoding_format: Literal["float", "base64"] | None = optional(

@@ -3,16 +3,15 @@
 from pydantic import Field
 
 from service.http.errors import InvalidRequest
-from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, optional
-from service.schema.generation import Message, TemplateBody
-from service.schema.harmless import HARMLESS_TEMPLATE, HARMLESS_TOKENIZE
+from service.schema.conversation import Message, TemplateBody
+from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, only, optional
 from service.schema.tools import OfferBody
 
 
 class ApplyTemplateBody(TemplateBody, OfferBody):
     """`POST /apply-template`."""
 
-    harmless = HARMLESS_TEMPLATE
+    harmless = only(chat_template=())
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
 
@@ -20,13 +19,13 @@ class ApplyTemplateBody(TemplateBody, OfferBody):
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
-        self.check_tools()
+        self.allowed_calls()
 
 
 class TokenizeBody(TemplateBody, OfferBody):
     """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
-    harmless = HARMLESS_TOKENIZE
+    harmless = only(**ApplyTemplateBody.harmless, parse_special=(True,))
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
     prompt: str | None = optional("A string; either this or `content` or `messages`.")
     content: str | None = optional(
@@ -54,7 +53,7 @@ class TokenizeBody(TemplateBody, OfferBody):
             if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
         self.check_continuation(self.messages or [])
-        self.check_tools()
+        self.allowed_calls()
 
 
 class DetokenizeBody(Body):

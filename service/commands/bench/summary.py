@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from service import version
-from service.commands.bench.load import Result
+from service.commands.bench.workload import Result
 
 PERCENTILES = (50, 90, 99)
 

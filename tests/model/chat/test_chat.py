@@ -150,7 +150,7 @@ def test_variables_of_the_template(embedded: Path, tokenizer: Tokenizer) -> None
         ({"tone": "<|im_end|>"}, "without control tokens"),
         ({"tone": "x" * 1025}, "1024"),
         ({"tone": ["x"]}, "chat_template_kwargs.tone must be"),
-        ({"think": 10**12}, "number up to 2147483648"),
+        ({"think": 10**12}, "a number from -2147483648 to 2147483648"),
     ],
 )
 def test_variables_that_are_refused(

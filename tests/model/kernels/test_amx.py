@@ -11,7 +11,7 @@ from model.kernels.cpu import build, native
 from model.kernels.cpu.functions import ARGUMENTS, Kernels
 from model.kernels.cpu.packed import bfloat16
 from tests.model import records
-from tests.model.linear.test_block_products import KINDS, blocks
+from tests.model.records import KINDS, random_blocks
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,6 @@ def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: in
         packed = bfloat16(72, 200)
         native.variant("avx512vnni").quantize(packed, 0, torch.randn(72, 200))
     else:
-        packed = records.packed(native.variant("avx512vnni"), *blocks(kind, 72, 6))
+        packed = records.packed(native.variant("avx512vnni"), *random_blocks(kind, 72, 6))
     x = torch.randn(n_rows, packed.n_in)
     assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))

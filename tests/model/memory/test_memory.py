@@ -1,10 +1,8 @@
 """Pages from bytes, and what is said when they do not suffice."""
 
-from pathlib import Path
-
 import pytest
 
-from model.batch import most_pages
+from model.batch import max_pages
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
@@ -23,8 +21,8 @@ def plan(windows: tuple[int | None, ...], **changes: int) -> PoolSizes:
 
 def test_windowed_pool_needs_a_bounded_number_of_pages() -> None:
     """ceil((5 - 1 + 4) / 4) + 1 = 3 pages, however long; fewer while the sequence is shorter."""
-    assert [most_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
-    assert most_pages(None, 13, page_size=4, chunk=4) == 4
+    assert [max_pages(5, n, page_size=4, chunk=4) for n in (1, 4, 5, 12, 13, 10_000)] == [1, 1, 2, 3, 3, 3]
+    assert max_pages(None, 13, page_size=4, chunk=4) == 4
     assert plan((5,)).bytes_for(10_000) == 3 * PAGE
 
 
@@ -121,38 +119,3 @@ def test_cache_budget() -> None:
     assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cache_budget(2**31, 2**30, 0.25, "this machine")
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_free_memory_of_the_machine(tmp_path: Path) -> None:
-    root = write(tmp_path, {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:    500 kB\n"})
-    assert memory.free_memory(root) == 500 * 1024
-
-
-def test_control_group_two_counts_file_pages_as_free(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/memory.max": "100000\n",
-        "sys/fs/cgroup/a/memory.current": "60000\n",
-        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 5000\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/b/memory.current": "60000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 45000
-
-
-def test_control_group_one_in_a_container(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "4:memory:/docker/x\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "300000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 200_000

@@ -12,7 +12,6 @@ import pytest
 from model import loading
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
-from model.config import RunnerOptions
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear.base import Projection
@@ -22,6 +21,7 @@ from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.network.transformer import Transformer
+from model.options import RunnerOptions
 from tests.model.driving import checkpoint, tiny
 
 GIB = 2**30

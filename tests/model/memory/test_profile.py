@@ -8,10 +8,11 @@ import torch
 
 from model import loading
 from model.batch import PoolSpec, StepBatch
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
 from model.memory.sizes import PoolSizes
+from model.options import RunnerOptions
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -76,7 +77,7 @@ def test_the_step_is_the_largest(device: Device) -> None:
     load()
     (batch,) = device.steps
     assert [(item.start, item.stop) for item in batch.slices] == [(255, 256)] * 3 + [(211, 256)]
-    assert all(item.draws for item in batch.slices)
+    assert all(item.samples for item in batch.slices)
     assert [item.scores_prompt for item in batch.slices] == [False] * 3 + [True]
 
 
@@ -88,7 +89,7 @@ def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
     batch = profile.largest_step(plan, 2**15, most, 20)
     assert {(item.start, item.stop) for item in batch.slices[:-1]} == {(127, 128)}
     assert batch.slices[-1].stop == 2**15
-    assert all(item.draws for item in batch.slices)
+    assert all(item.samples for item in batch.slices)
 
 
 def test_a_length_that_the_step_leaves_no_room_for(device: Device) -> None:
@@ -123,7 +124,7 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
 )
 def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        loading.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
+        loading.create(lambda stage, done: None, model="nowhere", device="cpu", **options)
     assert message in str(caught.value)
 
 

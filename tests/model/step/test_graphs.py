@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention.inputs import PackedInputs
 from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
-from model.config import RunnerOptions
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import runner as runner_module
 from model.step import sampler
 from model.step.graphs import DecodeGraphs, Replay, buckets
-from model.step.packing import PackedInputs, pack
+from model.step.packing import pack
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
@@ -120,9 +121,9 @@ def test_unknown_tokens_are_those_that_were_drawn() -> None:
 def test_recording_waits_for_a_pause_and_ends() -> None:
     recorder = Recorder()
     graphs = DecodeGraphs(summary, INFO, 8, CPU, recorder)
-    assert [graphs.rest() for _ in range(4)] == [True, True, True, False]
+    assert [graphs.capture_next() for _ in range(4)] == [True, True, True, False]
     assert recorder.sizes == [8, 1, 2, 4], "the greatest first: the others find room in its memory"
-    assert not graphs.rest()
+    assert not graphs.capture_next()
     assert recorder.replays == []
 
 
@@ -135,7 +136,7 @@ def test_where_a_recording_fails_steps_go_without(failure: type[Exception]) -> N
     assert graphs.logits(packed(decoding(12, 9)), none) is None
     inputs = packed(decoding(4, 9))
     assert torch.equal(graphs.logits(inputs, none), summary(inputs, none))  # type: ignore[arg-type]
-    while graphs.rest():
+    while graphs.capture_next():
         pass
     assert sorted(recorder.sizes) == [1, 2, 4]
 
@@ -152,7 +153,7 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
     monkeypatch.setattr(runner_module, "LOGIT_VALUES", 2 * 64)
     sample = sampler.sample
 
-    def some(logits: Tensor, *more: Any) -> sampler.Draws:
+    def some(logits: Tensor, *more: Any) -> sampler.Sampled:
         assert len(logits) <= 2, "more rows than there is memory for"
         return sample(logits, *more)
 

@@ -11,8 +11,8 @@ from model.batch import Slice
 from model.errors import ParameterError
 from model.grammar.compiler import Compiler, Vocabulary
 from model.sampling_params import SamplingParams
+from model.step.logits import HIDDEN
 from model.step.masks import Masks
-from model.step.sampler import HIDDEN
 
 END = 0
 PIECES = (b"", *(bytes([n]) for n in range(1, 128)), b"ab", b"ba", b'":', b"bab")
@@ -53,7 +53,7 @@ def view(output: Sequence[int], grammar: str = CHOICES, draft: Sequence[int] = (
 
 def allowed(masks: Masks, *slices: Slice) -> list[set[int]]:
     """Tokens left at every draw of a step."""
-    draws = [item.draws for item in slices]
+    draws = [item.samples for item in slices]
     masks.start(draws)
     rows = [row for views in draws for row in views]
     logits = torch.zeros(len(rows), WIDTH)
@@ -96,7 +96,7 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
 
 def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
     """Its masks were asked for and never fetched: the next step gets its own."""
-    masks.start([view([]).draws, view([token("a")], number=2).draws])
+    masks.start([view([]).samples, view([token("a")], number=2).samples])
     assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
 
 
@@ -131,32 +131,32 @@ def test_a_grammar_that_only_stops_allows_the_end_alone(masks: Masks) -> None:
 def test_a_token_that_the_grammar_does_not_allow_fails_its_own_sequence(masks: Masks) -> None:
     good, bad = view([token("a")], number=1), view([token("z")], number=2)
     assert allowed(masks, good, bad)[0] == oracle([token("a")])
-    assert masks.failure(good.draws) is None
-    assert "doesn't satisfy the grammar" in str(masks.failure(bad.draws))
+    assert masks.failure(good.samples) is None
+    assert "doesn't satisfy the grammar" in str(masks.failure(bad.samples))
 
 
 def test_a_row_with_nothing_left_is_a_failure_and_can_be_drawn(masks: Masks) -> None:
     item = view([token("a")])
-    masks.start([item.draws])
+    masks.start([item.samples])
     logits = torch.full((1, WIDTH), HIDDEN)
-    masks.step.change(logits, item.draws)
+    masks.step.change(logits, item.samples)
     assert logits.max() > HIDDEN
-    assert "leave no token" in str(masks.failure(item.draws))
+    assert "leave no token" in str(masks.failure(item.samples))
 
 
 def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
     masks.prepare("start: nonsense")
     item = view([], grammar="start: nonsense")
     assert allowed(masks, item) == [set(range(WIDTH))]
-    assert "nonsense" in str(masks.failure(item.draws))
+    assert "nonsense" in str(masks.failure(item.samples))
 
 
 def test_a_bomb_fails_its_own_sequence_and_the_others_go_on(masks: Masks) -> None:
     a, b = token("a"), token("b")
     step = [view([a], number=1), view([a], number=2, grammar=BOMB), view([a], number=3)]
     assert allowed(masks, *step)[::2] == [oracle([a])] * 2
-    assert "more than 0.5 s for one token" in str(masks.failure(step[1].draws))
-    assert masks.failure(step[0].draws) is masks.failure(step[2].draws) is None
+    assert "more than 0.5 s for one token" in str(masks.failure(step[1].samples))
+    assert masks.failure(step[0].samples) is masks.failure(step[2].samples) is None
     assert allowed(masks, view([a, b], number=3)) == [oracle([a, b])]
 
 
@@ -173,7 +173,7 @@ def test_without_a_compiler_sequences_with_grammars_fail() -> None:
     masks = Masks({"directory": "/nowhere", "size": WIDTH}, WIDTH)
     masks.prepare(CHOICES)
     allowed(masks, view([]))
-    assert masks.failure(view([]).draws)
+    assert masks.failure(view([]).samples)
     masks.close()
 
 

@@ -28,7 +28,7 @@ def test_three_prompts_of_three_four_and_five() -> None:
     inputs = pack(StepBatch(tuple(items)), 32, [None], CPU)
     assert inputs.tokens.tolist() == [30, 31, 32, 40, 41, 42, 43, 50, 51, 52, 53, 54]
     assert inputs.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
-    assert inputs.draw_rows.tolist() == [2, 6, 11]
+    assert inputs.sample_rows.tolist() == [2, 6, 11]
     mask = ReferenceAttention().prepare(inputs.pools[0]).mask
     assert torch.equal(mask, torch.block_diag(*(torch.ones(n, n).tril() for n in (3, 4, 5))).bool())
 
@@ -78,7 +78,7 @@ def test_everything_is_uploaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     inputs = pack(StepBatch((part(list(range(7)), 3, 7, [9, 2]),)), 4, [None], CPU)
     assert len(uploads) == 1
     (pool,) = inputs.pools
-    parts = (inputs.tokens, inputs.positions, inputs.draw_rows, pool.slots, pool.pages, pool.table)
+    parts = (inputs.tokens, inputs.positions, inputs.sample_rows, pool.slots, pool.pages, pool.table)
     assert len({one.untyped_storage().data_ptr() for one in parts}) == 1
 
 
@@ -105,14 +105,14 @@ def test_rows_that_need_logits() -> None:
         part([1, 2, 3], 0, 3, [3], max_tokens=0, prompt_logprobs=0),
     )
     inputs = pack(StepBatch(items), 4, [None], CPU)
-    assert inputs.draw_rows.tolist() == [3, 6]
+    assert inputs.sample_rows.tolist() == [3, 6]
     assert inputs.score_rows == ((0, 0), (2, 0), (4, 1), (7, 2))
 
 
 def test_a_draft_draws_after_each_of_its_tokens_and_before() -> None:
     known = part([1, 2, 3, 4, 5, 6], 2, 6, [0, 1], n_prompt=3)
     inputs = pack(StepBatch((known, replace(known, n_draft=2))), 4, [None], CPU)
-    assert inputs.draw_rows.tolist() == [3, 5, 6, 7]
+    assert inputs.sample_rows.tolist() == [3, 5, 6, 7]
     assert inputs.positions.tolist() == [2, 3, 4, 5] * 2
 
 

@@ -3,15 +3,16 @@
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
-from model.config import RunnerOptions
 from model.grammar.compiler import Vocabulary
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.masks import Masks
 from model.step.retry import PATIENCE, Room, in_parts
@@ -92,9 +93,9 @@ class Small:
         self._n_tokens = n_tokens
         self._error = error or torch.OutOfMemoryError()
 
-    def __call__(self, batch: StepBatch, *more: Any) -> Any:
+    def __call__(self, batch: StepBatch, *more: Any, **named: Any) -> Any:
         self.sizes.append(batch.n_tokens)
-        result = self._work(batch, *more)  # some of it was done before memory ran out
+        result = self._work(batch, *more, **named)  # some of it was done before memory ran out
         if batch.n_tokens > self._n_tokens:
             raise self._error
         return result
@@ -153,7 +154,7 @@ def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatc
 
 
 def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
-    small = Small(runner._compute, 0)
+    small = Small(partial(runner._compute, before=runner._drawn), 0)
     with pytest.raises(torch.OutOfMemoryError):
         in_parts(batch, small, Room())
     assert small.sizes[-1] == 1
@@ -163,7 +164,7 @@ def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepB
 def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
     room, tried = Room(), []
     for fits in [20] * PATIENCE + [100] * PATIENCE:
-        small = Small(runner._compute, fits)
+        small = Small(partial(runner._compute, before=runner._drawn), fits)
         in_parts(batch, small, room)
         tried.append(small.sizes)
     assert tried[0][0] == batch.n_tokens
@@ -182,10 +183,14 @@ def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batc
     ],
 )
 def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
-    small = Small(runner._compute, 20, RuntimeError(message))
+    small = Small(partial(runner._compute, before=runner._drawn), 20, RuntimeError(message))
     assert len(in_parts(batch, small, Room()).slices) == len(batch.slices)
     with pytest.raises(RuntimeError, match="illegal"):
-        in_parts(batch, Small(runner._compute, 20, RuntimeError("an illegal memory access")), Room())
+        in_parts(
+            batch,
+            Small(partial(runner._compute, before=runner._drawn), 20, RuntimeError("an illegal memory access")),
+            Room(),
+        )
 
 
 def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
@@ -208,14 +213,39 @@ def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
 def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
     runner: ModelRunner, batch: StepBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Computed again it would find its sequences one token further."""
     expected, wait = runner.step(batch), runner.launch(batch)
     with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, Small(runner._compute, 0), runner._room)
+        in_parts(batch, Small(partial(runner._compute, before=runner._drawn), 0), runner._room)
     again = Small(runner._start, 1000)
     monkeypatch.setattr(runner, "_start", again)
     assert wait() == expected
     assert not again.sizes
+
+
+def test_a_step_read_in_parts_while_the_next_is_in_flight_loses_no_token(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own UNKNOWN tokens are those that the step before it drew, not those of the step after it."""
+    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
+    expected = [answer(runner, number, GREEDY, 3)[9:] for number in (1, 2)]
+
+    def step(*more: tuple[int, ...]) -> StepBatch:
+        pairs = zip((1, 2), more, strict=True)
+        return StepBatch(tuple(part(n, [*prompt(n), *known], 9 + len(known) - 1, GREEDY) for n, known in pairs))
+
+    for number in (1, 2):
+        runner.step(StepBatch((part(number, prompt(number), 0, GREEDY, stop=8),)))
+    first = runner.launch(step((), ()))
+    second = runner.launch(step((UNKNOWN,), (UNKNOWN,)))
+    read = [list(output.tokens) for output in first().slices]
+    third = runner.launch(step(*((tokens[0], UNKNOWN) for tokens in read)))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_collect", small := Small(runner._collect, 1))
+        again = second()
+    assert small.sizes == [2, 1, 1]
+    for outputs in (again, third()):
+        read = [[*tokens, *output.tokens] for tokens, output in zip(read, outputs.slices, strict=True)]
+    assert read == expected
 
 
 def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:

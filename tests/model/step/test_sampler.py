@@ -13,8 +13,10 @@ from torch import Tensor
 from model.batch import Slice, TokenLogprob
 from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
-from model.step import sampler
-from model.step.sampler import NO_TOKEN, log_softmax, noise, noise_keys, ranks, token_logprobs
+from model.step import distribution, sampler
+from model.step.distribution import NO_TOKEN
+from model.step.logprobs import log_softmax, ranks, token_logprobs
+from model.step.noise import noise, noise_keys
 
 CPU = torch.device("cpu")
 
@@ -340,7 +342,7 @@ def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pyt
     """Ids 0 and 4 are cut off: whatever their noise, they are not drawn."""
     others = 1 - extreme
     monkeypatch.setenv(native.ENVIRONMENT, "torch")
-    monkeypatch.setattr(sampler, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
+    monkeypatch.setattr(distribution, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
     assert draw([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
 
 

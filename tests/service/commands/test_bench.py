@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from service.cli import main
-from service.commands.bench.load import Result
 from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import distribution, inter_token
+from service.commands.bench.workload import Result
 from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.waiting import PATIENCE
 
 
 @dataclass
@@ -128,7 +129,7 @@ def test_a_slow_answer_is_a_timeout(tmp_path: Path) -> None:
     result, report = run_json(fake, tmp_path, *["--requests", "2", "--warmup", "0", "--timeout", "0.3"])
     assert result.exit_code == 1
     assert report["errors"]["timeout"]["count"] == 2
-    assert fake.closed_early.wait(5)
+    assert fake.closed_early.wait(PATIENCE)
 
 
 def test_a_refused_connection_is_one_line() -> None:

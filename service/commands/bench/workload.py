@@ -16,7 +16,7 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """What to send and how fast. `rate` (requests a second, Poisson) replaces the `concurrency` of a closed loop.
 
     Each of `bodies` is one request's JSON; `timeout` is seconds for a whole request.
@@ -101,17 +101,17 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return any(delta.get(name) for name in ("text", "content", "reasoning_content", "tool_calls"))
 
 
-async def send(connections: Connections, load: Load, body: dict[str, Any], begun: float) -> Result:
+async def send(connections: Connections, workload: Workload, body: dict[str, Any], begun: float) -> Result:
     """Ask once and measure; a failure is a result too."""
     answer = _Answer()
     kind, detail = None, ""
     try:
-        async with asyncio.timeout(load.timeout):
-            answer.check(await connections.post(load.path, body, answer.feed))
+        async with asyncio.timeout(workload.timeout):
+            answer.check(await connections.post(workload.path, body, answer.feed))
     except AnswerError as error:
         kind, detail = error.kind, str(error)
     except TimeoutError:
-        kind, detail = "timeout", f"no complete answer within {load.timeout:g} s"
+        kind, detail = "timeout", f"no complete answer within {workload.timeout:g} s"
     except CannotConnect as error:
         kind, detail = "connect", str(error)
     except OSError as error:
@@ -132,35 +132,35 @@ async def send(connections: Connections, load: Load, body: dict[str, Any], begun
     )
 
 
-async def run(connections: Connections, load: Load, on_result: Callable[[Result], None]) -> list[Result]:
+async def run(connections: Connections, workload: Workload, on_result: Callable[[Result], None]) -> list[Result]:
     """Send every body; results come in the order they finish, to `on_result` as they do."""
     begun, results = time.perf_counter(), list[Result]()
 
     async def one(body: dict[str, Any]) -> None:
-        results.append(await send(connections, load, body, begun))
+        results.append(await send(connections, workload, body, begun))
         on_result(results[-1])
 
-    await (_closed_loop(load, one) if load.rate is None else _open_loop(load, one, begun))
+    await (_closed_loop(workload, one) if workload.rate is None else _open_loop(workload, one, begun))
     return results
 
 
-async def _closed_loop(load: Load, one: Send) -> None:
-    waiting = iter(load.bodies)
+async def _closed_loop(workload: Workload, one: Send) -> None:
+    waiting = iter(workload.bodies)
 
     async def worker() -> None:
         for body in waiting:
             await one(body)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(load.concurrency, len(load.bodies))):
+        for _ in range(min(workload.concurrency, len(workload.bodies))):
             group.create_task(worker())
 
 
-async def _open_loop(load: Load, one: Send, begun: float) -> None:
+async def _open_loop(workload: Workload, one: Send, begun: float) -> None:
     due = 0.0
-    draw = random.Random(load.seed)
+    draw = random.Random(workload.seed)
     async with asyncio.TaskGroup() as group:
-        for body in load.bodies:
+        for body in workload.bodies:
             await asyncio.sleep(begun + due - time.perf_counter())  # from the start, so that delays do not add up
             group.create_task(one(body))
-            due += draw.expovariate(load.rate or 1.0)
+            due += draw.expovariate(workload.rate or 1.0)

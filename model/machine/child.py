@@ -1,0 +1,57 @@
+"""Python processes that we start: their command, environment and end. Standard library only."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+HOME = Path(__file__).parents[2]
+"""The folder of the packages `service` and `model`."""
+PR_SET_PDEATHSIG = 1
+
+
+def python_command(
+    module: str,
+    *arguments: str,
+    sockets: Sequence[socket.socket] = (),
+    environment: Mapping[str, str | None] = MappingProxyType({}),
+    **options: Any,
+) -> tuple[list[str], dict[str, Any]]:
+    """Command line and keyword arguments, for `subprocess.Popen` and `asyncio.create_subprocess_exec` alike.
+
+    The child inherits `sockets`; their descriptors follow the `arguments`. `environment` is added to ours; None removes
+    a variable. The child has a session of its own: Ctrl-C in a terminal reaches only the parent, which then ends the
+    child. `options` go to Popen.
+    """
+    descriptors = [sock.fileno() for sock in sockets]
+    path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    # -P: a folder or file named "model" where the user stands must not shadow ours.
+    return [sys.executable, "-P", "-m", module, *arguments, *map(str, descriptors)], {
+        "stdin": subprocess.DEVNULL,
+        "pass_fds": descriptors,
+        "start_new_session": True,
+        "env": {name: value for name, value in variables.items() if value is not None},
+        **options,
+    }
+
+
+def start_python(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The process of `python_command`, started. Raises OSError if the machine has none to give."""
+    line, settings = python_command(module, *arguments, **options)
+    return subprocess.Popen(line, **settings)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, even while it is stopped. Does nothing elsewhere.
+
+    A child calls this first of all; a parent without other threads may pass it as `preexec_fn`.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

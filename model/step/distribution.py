@@ -1,0 +1,145 @@
+"""One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
+
+The compiled kernel does it all at once, for rows that use no parameter but its own; PyTorch serves the others.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Slice
+from model.kernels.cpu import native, records
+from model.machine.transfers import upload
+from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows_of
+from model.step.noise import noise, noise_keys
+
+NO_TOKEN = -1
+"""Chosen from logits that are all hidden, or not all numbers."""
+LEAST_TEMPERATURE = 1e-30
+"""Below it differences of float32 logits overflow; the choice is greedy long before."""
+LEAST_TOP_P = 1e-30
+"""Below it float32 may hold 0; one token is kept long before."""
+RACED = frozenset({"temperature", "seed"})
+"""Parameters of `_race` itself."""
+COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
+"""Parameters that kernels/cpu/draw.c implements."""
+
+
+def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [N], or NO_TOKEN, from logits [N, vocab_size] float32, which are overwritten."""
+    kernels = native.kernels() if logits.device.type == "cpu" else None
+    others = [row for row, item in enumerate(slices) if kernels is None or not item.params.choosing <= COMPILED]
+    if kernels is None or len(others) == len(slices):
+        return _choose(logits, slices)
+    by_hand = _choose(rows_of(logits, others), [slices[row] for row in others]) if others else None
+    tokens = kernels.draw(logits, _kernel_rows(slices))
+    return tokens if by_hand is None else tokens.index_copy_(0, indices(others, logits.device), by_hand)
+
+
+def _choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [N]: the greatest logit, the first of equals, or a draw; NO_TOKEN where there is none."""
+    tokens, broken = logits.argmax(dim=-1), ~logits.amax(dim=-1).isfinite()
+    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    if sampled:
+        found = _race(rows_of(logits, sampled), [slices[row] for row in sampled])
+        tokens.index_copy_(0, indices(sampled, logits.device), found)
+    return tokens.masked_fill(broken, NO_TOKEN)
+
+
+def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [n]: the one whose exponential clock, of rate its probability, rings first (the Gumbel-max draw).
+
+    A rounding error in the logits changes the token only where two clocks ring within that error of each other; a
+    walk along cumulated probabilities would carry every error into all tokens behind it.
+    """
+    _temperature(logits, slices)
+    apply(DISTRIBUTION_STEPS, logits, slices)
+    waits = noise(_keys_of(slices), logits.shape[1], logits.device).log_().neg_()
+    return logits.exp_().div_(waits).argmax(dim=-1)
+
+
+def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
+    return noise_keys(
+        [item.params.seed for item in slices],
+        [item.choice for item in slices],
+        [item.stop - item.n_prompt for item in slices],
+    )
+
+
+def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
+    """For kernels/draw.c, which does all that follows at once."""
+    rows = np.zeros(len(slices), dtype=records.DRAW)
+    sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
+    if sampled:
+        chosen = [slices[row] for row in sampled]
+        keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
+        params = [item.params for item in chosen]
+        rows[sampled] = [
+            (max(p.temperature, LEAST_TEMPERATURE), p.min_p, max(p.top_p, LEAST_TOP_P), max(p.top_k, 0), start, step)
+            for p, (start, step) in zip(params, keys.tolist(), strict=True)
+        ]
+    return rows
+
+
+def _temperature(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Shifted to a maximum of 0 first, so that no temperature overflows."""
+    temperatures = column([max(item.params.temperature, LEAST_TEMPERATURE) for item in slices], logits.device)
+    logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures)
+
+
+def _min_p(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep tokens at least `min_p` times as likely as the likeliest."""
+    least = logits.amax(dim=-1, keepdim=True) + column([item.params.min_p for item in slices], logits.device).log()
+    logits.masked_fill_(logits < least, HIDDEN)
+
+
+def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep the k likeliest, ties by id."""
+    counts = [min(item.params.top_k, logits.shape[1]) for item in slices]
+    (kept,) = upload([np.array(counts)], logits.device)
+    best = logits.topk(max(counts), dim=-1).values
+    _keep(logits, best.gather(1, kept[:, None] - 1), kept[:, None])
+
+
+def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Keep the fewest likeliest tokens whose probabilities reach `top_p`, ties by id.
+
+    Most rows reach it within their first few tokens; on a CPU only those that do not are looked into deeper.
+    """
+    share = column([item.params.top_p for item in slices], logits.device, torch.float64)
+    wanted = share * logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)  # [n, 1]
+    cut, kept = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
+    rows = torch.arange(len(slices), device=logits.device)
+    depth = 64 if logits.device.type == "cpu" else logits.shape[1]
+    while True:
+        depth = min(depth, logits.shape[1])
+        best = (logits if len(rows) == len(logits) else logits[rows]).topk(depth, dim=-1).values
+        reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= wanted[rows]  # [rows, depth]
+        reached[:, -1] |= depth == logits.shape[1]
+        last = reached.int().argmax(dim=-1, keepdim=True)
+        cut[rows], kept[rows] = best.gather(1, last), last + 1
+        if depth == logits.shape[1] or not len(rows := rows[~reached[:, -1]]):
+            break
+        depth *= 16
+    _keep(logits, cut, kept)
+
+
+def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
+    """Keep the counts [n, 1] greatest of each row, the least of which equals cut [n, 1]; ties by id."""
+    hidden = logits < cut
+    if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # more equals than places
+        equal = logits == cut
+        places = counts - (logits > cut).sum(dim=-1, keepdim=True)
+        hidden |= equal & (equal.cumsum(dim=-1) > places)
+    logits.masked_fill_(hidden, HIDDEN)
+
+
+DISTRIBUTION_STEPS = (
+    SamplingStep(frozenset({"min_p"}), _min_p),
+    SamplingStep(frozenset({"top_k"}), _top_k),
+    SamplingStep(frozenset({"top_p"}), _top_p),
+)
+"""In this order, after the temperature."""

@@ -1,0 +1,125 @@
+"""Sampling steps: each changes the logits of the rows that use its parameters. Here are those of `Stage.LOGITS`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.batch import Slice
+from model.machine.transfers import upload
+
+HIDDEN = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingStep:
+    """Changes, in place, the rows of logits [n, vocab_size] whose requests use one of its parameters."""
+
+    parameters: frozenset[str]
+    change: Callable[[Tensor, Sequence[Slice]], None]
+
+
+def apply(steps: Sequence[SamplingStep], logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Take the steps in order; a step sees only its rows."""
+    used = frozenset().union(*(item.params.used for item in slices))
+    for step in steps:
+        if used.isdisjoint(step.parameters):
+            continue
+        rows = [row for row, item in enumerate(slices) if not step.parameters.isdisjoint(item.params.used)]
+        if len(rows) == len(slices):
+            step.change(logits, slices)
+        else:
+            where = indices(rows, logits.device)
+            part = logits.index_select(0, where)
+            step.change(part, [slices[row] for row in rows])
+            logits.index_copy_(0, where, part)
+
+
+def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
+    return values if len(rows) == len(values) else values.index_select(0, indices(rows, values.device))
+
+
+def indices(values: Sequence[int], device: torch.device) -> Tensor:
+    """As int64 [n] on `device`."""
+    return upload([np.array(values, dtype=np.int64)], device)[0]
+
+
+def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row numbers and column ids, flat, of ids[row] for every row."""
+    rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
+    first, second = upload([rows, np.concatenate(ids)], device)
+    return first, second
+
+
+def column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One float a row: [n, 1]."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
+
+
+def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
+    ids = [np.array(item.params.allowed_token_ids, dtype=np.int64) for item in slices]
+    where = _coordinates(ids, logits.device)
+    kept = logits[where]
+    logits.fill_(HIDDEN)
+    logits[where] = kept
+
+
+def _bad_words(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Not the last token of a bad word whose other tokens end the output."""
+    ids = [np.array(list(_completing(item)), dtype=np.int64) for item in slices]
+    logits[_coordinates(ids, logits.device)] = HIDDEN
+
+
+def _completing(item: Slice) -> Iterator[int]:
+    for *before, last in item.params.bad_words:
+        first = item.stop - len(before)
+        if first >= item.n_prompt and list(item.tokens[first : item.stop]) == before:
+            yield last
+
+
+def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """No end token before `min_tokens` have been drawn."""
+    early = [item.stop - item.n_prompt < item.params.min_tokens for item in slices]
+    ends = [item.params.stop_token_ids if is_early else () for item, is_early in zip(slices, early, strict=True)]
+    logits[_coordinates([np.array(ids, dtype=np.int64) for ids in ends], logits.device)] = HIDDEN
+
+
+def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
+    biases = [dict(item.params.logit_bias) for item in slices]
+    rows, ids = _coordinates([np.array([*bias], dtype=np.int64) for bias in biases], logits.device)
+    values = column([value for bias in biases for value in bias.values()], logits.device)
+    logits[rows, ids] += values[:, 0]
+
+
+def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Tokens of prompt and output: positive logits divided, negative ones multiplied (arXiv 1909.05858)."""
+    seen = [np.unique(np.array(item.tokens[: item.stop], dtype=np.int64)) for item in slices]
+    rows, ids = _coordinates(seen, logits.device)
+    penalty = column([item.params.repetition_penalty for item in slices], logits.device)[rows, 0]
+    values = logits[rows, ids]
+    logits[rows, ids] = torch.where(values > 0, values / penalty, values * penalty)
+
+
+def _presence_and_frequency(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Output tokens only: minus presence penalty once, minus frequency penalty for each occurrence."""
+    output = [np.array(item.tokens[item.n_prompt : item.stop], dtype=np.int64) for item in slices]
+    counted = [np.unique(tokens, return_counts=True) for tokens in output]
+    rows, ids = _coordinates([tokens for tokens, _ in counted], logits.device)
+    (counts,) = upload([np.concatenate([count for _, count in counted])], logits.device)
+    presence = column([item.params.presence_penalty for item in slices], logits.device)[rows, 0]
+    frequency = column([item.params.frequency_penalty for item in slices], logits.device)[rows, 0]
+    logits[rows, ids] -= presence + frequency * counts
+
+
+LOGITS_STEPS = (
+    SamplingStep(frozenset({"allowed_token_ids"}), _allowed),
+    SamplingStep(frozenset({"bad_words"}), _bad_words),
+    SamplingStep(frozenset({"min_tokens"}), _min_tokens),
+    SamplingStep(frozenset({"logit_bias"}), _logit_bias),
+    SamplingStep(frozenset({"repetition_penalty"}), _repetition_penalty),
+    SamplingStep(frozenset({"presence_penalty", "frequency_penalty"}), _presence_and_frequency),
+)
+"""In this order; those of a grammar follow (`masks.Masks.step`)."""

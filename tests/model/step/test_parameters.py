@@ -1,0 +1,176 @@
+"""A parameter that is added as one row and one step acts on every path: compiled, PyTorch, ahead, and along a draft."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.batch import UNKNOWN, PageTable, Slice, StepBatch
+from model.kernels.cpu import native
+from model.loading import load_from
+from model.options import RunnerOptions
+from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
+from model.step import distribution, sampler
+from model.step.logits import HIDDEN, SamplingStep
+from model.step.runner import ModelRunner
+from service.engine import messages
+from service.engine.messages import Submit, decode, encode
+from tests.engine.driving import Client
+from tests.model.driving import checkpoint, tiny
+
+VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Extended(SamplingParams):
+    """With a parameter more of each stage."""
+
+    upper_half: bool = parameter(False, Stage.LOGITS)
+    successor: bool = parameter(False, Stage.LOGITS, reads_output=True)
+    even: bool = parameter(False, Stage.DISTRIBUTION)
+    other_parity: bool = parameter(False, Stage.DISTRIBUTION, reads_output=True)
+    an_end: int = parameter(0, Stage.END, (0, 9))
+    a_report: int | None = parameter(None, Stage.REPORT)
+
+
+def _upper_half(logits: Tensor, slices: Sequence[Slice]) -> None:
+    logits[:, : logits.shape[1] // 2] = HIDDEN
+
+
+def _even(logits: Tensor, slices: Sequence[Slice]) -> None:
+    logits[:, 1::2] = HIDDEN
+
+
+def _successor(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Only the token that follows the last one by number."""
+    for row, item in zip(logits, slices, strict=True):
+        row[np.arange(len(row)) != (last(item) + 1) % len(row)] = HIDDEN
+
+
+def _other_parity(logits: Tensor, slices: Sequence[Slice]) -> None:
+    """Only even tokens after an odd one, and odd ones after an even one."""
+    for row, item in zip(logits, slices, strict=True):
+        row[last(item) % 2 :: 2] = HIDDEN
+
+
+def last(item: Slice) -> int:
+    token = item.tokens[item.stop - 1]
+    assert token != UNKNOWN, "a step that reads the output ran ahead of it"
+    return token
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (
+        SamplingStep(frozenset({"upper_half"}), _upper_half),
+        SamplingStep(frozenset({"successor"}), _successor),
+    )
+    within = (SamplingStep(frozenset({"even"}), _even), SamplingStep(frozenset({"other_parity"}), _other_parity))
+    monkeypatch.setattr(sampler, "LOGITS_STEPS", (*sampler.LOGITS_STEPS, *before))
+    monkeypatch.setattr(distribution, "DISTRIBUTION_STEPS", (*distribution.DISTRIBUTION_STEPS, *within))
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setenv(native.ENVIRONMENT, "torch")
+        yield str(request.param)
+
+
+@pytest.fixture(scope="module")
+def runner(implementation: str) -> ModelRunner:
+    options = RunnerOptions("", device="cpu", dtype="float32", max_sequences=8, max_step_tokens=64, cache_memory=2**22)
+    made = load_from(checkpoint(tiny(vocab_size=VOCABULARY)), options, lambda stage, done: None)
+    made.info = replace(made.info, runs_ahead=True)
+    return made
+
+
+def after(row: int, params: SamplingParams) -> Slice:
+    return Slice(row, [row], 1, 0, 1, (), params)
+
+
+def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
+    return [token for token, _ in sampler.sample(logits.clone(), items).read()]
+
+
+def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
+    """Beside others, rows are sampled as they are alone."""
+    logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(1))
+    names = ("upper_half", "even", "successor", "other_parity", "an_end", "seed")
+    items = [after(n, Extended(top_k=200, top_p=0.95, **{"seed": n, names[n % 6]: n % 6 + 1})) for n in range(60)]  # type: ignore[arg-type]
+    found = sampled(logits, items)
+    assert min(found[0::6]) >= 250
+    assert not any(token % 2 for token in found[1::6])
+    assert found[2::6] == [row + 1 for row in range(2, 60, 6)]
+    assert all(token % 2 != row % 2 for row, token in zip(range(3, 60, 6), found[3::6], strict=True))
+    assert any(token % 2 for token in found[4::6])
+    assert found == [sampled(logits[row : row + 1], [item])[0] for row, item in enumerate(items)]
+
+
+def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.ENVIRONMENT, raising=False)
+    in_pytorch: list[int] = []
+    choose = distribution._choose
+
+    def noted(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+        in_pytorch.extend(item.sequence_id for item in slices)
+        return choose(logits, slices)
+
+    monkeypatch.setattr(distribution, "_choose", noted)
+    own = SamplingParams(temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.5)
+    params = [own, Extended(even=True), Extended(an_end=1, a_report=2, upper_half=True), Extended(other_parity=True)]
+    sampled(torch.randn(4, 50), [after(row, each) for row, each in enumerate(params)])
+    assert in_pytorch == [1, 3]
+
+
+ACTS: dict[str, Any] = {
+    "upper_half": lambda before, token: token >= VOCABULARY // 2,
+    "even": lambda before, token: token % 2 == 0,
+    "successor": lambda before, token: token == (before + 1) % VOCABULARY,
+    "other_parity": lambda before, token: token % 2 != before % 2,
+    "an_end": lambda before, token: True,
+    "a_report": lambda before, token: True,
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_step_runs_ahead_unless_the_parameter_reads_the_output(name: str, runner: ModelRunner) -> None:
+    params = Extended(seed=3, max_tokens=8, **{name: 1})  # type: ignore[arg-type]
+    client = Client(runner, [[Submit(0, [5], params), Submit(1, [8], replace(params, seed=4))]])
+    assert (client.n_ahead > 0) == (name not in ("successor", "other_parity"))
+    for number, first in enumerate((5, 8)):
+        tokens = client.answers[number]
+        assert len(tokens) == 8
+        assert all(map(ACTS[name], [first, *tokens], tokens))
+
+
+@pytest.mark.parametrize("name", ["upper_half", "even", "successor", "other_parity"])
+def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRunner) -> None:
+    """What a draft gives is what one token a step gives, up to the first that differs."""
+    params = Extended(seed=3, max_tokens=9, **{name: 1})  # type: ignore[arg-type]
+    alone = Client(runner, [[Submit(0, [5], params)]]).answers[0]
+    for wrong in range(5):
+        draft = [token if n != wrong else (token + 2) % VOCABULARY for n, token in enumerate(alone[:4])]
+        tables = tuple(PageTable(0, [1]) for _ in runner.info.pools)
+        item = Slice(0, [5, *draft], 1, 0, 5, tables, params, n_draft=4)
+        (output,) = runner.step(StepBatch((item,))).slices
+        assert list(output.tokens) == alone[: wrong + 1]
+
+
+def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SamplingParams", Extended)
+    sent = Submit(1, [1], Extended(even=True, an_end=3, a_report=0))
+    assert decode(encode(sent)) == sent
+
+
+def test_a_parameter_without_a_step_stops_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(PARAMETERS["min_p"], name="forgotten")
+    monkeypatch.setattr(sampler, "PARAMETERS", {**PARAMETERS, "forgotten": row})
+    options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22)
+    with pytest.raises(NotImplementedError, match="no sampling step implements forgotten"):
+        load_from(checkpoint(tiny()), options, lambda stage, done: None)
