@@ -285,7 +285,8 @@ def attend_tiles(
     """Program (tile, key head): QUERIES queries of a slice of more than SHORT, over all the keys they see.
 
     Tiles of slice i are numbered from `row / QUERIES + i`, which leaves numbers for those before it. The last tiles,
-    which see the most keys, go first. If FIXED, with the bits of `attend_parts` and `join`, given their QUERIES and KEYS.
+    which see the most keys, go first. If FIXED, the bits are those of `attend_parts` and `join` with their QUERIES and
+    KEYS.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     index, beyond = 0, n_slices
