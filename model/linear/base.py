@@ -12,9 +12,9 @@ from model.kernels.cpu.packed import PackedWeights
 from model.linear.schemes import Scheme
 
 TINY = 1e-30
-"""Rows and groups of lesser magnitudes count as zeros."""
-MOST = torch.tensor(127.0)
-"""A tensor, since PyTorch divides a number by a tensor in two rounded steps."""
+"""Rows and groups with no greater magnitude count as zeros."""
+LARGEST = torch.tensor(127.0)
+"""The largest int8. A tensor, because PyTorch divides a plain number by a tensor in two rounded steps."""
 
 
 class RMSNorm(nn.Module):
@@ -44,9 +44,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GateUp:
-    """`swiglu(gate, up)` that is still to be computed, [T, n]: the next projection does so while it reads `both`.
+    """A `swiglu(gate, up)` [T, n] that is not computed yet: the next projection computes it while it reads `both`.
 
-    `both` is [T, 2 n], the gate and then the other half of each row.
+    `both` is [T, 2 n]: each row has its gate first, then its up.
     """
 
     both: Tensor
@@ -55,9 +55,9 @@ class GateUp:
 class Projection(nn.Module, ABC):
     """A map [T, n_in] -> [T, n_out] without bias.
 
-    The norm before it, the gate and the residual after it are part of the call, because a scheme may compute all in one
-    pass: `w2(w13.gated(x, norm), onto=x)` is `x + w2(silu(w1 norm(x)) * w3 norm(x))`. `packed` are the weights as the
-    compiled kernels read them, where they do.
+    The call includes the norm before it and the residual after it, because a scheme may compute all in one pass:
+    `w2(w13.gated(x, norm), onto=x)` is `x + w2(silu(w1 norm(x)) * w3 norm(x))`. `packed` holds the weights for the
+    compiled kernels, None where they do not serve.
     Raises OptionError for a number of input channels that the scheme cannot store.
     """
 
@@ -74,23 +74,23 @@ class Projection(nn.Module, ABC):
         """W x: [T, n_in] -> a new [T, n_out]."""
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """W norm(x) [T, n_out]; with `onto`, that tensor with the result added in place."""
+        """W norm(x), [T, n_out]. With `onto` the result is added to that tensor in place, and the sum is returned."""
         y = self.multiply(x if norm is None else norm(x))
         return y if onto is None else onto.add_(y)
 
     def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor | GateUp:
-        """swiglu(G norm(x), U norm(x)) [T, n_out/2], for the next projection; W is G above U."""
+        """swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. G is W's upper half, U its lower."""
         return self.gate(self(x, norm))
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """swiglu of both side by side: [T, n_out] -> [T, n_out/2]."""
+        """swiglu of a gate and an up that are side by side: [T, n_out] -> [T, n_out/2]."""
         return swiglu(*gate_up.chunk(2, dim=-1))
 
 
 def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """x [T, k] float32, k a multiple of `group` -> int8 [T, k] and scales [T, k/group], as the kernels do it."""
     groups = x.unflatten(1, (-1, group))
-    most = groups.abs().amax(dim=2)  # [T, k/group]
-    inverse = torch.where(most <= TINY, 0.0, MOST / most)
-    scales = torch.where(most <= TINY, 0.0, most / 127)  # not finite where a value is not: so are the group's products
+    largest = groups.abs().amax(dim=2)  # [T, k/group]
+    inverse = torch.where(largest <= TINY, 0.0, LARGEST / largest)
+    scales = torch.where(largest <= TINY, 0.0, largest / 127)  # a value that is not finite makes its group's scale so
     return (groups * inverse[:, :, None]).round_().flatten(1).to(torch.int8), scales

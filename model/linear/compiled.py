@@ -13,7 +13,7 @@ from model.linear.base import GateUp, Projection, RMSNorm
 
 
 class Compiled(Projection):
-    """DeviceWeights in a layout of the compiled kernels, on a CPU. Activations are float32 outside.
+    """A projection with weights in a layout of packed.py, on float32 activations.
 
     Without compiled kernels `multiply_plainly` does the same arithmetic in PyTorch.
     """
@@ -24,14 +24,14 @@ class Compiled(Projection):
 
     @abstractmethod
     def take(self, first: int, rows: Matrix) -> None:
-        """Rows `first..` [n, n_in] as the checkpoint has them; ready once all have come."""
+        """Store rows `first..` [n, n_in] of the checkpoint. The projection is ready when all rows are stored."""
 
     @abstractmethod
     def multiply_plainly(self, x: Tensor) -> Tensor:
         """W x in PyTorch: [T, n_in] float32 -> [T, n_out]."""
 
     def _fill(self, allocate: Callable[[int, int], PackedWeights], first: int, rows: Matrix) -> None:
-        """`take` with kernels, into what `allocate` gives for n_out, n_in."""
+        """`take` by the kernels. The first call allocates memory for n_out and n_in."""
         assert self._kernels is not None
         if self.packed is None:
             self.packed = allocate(self.n_out, self.n_in)
@@ -55,5 +55,5 @@ class Compiled(Projection):
 
     def _run(self, x: Tensor, **around: Any) -> Tensor:
         assert self._kernels is not None
-        assert self.packed is not None, "the weights have not come"
+        assert self.packed is not None, "no weights have been loaded"
         return self._kernels.linear(self.packed, x, **around)

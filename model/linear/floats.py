@@ -13,18 +13,19 @@ from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.base import Projection, RMSNorm, swiglu
 
 TILE = 16
-"""Rows of a fixed tile, by PyTorch."""
+"""Rows of a fixed tile in PyTorch."""
 SERIAL = 2**15
-"""Up to so many values PyTorch's threads do not cut a row, whose exponentials differ in their last bit at an edge."""
+"""PyTorch's threads do not divide a row in a tensor of up to so many values. Where they divide one, the last bit of an
+exponential may differ."""
 PIECE = 2**25
-"""Weights that are dequantized at a time."""
+"""Weights that are dequantized at once."""
 
 
 class Floats(Projection):
     """A projection whose activations are in the model's format.
 
-    On a GPU few rows, or with `fixed` all, run in the kernel that reads the weights once in their own layout. With
-    `fixed` a row's bits depend on no other row, because all are computed in tiles of one shape.
+    On a GPU few rows run in the kernel that reads the weights in their own layout, more rows in PyTorch. With `fixed`
+    all run in the kernel, in tiles of one shape: a row's bits then depend on no other row.
     """
 
     fixed = False
@@ -32,7 +33,7 @@ class Floats(Projection):
     @property
     @abstractmethod
     def weights(self) -> DeviceWeights | None:
-        """As the GPU's kernels read them; None before they have come."""
+        """The weights for the GPU's kernels; None before they are assigned."""
 
     @abstractmethod
     def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
@@ -40,7 +41,7 @@ class Floats(Projection):
 
     @abstractmethod
     def assign_weights(self, weights: DeviceWeights) -> None:
-        """Keep the weights there."""
+        """Use `weights`, memory of this projection from now on."""
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ class Floats(Projection):
 
 
 class WeightsOnly(Floats):
-    """DeviceWeights in a narrower layout of layouts.py, made when they arrive, on the device where they stay."""
+    """A projection with weights in a narrower layout of layouts.py, quantized on their device as they arrive."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
@@ -104,7 +105,7 @@ class WeightsOnly(Floats):
         """These rows of W, [n, n_in] float32, in PyTorch."""
 
     def take(self, first: int, rows: Matrix) -> None:
-        """Rows `first..` [n, n_in] as the checkpoint has them. Raises ValueError for what is not finite."""
+        """Store rows `first..` [n, n_in] of the checkpoint. Raises ValueError for a value that is not finite."""
         weights = self.weights
         assert weights is not None, "no memory has been assigned"
         for part in parts(rows):
@@ -115,7 +116,7 @@ class WeightsOnly(Floats):
             first += len(part)
 
     def product(self, x: Tensor) -> Tensor:
-        """Dequantized piece by piece, so that only a piece is ever held."""
+        """W x, with only one piece of W dequantized at a time."""
         y = x.new_empty(len(x), self.n_out)
         step = max(1, PIECE // self.n_in)
         for first in range(0, self.n_out, step):
@@ -125,7 +126,7 @@ class WeightsOnly(Floats):
 
     def _widened(self, rows: slice, x: Tensor) -> Tensor:
         """These rows of W in the format of x."""
-        assert self.weights is not None, "the weights have not come"
+        assert self.weights is not None, "no weights have been loaded"
         if not triton.serves(x):
             return self.dequantize(self.weights, rows).to(x.dtype)
         from model.kernels.cuda.convert import dequantize

@@ -1,4 +1,4 @@
-"""int8 weights with a scale an output; activations in the model's format. What int8 is on a GPU."""
+"""int8 on a GPU: weights with a scale for each output, activations in the model's format."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from model.linear.schemes import SCHEMES
 
 
 class Int8Weights(WeightsOnly):
-    """Products are those of the integers, scaled at the end."""
+    """A projection with int8 weights. The scale is applied to the sum of the products."""
 
     scheme = SCHEMES["int8-weights"]
 

@@ -1,4 +1,4 @@
-"""DeviceWeights as they are."""
+"""Weights in the model's own format."""
 
 import torch
 from torch import Tensor, nn

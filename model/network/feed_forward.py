@@ -15,5 +15,5 @@ class FeedForward(nn.Module):
         self.w2 = make_linear(hidden_dim, dim, scheme=scheme)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
+        """FeedForward(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
         return self.w2(self.w13.gated(x, norm), onto=onto)  # [T, dim]

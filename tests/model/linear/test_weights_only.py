@@ -184,7 +184,7 @@ def test_gates_in_fixed_tiles_have_the_same_bits_whatever_threads_share() -> Non
 def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = made("none", torch.eye(8))
     monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
-    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels round rows alike diff"):
+    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels give equal rows diff"):
         choice.check_tiles(nn.ModuleList([layer]), torch.float32)
 
 
