@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
 from service.api.responses.schema import ResponsesBody
+from service.structured.constraint import Constraint
 from tests.service.live import Live, running
 
 Json = dict[str, Any]
@@ -282,3 +284,31 @@ def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
     chat = ChatBody.model_validate({"messages": turns, "continue_final_message": True, "stop": ["x"], "top_k": 3})
     theirs = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
     assert replace(chat.chat_request(), max_tokens=5) == theirs.chat_request()
+
+
+def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (ChatBody, ResponsesBody, MessagesBody)
+    bodies = [
+        kind.model_validate(LEAST[dialect] | calls(dialect, 2, {"city": "Paris"}) | tools(dialect))
+        for kind, dialect in zip(kinds, PATHS, strict=True)
+    ]
+
+    def again(*_: Any, **__: Any) -> None:
+        raise AssertionError("validated or parsed twice")
+
+    monkeypatch.setattr(BaseModel, "model_validate", again)
+    monkeypatch.setattr("service.schema.tools.from_json", again)
+    monkeypatch.setattr(json, "loads", again)
+    for body in bodies:
+        called = body.chat_request().messages[1]["tool_calls"]
+        assert [call["function"]["arguments"] for call in called] == [{"city": "Paris"}] * 2
+
+
+def test_a_grammar_is_text_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where structured output goes beside calls."""
+    texts: list[str] = []
+    serialized = Constraint.serialized
+    monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))
+    body = LEAST["chat"] | {"max_tokens": 2} | tools("chat") | must_be("chat", OBJECT)
+    assert live.post(PATHS["chat"], body).status_code == 200
+    assert len(texts) == 1
