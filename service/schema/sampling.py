@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model
 
 from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS, PARAMETERS
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, TokenIds, expect, optional, ranged
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
@@ -58,7 +58,7 @@ class SamplingBody(DeclaredBody):
         biases = self.logit_bias or {}
         for token, value in biases.items():
             if type(value) not in (int, float):
-                raise InvalidRequest(f"logit_bias.{token} should be a number, got {shown(value)}", param="logit_bias")
+                raise InvalidRequest(f"logit_bias.{token} should be a number, got {quoted(value)}", param="logit_bias")
             if not TOKEN_ID.fullmatch(token):
-                raise InvalidRequest(f"logit_bias has key {shown(token)}, expected token ids", param="logit_bias")
+                raise InvalidRequest(f"logit_bias has key {quoted(token)}, expected token ids", param="logit_bias")
         return tuple((int(token), value) for token, value in biases.items())
