@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
+from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
 from service.structured.constraint import Constraint
 from tests.service.live import Live, running
@@ -309,6 +310,7 @@ def test_a_grammar_is_text_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> 
     texts: list[str] = []
     serialized = Constraint.serialized
     monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))
-    body = LEAST["chat"] | {"max_tokens": 2} | tools("chat") | must_be("chat", OBJECT)
-    assert live.post(PATHS["chat"], body).status_code == 200
+    body = ChatBody.model_validate(LEAST["chat"] | tools("chat") | must_be("chat", OBJECT))
+    served = live.server._app.state.noria.admission.require()
+    assert order_chat(body.chat_request(), served).grammar_fields == ("tools", "response_format")
     assert len(texts) == 1
