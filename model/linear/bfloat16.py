@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.kernels.cpu.packed import bfloat16
-from model.linear.base import Compiled
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 ROWS = 32

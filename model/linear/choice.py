@@ -6,8 +6,9 @@ from torch import nn
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
-from model.linear.base import TILE, Floats, Projection
+from model.linear.base import Projection
 from model.linear.bfloat16 import BFloat16Linear
+from model.linear.floats import TILE, Floats
 from model.linear.fp8 import Fp8Linear
 from model.linear.int4 import Int4Linear
 from model.linear.int4_weights import Int4Weights

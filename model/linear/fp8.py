@@ -8,7 +8,8 @@ from torch import Tensor
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, LARGEST, DeviceWeights
-from model.linear.base import TINY, WeightsOnly
+from model.linear.base import TINY
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 E4M3 = torch.float8_e4m3fn
@@ -19,7 +20,7 @@ class Fp8Linear(WeightsOnly):
 
     scheme = SCHEMES["fp8"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=E4M3, device=device)
         return DeviceWeights("fp8", values, (torch.empty(shape, dtype=torch.float32, device=device),))

@@ -17,7 +17,8 @@ from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
-from model.linear.base import Compiled, quantize_rows
+from model.linear.base import quantize_rows
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
-from model.linear.base import TINY, WeightsOnly
+from model.linear.base import TINY
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 HALF = INT4_GROUP // 2
@@ -17,7 +18,7 @@ class Int4Weights(WeightsOnly):
 
     scheme = SCHEMES["int4-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         tables = (*count, self.n_in // INT4_GROUP, self.n_out)
         return DeviceWeights(
             "int4",

@@ -10,7 +10,8 @@ from torch.nn.functional import pad
 from model.checkpoint.matrices import Matrix, parts
 from model.kernels.cpu.packed import int8
 from model.kernels.groups import INT8_GROUP
-from model.linear.base import MOST, TINY, Compiled, quantize_rows
+from model.linear.base import MOST, TINY, quantize_rows
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 

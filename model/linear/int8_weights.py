@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import WeightsOnly, quantize_rows
+from model.linear.base import quantize_rows
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 
@@ -13,7 +14,7 @@ class Int8Weights(WeightsOnly):
 
     scheme = SCHEMES["int8-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=torch.int8, device=device)
         return DeviceWeights("int8", values, (torch.empty(shape, dtype=torch.float32, device=device),))

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import Floats
+from model.linear.base import RMSNorm
 from model.linear.choice import make_linear
-from model.linear.norm import RMSNorm
+from model.linear.floats import Floats
 from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 
@@ -36,9 +36,9 @@ class MoE(nn.Module):
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
-        weights = parts[0].room((len(parts),), dtype, device)
+        weights = parts[0].allocate((len(parts),), dtype, device)
         for i, part in enumerate(parts):
-            part.settle(weights[i])
+            part.assign_weights(weights[i])
         return weights
 
     def _scores(self, x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from model.attention.rope import adjacent_to_half
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.linear.base import Compiled, WeightsOnly
+from model.linear.compiled import Compiled
+from model.linear.floats import WeightsOnly
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 
@@ -78,7 +79,7 @@ def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> No
         if isinstance(module, MoE) and device.type == "cuda":
             module.reserve(dtype, device)
         elif isinstance(module, WeightsOnly) and module.weights is None:
-            module.settle(module.room((), dtype, device))
+            module.assign_weights(module.allocate((), dtype, device))
 
 
 def _tie(model: Transformer, embeddings: Matrix) -> None:
