@@ -193,5 +193,5 @@ def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
 def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
     ran = pipe("Hi", "/nowhere/at/all")
     assert ran.returncode == 1
-    assert ran.stderr.startswith("noria: no model at '/nowhere/at/all'")
+    assert ran.stderr.startswith("noria: there is no model at '/nowhere/at/all'")
     assert len(ran.stderr.splitlines()) == 1
