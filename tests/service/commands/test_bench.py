@@ -154,8 +154,8 @@ def test_a_server_without_models_is_one_line() -> None:
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
         ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
-        ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is no address; expected http://HOST:PORT"),
-        ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is no address"),
+        ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is not an address; expected http://HOST:PORT"),
+        ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is not an address"),
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),
     ],
 )
@@ -215,7 +215,7 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
     with serving(fake) as url:
         result = run("--url", url, *arguments)
     assert result.exit_code == 1
-    assert "--endpoint completions does not take" in result.output
+    assert "--endpoint completions takes no messages" in result.output
 
 
 def test_random_prompts_share_what_they_are_told_to_and_repeat_with_the_seed() -> None:
