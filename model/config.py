@@ -1,4 +1,4 @@
-"""What a model is: frozen, torch-free. Adapters from files live in `families.py`."""
+"""The configuration of a network. `checkpoint/families.py` reads it from files. No torch."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,11 +8,11 @@ from model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotation frequencies are stretched, fixed once at load.
+    """Scaling of the rotation frequencies.
 
-    kind "linear" divides all by `factor`; "llama3" divides low frequencies only, blending between
-    `original_max_position / low_freq_factor` and `/ high_freq_factor`; "yarn" as in arXiv 2309.00071, with
-    `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "dynamic" (NTK) is resolved to a theta at load.
+    "linear" divides all of them by `factor`. "llama3" divides low frequencies only, with a transition between
+    `original_max_position / low_freq_factor` and `original_max_position / high_freq_factor`. "yarn" is that of arXiv
+    2309.00071, with `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "dynamic" (NTK) becomes a theta at load.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -27,14 +27,14 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A network of the family, in the words of the papers and of `params.json`.
+    """The configuration of a network, with the names of the papers and of `params.json`.
 
-    `windows` has one entry a layer: a token attends to itself and the `window - 1` before it; None is full
-    attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained one,
-    or as much of dynamic RoPE scaling's as is to be served.
-    `dtype` is the checkpoint's own: "bfloat16", "float16" or "float32".
+    `windows` has one entry for each layer: a token attends to itself and the `window - 1` tokens before it; None is
+    full attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained
+    one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or
+    "float32".
 
-    Raises ModelError for shapes that cannot be.
+    Raises ModelError for impossible values.
     """
 
     family: str
@@ -57,16 +57,8 @@ class ModelConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in (
-            "dim",
-            "n_layers",
-            "n_heads",
-            "n_kv_heads",
-            "head_dim",
-            "hidden_dim",
-            "vocab_size",
-            "max_position",
-        ):
+        sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1, the checkpoint has {getattr(self, name)}")
         if self.n_heads % self.n_kv_heads:
@@ -82,7 +74,7 @@ class ModelConfig:
         if not 0.0 <= self.rope_fraction <= 1.0:
             raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
         if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:
-            raise ModelError(f"n_experts_per_token must be 1..{self.n_experts}, got {self.n_experts_per_token}")
+            raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
 
     @property
     def pool_windows(self) -> tuple[int | None, ...]:

@@ -1,29 +1,29 @@
-"""What can be wrong with what a user gave us; each error is one line: what, why, what to do.
+"""Errors of users: each message is one line that says what is wrong, why, and what to do.
 
 NoriaError
 ├── ModelError       a model that cannot be loaded (missing, unknown format, damaged)
-├── OptionError      a start-up option that cannot be honoured (memory, lengths, device)
-└── ParameterError   a request's parameter outside its range; carries the field's name
+├── OptionError      a start-up option that cannot be used (memory, lengths, device)
+└── ParameterError   a parameter of a request outside its range; has the field's name
 """
 
 MAX_CHARS = 300
-"""Of a message that another library wrote."""
+"""Maximum length of a message from another library."""
 
 
 class NoriaError(Exception):
-    """Base of every error whose message is meant for a person."""
+    """Base of all errors whose message is for the user."""
 
 
 class ModelError(NoriaError):
-    """The model cannot be loaded: what was found, what was expected."""
+    """A model that cannot be loaded: what was found, what was expected."""
 
 
 class OptionError(NoriaError):
-    """A start-up option cannot be honoured: the option, its value, the limit."""
+    """A start-up option that cannot be used: the option, its value, the limit."""
 
 
 class ParameterError(NoriaError):
-    """A request parameter is out of range: `param` names the field."""
+    """A parameter of a request that is out of range. `param` names the field."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -31,6 +31,6 @@ class ParameterError(NoriaError):
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says, on one line and without the path of an OSError; else the name of its type."""
+    """The message of an exception on one line, without the path of an OSError; its type if there is no message."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     return " ".join(text.split())[:MAX_CHARS] or type(error).__name__

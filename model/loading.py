@@ -36,10 +36,9 @@ from model.step.runner import ModelRunner
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
-    """Load a model with `RunnerOptions(**options)`; `progress` gets (stage, fraction 0..1).
+    """Load a model with `RunnerOptions(**options)`. Memory is checked before weights are read.
 
-    Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be honoured;
-    memory is checked before weights are read.
+    Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be used.
     """
     chosen = RunnerOptions(**options)
     _check(chosen)
@@ -50,7 +49,7 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
 
 @torch.inference_mode()
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
-    """Choose, size, read, warm up. On a GPU a step is measured before its cache gets what is left."""
+    """Choose, size, read, warm up. On a GPU the cache gets the memory that weights and a measured step leave."""
     setup = choose(checkpoint, options)
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
     sizes = size(setup, checkpoint.block_bits, gpu)
@@ -68,10 +67,10 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a model runs: what `options` leaves open is decided.
+    """How a model runs: every choice that `options` leaves open is made.
 
-    `chosen` is the scheme that --quantize means, `scheme` the one that serves in its place on this device.
-    `dtype` is the format of the embeddings, `activations` that of the values between layers.
+    `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
+    `dtype` is the format of the embeddings, `activations` the format of the values between layers.
     """
 
     options: RunnerOptions
@@ -87,7 +86,7 @@ class Setup:
 
     @property
     def config(self) -> ModelConfig:
-        """The model, with the windows it is served with."""
+        """The model's configuration, with the windows that it is served with."""
         return self.plan.config
 
 
@@ -101,7 +100,7 @@ class Sizes(NamedTuple):
 def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
 
-    Raises OptionError for options that do not go together or do not run here.
+    Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
     own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
@@ -123,9 +122,9 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
-    """What fits beside the weights, which are not read yet. `block_bits` are the checkpoint's.
+    """The sizes that fit beside the weights, which are not read yet. `block_bits` are the checkpoint's.
 
-    On a `gpu` whose steps are to be measured, sizes are those for steps that take no memory: see `_measure`.
+    On a `gpu`, whose steps are measured later, they are upper limits: a step counts as nothing. See `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, plan, device, dtype = setup.options, setup.plan, setup.device, name_of(setup.dtype)
@@ -166,9 +165,9 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 
 
 def warm(runner: ModelRunner, setup: Setup) -> None:
-    """Run the first steps, so that no request pays for set-up. On a GPU, capture the graphs of later ones."""
+    """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
     if setup.scheme.compiled and native.kernels() is not None:
-        torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
+        torch.set_num_threads(1)  # the kernels' threads do nearly all the work: PyTorch's would spin beside them
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.plan.max_sequences, CudaCapture())
@@ -212,7 +211,7 @@ def _runner(
 
 
 def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
-    """What fits beside the weights and the largest step, which is run. Both sizes are at most the `upper` ones."""
+    """The sizes that fit beside the weights and the largest step, which is run. They are at most `upper`."""
     options, plan = setup.options, setup.plan
     budget = profile.cache_budget(plan, *upper, options.gpu_memory_utilization, gpu, build)
     fits = plan.length(options.max_model_len, budget, upper.length * plan.position_bytes)
@@ -232,9 +231,9 @@ def _check(options: RunnerOptions) -> None:
     if share is None:
         return
     if options.cache_memory is not None:
-        raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
+        raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory both size the cache; use one of them")
     if choose_device(options.device).type == "cpu":
-        raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
+        raise OptionError(f"--gpu-memory-utilization {share} needs a GPU, the device is cpu; use --cache-memory")
 
 
 def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
@@ -254,8 +253,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _first_steps(runner: ModelRunner) -> None:
-    """A prompt, then its last token alone, on pages that nobody holds yet, so that the first request does not pay for
-    set-up: the two take different kernels.
+    """Run a prompt, then its last token alone: prefill and decode use different kernels.
 
     Raises ModelError if logits are not finite.
     """
@@ -264,6 +262,6 @@ def _first_steps(runner: ModelRunner) -> None:
     tables = tuple(PageTable(0, range(pool.n_pages)) for pool in info.pools)
     for start in (0, n - 1):
         item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
-        (drawn,) = runner.step(StepBatch((item,))).slices
-        if drawn.failure is not None:
-            raise ModelError("the model's logits are not finite: its checkpoint is damaged, or its --dtype too narrow")
+        (output,) = runner.step(StepBatch((item,))).slices
+        if output.failure is not None:
+            raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")

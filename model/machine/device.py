@@ -1,4 +1,4 @@
-"""Which device and number format a model runs in, and how much memory is free there."""
+"""The device and the number format that a model runs in, and the free memory of the device."""
 
 from pathlib import Path
 
@@ -13,23 +13,23 @@ NATIVE_FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""Flags in /proc/cpuinfo (x86 and ARM) of processors that multiply this format themselves."""
+"""Flags in /proc/cpuinfo (x86 and ARM) of processors that compute natively in a format."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device for `name`; "auto" is CUDA where there is one. Raises OptionError."""
+    """The device for --device `name`; "auto" is CUDA if there is a GPU. Raises OptionError."""
     if name not in DEVICES:
         raise OptionError(f"--device {name} is not known, choose one of: {', '.join(DEVICES)}")
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        raise OptionError(f"--device cuda: PyTorch {torch.__version__} sees no CUDA device; use --device cpu")
+        raise OptionError(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device; use --device cpu")
     return torch.device("cuda" if present and name != "cpu" else "cpu")
 
 
 def choose_dtype(name: str, own: str, device: torch.device) -> torch.dtype:
-    """The format for `name`; "auto" is the checkpoint's `own` where the device computes it natively.
+    """The format for --dtype `name`; "auto" is the checkpoint's `own` if the device computes it natively.
 
-    Otherwise float32 on a CPU and float16 on a GPU without bfloat16. Raises OptionError for an unknown name.
+    If it does not, "auto" is float32 on a CPU and float16 on a GPU. Raises OptionError for an unknown name.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -44,7 +44,7 @@ def choose_dtype(name: str, own: str, device: torch.device) -> torch.dtype:
 
 
 def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this processor multiplies `dtype` itself."""
+    """Whether this processor computes natively in `dtype`."""
     if dtype is torch.float32:
         return True
     if not cpuinfo.exists():
@@ -55,10 +55,10 @@ def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes free on the device."""
+    """Free memory of the device, in bytes."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """ "bfloat16" for torch.bfloat16."""
+    """PyTorch's name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Tensors copied between host and GPU: weights up, by way of two pinned buffers that alternate; results down."""
+"""Copies of tensors between the host and a GPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,10 @@ STAGE_BYTES = 2**26
 
 
 class Stage:
-    """While the device reads one buffer, the host fills the other. `event` makes what tells that a buffer was read."""
+    """Two pinned buffers that alternate: the host fills one while the device reads the other.
+
+    `event` makes a CUDA event, which records that a buffer was read.
+    """
 
     def __init__(self, device: torch.device, size: int = STAGE_BYTES, *, pin: bool = True, event: Any = None) -> None:
         self._device = device
@@ -23,7 +26,7 @@ class Stage:
         self._read = [(event or torch.cuda.Event)() for _ in range(2)]
 
     def upload(self, tensor: Tensor) -> Tensor:
-        """A copy on the device, ordered with what its current stream does."""
+        """A copy on the device, in the order of its current stream."""
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         source, target = (all_.view(-1).view(torch.uint8) for all_ in (tensor.contiguous(), copy))
         for part, place in zip(source.split(self._size), target.split(self._size), strict=True):
@@ -41,7 +44,7 @@ def uploader(device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
+    """Integer arrays as int64 tensors on `device`, in one asynchronous transfer."""
     sizes = [len(array) for array in arrays]
     return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
 
@@ -52,7 +55,7 @@ def staged(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Fetch:
-    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
+    """An asynchronous copy of a tensor to the host. `wait` does not wait for work that was queued after it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._host, self._arrived = tensor, None

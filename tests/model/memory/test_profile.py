@@ -118,8 +118,8 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
     [
         ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization must be above 0 and at most 1, got 0.0"),
         ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization must be above 0 and at most 1, got 1.1"),
-        ({"gpu_memory_utilization": 0.5}, "--gpu-memory-utilization 0.5 is of a GPU, the device is cpu; use --cache-"),
-        ({"gpu_memory_utilization": 0.5, "cache_memory": 1}, "0.5 and --cache-memory say the same in two ways"),
+        ({"gpu_memory_utilization": 0.5}, "--gpu-memory-utilization 0.5 needs a GPU, the device is cpu; use --cache-"),
+        ({"gpu_memory_utilization": 0.5, "cache_memory": 1}, "0.5 and --cache-memory both size the cache"),
     ],
 )
 def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:

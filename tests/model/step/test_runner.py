@@ -293,7 +293,7 @@ def test_threads_are_those_of_the_kernels_and_of_pytorch(saved: Any, monkeypatch
 
 def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"--device cuda: PyTorch .* sees no CUDA device; use --device cpu"):
+    with pytest.raises(OptionError, match=r"--device cuda: PyTorch .* finds no CUDA device; use --device cpu"):
         device.choose_device("cuda")
     assert device.choose_device("auto").type == "cpu"
 
