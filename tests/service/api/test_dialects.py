@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import BaseModel
 
+from model.checkpoint.generation import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
 from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
+from service.generation.served import ServedModel, longest_piece
 from service.structured.constraint import Constraint
-from tests.service.live import Live, running
+from tests.fakes import END, IntegerTokenizer, make_info
+from tests.service.live import FakeChat, Live, running
 
 Json = dict[str, Any]
 USER = [{"role": "user", "content": "hi"}]
@@ -305,12 +308,16 @@ def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: p
         assert [call["function"]["arguments"] for call in called] == [{"city": "Paris"}] * 2
 
 
-def test_a_grammar_is_text_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where structured output goes beside calls."""
     texts: list[str] = []
     serialized = Constraint.serialized
     monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))
     body = ChatBody.model_validate(LEAST["chat"] | tools("chat") | must_be("chat", OBJECT))
-    served = live.server._app.state.noria.admission.require()
+    tokenizer = IntegerTokenizer()
+    defaults = GenerationDefaults((END,))
+    served = ServedModel(
+        ("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info(max_model_len=2048)
+    )
     assert order_chat(body.chat_request(), served).grammar_fields == ("tools", "response_format")
     assert len(texts) == 1
