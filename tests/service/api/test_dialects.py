@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import BaseModel
 
-from model.config import GenerationDefaults
+from model.checkpoint.generation import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
@@ -316,6 +316,8 @@ def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     body = ChatBody.model_validate(LEAST["chat"] | tools("chat") | must_be("chat", OBJECT))
     tokenizer = IntegerTokenizer()
     defaults = GenerationDefaults((END,))
-    served = ServedModel(("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info())
+    served = ServedModel(
+        ("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info(max_model_len=2048)
+    )
     assert order_chat(body.chat_request(), served).grammar_fields == ("tools", "response_format")
     assert len(texts) == 1
