@@ -1,12 +1,14 @@
 # Two commands: `make serve` and `make test`. Both set up what they need in .venv and may be repeated.
 #   make serve MODEL=path PORT=8001 ARGS="--max-sequences 8"
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
+#   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
 PIP_ARGS ?=
 CLIENTS ?=
+WORKERS ?= 2
 export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
@@ -17,7 +19,7 @@ serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
 test: .venv/.ready-dev
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-clients: .venv/.ready-dev
 	.venv/bin/python -m tests.clients.run $(CLIENTS)

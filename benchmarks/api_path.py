@@ -61,24 +61,24 @@ def create(progress: Callable[[str, float], None], **options: object) -> Repeate
 def serve(profile: bool) -> None:
     """The service as `noria serve` runs it, but for its engine; prints its port."""
     from service import logs
+    from service.app import create_server
     from service.engine.client import EngineClient
-    from service.engine.process import ProcessHost
+    from service.engine.process import EngineProcess
     from service.http.listening import listen
-    from service.http.server import Server
     from service.metrics import Metrics
     from service.settings import Settings
 
     settings = Settings()
     with listen(settings.host, 0) as sock:
         client = EngineClient(
-            lambda: ProcessHost("benchmarks.api_path:create"),
+            lambda: EngineProcess("benchmarks.api_path:create"),
             on_report=lambda report: metrics.observe_report(report),
         )
         metrics = Metrics(lambda: client.stats)
         logs.configure("json", "info")
         port = sock.getsockname()[1]
         print(port, flush=True)
-        server = Server(settings, client, metrics, port)
+        server = create_server(settings, client, metrics, port)
         if not profile:
             server.run([sock])
             return

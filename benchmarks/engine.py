@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.workload import Generate, Timing, Workload, answer, joining
 from model.batch import StepBatch
 from model.checkpoint.resolve import EMBEDDED, resolve
-from model.config import STEP_LIMITS
 from model.loading import create
+from model.options import STEP_LIMITS
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, Update

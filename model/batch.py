@@ -6,7 +6,7 @@ a `Slice` of five hundred differ only in length.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from model.sampling_params import SamplingParams
 
@@ -77,8 +77,7 @@ class StepBatch:
         return sum(item.stop - item.start for item in self.slices)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.
 
     `rank` is set for prompt tokens only: 1 for the likeliest token.

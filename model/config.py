@@ -1,6 +1,6 @@
-"""What a model is and how it is to be run: frozen, torch-free. Adapters from files live in `families.py`."""
+"""What a model is: frozen, torch-free. Adapters from files live in `families.py`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ModelError
@@ -89,8 +89,8 @@ class ModelConfig:
         """The distinct windows, one page pool each, in order of first appearance."""
         return tuple(dict.fromkeys(self.windows))
 
-    def with_window(self, window: int) -> "ModelConfig":
-        """The same with this window in every layer; with its own windows for 0."""
+    def with_window(self, window: int | None) -> "ModelConfig":
+        """The same configuration with `window` in every layer; with its own windows for None."""
         return replace(self, windows=(window,) * self.n_layers) if window else self
 
     @property
@@ -100,49 +100,3 @@ class ModelConfig:
         feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
-
-
-STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
-"""Sequences and tokens of a step by default. Weights are read once for all of them, but on a CPU a longer step would
-hold up everybody's next token."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """How to load and run a model. `model` is a local directory in HF or native format, or a converted GGUF's.
-
-    `cache_memory` is bytes for keys and values. None is a quarter of the free memory on a CPU, and on a GPU what all
-    else leaves of `gpu_memory_utilization` (None: 0.9), a part of its whole memory. `sliding_window` 0 keeps the
-    checkpoint's windows, a positive number gives every layer that window. `threads` compute on the CPU (None: see
-    `threads.choose_threads`). With `deterministic` no bit of an answer depends on what else is computed beside it.
-    What is left open of `max_sequences` and `max_step_tokens`: see `step_limits`.
-    """
-
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: str = "auto"
-    attention: str = "auto"
-    kv_dtype: str = "auto"
-    deterministic: bool = False
-    sliding_window: int = 0
-    max_model_len: int | None = None
-    max_sequences: int | None = None
-    max_step_tokens: int | None = None
-    cache_memory: int | None = None
-    gpu_memory_utilization: float | None = None
-    threads: int | None = None
-
-    def step_limits(self, device: str) -> tuple[int, int]:
-        """Sequences and tokens of a step on a "cpu" or on "cuda": of what is open, what suits it and the other."""
-        sequences, tokens = STEP_LIMITS[device]
-        tokens = self.max_step_tokens or max(tokens, self.max_sequences or 0)
-        return self.max_sequences or min(sequences, tokens), tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What `generation_config.json` and the tokenizer say: tokens that end an output, sampling defaults."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling: dict[str, float | int] = field(default_factory=dict)

@@ -6,6 +6,9 @@ NoriaError
 └── ParameterError   a request's parameter outside its range; carries the field's name
 """
 
+MAX_CHARS = 300
+"""Of a message that another library wrote."""
+
 
 class NoriaError(Exception):
     """Base of every error whose message is meant for a person."""
@@ -25,3 +28,9 @@ class ParameterError(NoriaError):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+def one_line(error: Exception) -> str:
+    """What an exception says, on one line and without the path of an OSError; else the name of its type."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return " ".join(text.split())[:MAX_CHARS] or type(error).__name__

@@ -1,206 +1,259 @@
-"""Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm up."""
+"""Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from model.attention import choose
+from model import attention
+from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.checkpoint.files import Progress
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import RunnerOptions
+from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
-from model.linear import choice
-from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, serving
+from model.linear import choice as linear
+from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
-from model.machine.transfers import uploaded
+from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
 from model.network import weights
 from model.network.transformer import Transformer
+from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
 
-Progress = Callable[[str, float], None]
-
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
-    """Load a model as `RunnerOptions(**options)` says; `progress` gets (stage, fraction 0..1).
+    """Load a model with `RunnerOptions(**options)`; `progress` gets (stage, fraction 0..1).
 
     Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be honoured;
     memory is checked before weights are read.
     """
-    return load(RunnerOptions(**options), progress)
-
-
-def load(options: RunnerOptions, progress: Progress) -> ModelRunner:
-    """Open, check, read, warm up."""
-    _check(options)
+    chosen = RunnerOptions(**options)
+    _check(chosen)
     progress("checking memory", 0.0)
-    checkpoint = open_checkpoint(Path(options.model), max_model_len=options.max_model_len)
-    return load_from(checkpoint, options, progress)
+    checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
+    return load_from(checkpoint, chosen, progress)
 
 
 @torch.inference_mode()
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
-    """Check memory, read, warm up."""
+    """Choose, size, read, warm up. On a GPU a step is measured before its cache gets what is left."""
+    setup = choose(checkpoint, options)
+    gpu = profile.watched(setup.device) if options.cache_memory is None else None
+    sizes = size(setup, checkpoint.block_bits, gpu)
+    model = read(setup, checkpoint, progress)
+    masks = Masks({"directory": options.model, "size": setup.config.vocab_size}, setup.config.vocab_size)
+    build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
+    if gpu is not None:
+        progress("measuring a step", 0.0)
+        sizes = _measure(setup, sizes, gpu, build)
+    runner = build(sizes.length, setup.plan.pools(*sizes))
+    progress("warming up", 0.0)
+    warm(runner, setup)
+    return runner
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a model runs: what `options` leaves open is decided.
+
+    `chosen` is the scheme that --quantize means, `scheme` the one that serves in its place on this device.
+    `dtype` is the format of the embeddings, `activations` that of the values between layers.
+    """
+
+    options: RunnerOptions
+    device: torch.device
+    chosen: Scheme
+    scheme: Scheme
+    dtype: torch.dtype
+    activations: torch.dtype
+    kv_dtype: torch.dtype
+    attention_name: str
+    attention: Attention
+    plan: memory.PoolSizes
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model, with the windows it is served with."""
+        return self.plan.config
+
+
+class Sizes(NamedTuple):
+    """The longest sequence to serve, in tokens, and the bytes for keys and values."""
+
+    length: int
+    cache: int
+
+
+def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
+    """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
+
+    Raises OptionError for options that do not go together or do not run here.
+    """
     device = choose_device(options.device)
     own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
-    chosen = choice.choose(options.quantize, options.dtype, device, quantized=own_blocks)
+    chosen = linear.choose(options.quantize, options.dtype, device, quantized=own_blocks)
     config = checkpoint.config.with_window(options.sliding_window)
-    threads = choose_threads(options.threads)
-    native.use_threads(threads)
-    torch.set_num_threads(threads)
+    _use_threads(choose_threads(options.threads))
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
     activations = torch.float32 if scheme.compiled else dtype
     cache_format = _cache_format(options.kv_dtype, name_of(dtype))
     kv_dtype = getattr(torch, cache_format.dtype)
-    attention_name, attention = choose(
+    name, backend = attention.choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
     head_bytes = cache_format.head_bytes(config.head_dim)
     max_sequences, max_step_tokens = options.step_limits(device.type)
-    plan = memory.PoolSizes(config, attention.page_size, head_bytes, max_step_tokens, max_sequences)
-    needed = memory.weight_bytes(config, scheme, name_of(dtype), checkpoint.block_bits)
-    gpu = profile.watched(device) if options.cache_memory is None else None
-    stored = name_of(dtype) if scheme.value_bits is None else scheme.name
-    length, budget = _fit(plan, needed, stored, device, options, gpu)
+    plan = memory.PoolSizes(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, plan)
+
+
+def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
+    """What fits beside the weights, which are not read yet. `block_bits` are the checkpoint's.
+
+    On a `gpu` whose steps are to be measured, sizes are those for steps that take no memory: see `_measure`.
+    Raises OptionError if the weights, or the sequences that the options require, do not fit.
+    """
+    options, plan, device, dtype = setup.options, setup.plan, setup.device, name_of(setup.dtype)
+    needed = memory.weight_bytes(plan.config, setup.scheme, dtype, block_bits)
+    stored = dtype if setup.scheme.value_bits is None else setup.scheme.name
+    free = free_bytes(device)
+    where = "the GPU" if device.type == "cuda" else "this machine"
+    memory.check_weights(plan.config, needed, stored, free, where)
+    free -= needed
+    if gpu is not None:
+        budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
+        return Sizes(plan.length(options.max_model_len, budget, free - budget), budget)
+    budget = memory.cache_budget(options.cache_memory, free, memory.CPU_SHARE, where)
+    length = plan.length(options.max_model_len, budget, free - budget)
+    return Sizes(length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length)))
+
+
+def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
+    """The network with the checkpoint's weights. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(config, scheme.name)
-    if options.deterministic:
-        choice.fix_tiles(model)
+        model = Transformer(setup.config, setup.scheme.name)
+    if setup.options.deterministic:
+        linear.fix_tiles(model)
     progress("loading weights", 0.0)
     weights.load(
         model,
-        config,
+        setup.config,
         checkpoint.rotation,
-        uploaded(checkpoint.tensors(), device),
-        activations,
-        device,
+        _uploaded(checkpoint, setup.device),
+        setup.activations,
+        setup.device,
         lambda done: progress("loading weights", done),
-        embeddings=dtype,
+        embeddings=setup.dtype,
     )
-    if options.deterministic and device.type == "cpu":
-        choice.check_tiles(model, activations)
-    masks = Masks({"directory": options.model, "size": config.vocab_size}, config.vocab_size)
-    description = _describe(checkpoint, device, (dtype, kv_dtype), attention_name, chosen.name)
+    if setup.options.deterministic and setup.device.type == "cpu":
+        linear.check_tiles(model, setup.activations)
+    return model.eval()
 
-    def build(length: int, specs: tuple[PoolSpec, ...]) -> ModelRunner:
-        ahead = device.type == "cuda"
-        info = RunnerInfo(
-            attention.page_size,
-            specs,
-            length,
-            config.vocab_size,
-            config.dim,
-            max_sequences,
-            max_step_tokens,
-            description,
-            ahead,
-        )
-        pools = PagePools.allocate(config, specs, lambda shape: attention.allocate(shape, kv_dtype, device))
-        return ModelRunner(model.eval(), pools, attention, rotation_table(config, length, device), info, masks)
 
-    if gpu is not None:
-        progress("measuring a step", 0.0)
-        length, budget = _measure(plan, length, budget, options, gpu, build)
-    runner = build(length, plan.pools(length, budget))
-    if scheme.compiled and native.kernels() is not None:
+def warm(runner: ModelRunner, setup: Setup) -> None:
+    """Run the first steps, so that no request pays for set-up. On a GPU, capture the graphs of later ones."""
+    if setup.scheme.compiled and native.kernels() is not None:
         torch.set_num_threads(1)  # the kernels' own do nearly all the work: PyTorch's would spin beside them
-    progress("warming up", 0.0)
-    _warm_up(runner)
-    if device.type == "cuda" and attention.capturable:
-        runner.record(max_sequences, CudaCapture())
-    return runner
+    _first_steps(runner)
+    if setup.device.type == "cuda" and setup.attention.capturable:
+        runner.record(setup.plan.max_sequences, CudaCapture())
 
 
-def _measure(
-    plan: memory.PoolSizes,
+def _use_threads(threads: int) -> None:
+    native.use_threads(threads)
+    torch.set_num_threads(threads)
+
+
+def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:
+    """Names and weights: plain tensors on `device`, quantized matrices on the host, where a scheme converts them."""
+    upload = uploader(device)
+    for name, matrix in checkpoint.tensors():
+        yield name, upload(matrix) if isinstance(matrix, torch.Tensor) else matrix
+
+
+def _runner(
+    setup: Setup,
+    model: Transformer,
+    masks: Masks,
+    description: dict[str, str],
     length: int,
-    most: int,
-    options: RunnerOptions,
-    gpu: profile.DeviceMemory,
-    build: profile.Build,
-) -> tuple[int, int]:
-    """The longest sequence to serve, `length` at most, and the bytes, `most` at most, for keys and values beside the
-    largest step."""
-    budget = profile.cache_budget(plan, length, most, options.gpu_memory_utilization, gpu, build)
-    return min(length, plan.length(options.max_model_len, budget, length * plan.position_bytes)), budget
+    specs: tuple[PoolSpec, ...],
+) -> ModelRunner:
+    """A runner for sequences of `length` tokens, with these pools."""
+    config, plan, backend, device = setup.config, setup.plan, setup.attention, setup.device
+    info = RunnerInfo(
+        backend.page_size,
+        specs,
+        length,
+        config.vocab_size,
+        config.dim,
+        plan.max_sequences,
+        plan.max_step_tokens,
+        description,
+        device.type == "cuda",
+    )
+    pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
+    return ModelRunner(model, pools, backend, rotation_table(config, length, device), info, masks)
+
+
+def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
+    """What fits beside the weights and the largest step, which is run. Both sizes are at most the `upper` ones."""
+    options, plan = setup.options, setup.plan
+    budget = profile.cache_budget(plan, *upper, options.gpu_memory_utilization, gpu, build)
+    fits = plan.length(options.max_model_len, budget, upper.length * plan.position_bytes)
+    return Sizes(min(upper.length, fits), budget)
 
 
 def _cache_format(name: str, dtype: str) -> CacheFormat:
-    """Of keys and values: that of the model, or one of eight bits."""
+    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
     if name not in KV_DTYPES:
         raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
     return CACHE_FORMATS[dtype if name == "auto" else name]
 
 
 def _check(options: RunnerOptions) -> None:
-    for name, least in (("max_sequences", 1), ("max_step_tokens", 1), ("sliding_window", 0)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise OptionError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_limits(options)
     share = options.gpu_memory_utilization
     if share is None:
         return
-    if not 0.0 < share <= 1.0:
-        raise OptionError(f"--gpu-memory-utilization must be above 0 and at most 1, got {share}")
     if options.cache_memory is not None:
         raise OptionError(f"--gpu-memory-utilization {share} and --cache-memory say the same in two ways; give one")
     if choose_device(options.device).type == "cpu":
         raise OptionError(f"--gpu-memory-utilization {share} is of a GPU, the device is cpu; use --cache-memory")
 
 
-def _fit(
-    plan: memory.PoolSizes,
-    weights: int,
-    form: str,
-    device: torch.device,
-    options: RunnerOptions,
-    gpu: profile.DeviceMemory | None,
-) -> tuple[int, int]:
-    """The longest sequence to serve and the bytes for keys and values, beside `weights` bytes; raises OptionError.
-
-    With a `gpu` to be watched both are what there would be if a step took nothing: see `_measure`.
-    """
-    free = free_bytes(device)
-    where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(plan.config, weights, form, free, where)
-    free -= weights
-    if gpu is not None:
-        budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
-        return plan.length(options.max_model_len, budget, free - budget), budget
-    budget = memory.cache_budget(options.cache_memory, free, memory.CPU_SHARE, where)
-    length = plan.length(options.max_model_len, budget, free - budget)
-    return length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length))
-
-
-def _describe(
-    checkpoint: Checkpoint, device: torch.device, dtypes: tuple[torch.dtype, torch.dtype], attention: str, scheme: str
-) -> dict[str, str]:
+def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
+    device = setup.device
     return {
-        "family": checkpoint.config.family,
-        "parameters": str(checkpoint.config.n_parameters),
+        "family": setup.config.family,
+        "parameters": str(setup.config.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "dtype": name_of(dtypes[0]),
-        "kv_dtype": name_of(dtypes[1]),
-        "attention": attention,
-        "quantize": scheme,
+        "dtype": name_of(setup.dtype),
+        "kv_dtype": name_of(setup.kv_dtype),
+        "attention": setup.attention_name,
+        "quantize": setup.chosen.name,
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
 
 
-def _warm_up(runner: ModelRunner) -> None:
+def _first_steps(runner: ModelRunner) -> None:
     """A prompt, then its last token alone, on pages that nobody holds yet, so that the first request does not pay for
     set-up: the two take different kernels.
 

@@ -261,24 +261,10 @@ class SamplingParams:
                     name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the pipe: the values that differ from the defaults."""
-        rows = declared(type(self)).values()
-        return {row.name: value for row in rows if (value := getattr(self, row.name)) != row.default}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "SamplingParams":
-        """Inverse of `to_json`; JSON lists become tuples again."""
-        return cls(**{name: _frozen(value) for name, value in data.items()})
-
 
 PARAMETERS = declared(SamplingParams)
 RANGES: Mapping[str, tuple[float, float]] = {name: row.limits for name, row in PARAMETERS.items() if row.limits}
 """Least and greatest value of each number."""
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

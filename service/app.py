@@ -1,61 +1,110 @@
-"""The application: routes, middleware, and the life of engine and model behind them."""
+"""The application (its routes, middleware, model and engine), and the server that runs it."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from model.errors import NoriaError
 from service.api.admission import Admission, State
-from service.api.anthropic import routes as messages
-from service.api.document import routes as openapi
+from service.api.anthropic import routes as anthropic
+from service.api.document import routes as document
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
 from service.api.operations import health, metrics
 from service.api.responses import routes as responses
+from service.api.routes import Route
 from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
-from service.generation.served import ServedModel, load_served
-from service.http.errors import error_response
+from service.generation.loading import load_served
+from service.generation.served import ServedModel
+from service.http.announcement import address, progress_bar, say, welcome
+from service.http.dialects import error_response
 from service.http.middleware import RequestMiddleware
+from service.http.policy import Policies
+from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
 
 log = logging.getLogger("noria")
 
-Load = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
-ROUTERS = (
-    completions.router,
-    chat.router,
-    responses.router,
-    messages.router,
-    embeddings.router,
-    models.router,
-    tokens.router,
-    health.router,
-    metrics.router,
-    openapi.router,
+Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
+"""A function that loads the tokenizer and the network of `Settings.model`."""
+ROUTES: tuple[Route, ...] = (
+    completions.completions,
+    chat.chat_completions,
+    responses.responses,
+    anthropic.messages,
+    anthropic.count_tokens,
+    embeddings.embeddings,
+    models.models,
+    models.model,
+    tokens.tokenize,
+    tokens.detokenize,
+    tokens.apply_template,
+    health.live,
+    health.ready,
+    health.health,
+    health.show_version,
+    metrics.metrics,
+    document.openapi,
 )
+
+
+def create_server(
+    settings: Settings,
+    client: EngineClient,
+    measured: Metrics,
+    port: int,
+    *,
+    progress: bool = False,
+    load: Loader = load_served,
+    routes: tuple[Route, ...] = ROUTES,
+) -> Server:
+    """A server of the application. It reports the progress and the end of loading on stderr.
+
+    `client` must report to `measured`. `port` is that of the socket to serve on.
+    """
+
+    def on_ready(served: ServedModel) -> None:
+        url = address(settings, port)
+        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
+        if settings.log_format == "human":
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(settings.api_keys)))
+
+    def on_failed(error: Exception) -> None:
+        if isinstance(error, NoriaError):
+            say(f"noria: {error}")
+        else:
+            log.error("internal error while loading the model", exc_info=error)
+            say(f"noria: the model cannot be loaded: {type(error).__name__}: {error}")
+        server.fail()
+
+    async def load_visibly(settings: Settings, client: EngineClient) -> ServedModel:
+        async with progress_bar(client) if progress else nullcontext():
+            return await load(settings, client)
+
+    app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
+    server = Server(app, settings, drain=lambda: app.state.noria.admission.drain())
+    return server
 
 
 def create_app(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
-    *,
-    load: Load = load_served,
-    on_ready: Callable[[ServedModel], None] = lambda served: None,
-    on_failed: Callable[[Exception], None] = lambda error: None,
+    load: Loader,
+    on_ready: Callable[[ServedModel], None],
+    on_failed: Callable[[Exception], None],
+    routes: tuple[Route, ...],
 ) -> FastAPI:
-    """The ASGI application. It answers at once and loads the model in the background.
-
-    `measured` must be what `client` reports to. `on_ready` and `on_failed` tell how loading ended.
-    """
+    """The ASGI application. It serves at once, and loads the model in the background."""
 
     async def bring_up(admission: Admission) -> None:
         try:
@@ -78,17 +127,22 @@ def create_app(
         await app.state.noria.grammars.close()
         admission.close()
 
-    return _assemble(settings, measured, lifespan)
+    return _assemble(settings, measured, lifespan, routes)
 
 
 def _assemble(
-    settings: Settings, measured: Metrics, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
+    settings: Settings,
+    measured: Metrics,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    routes: tuple[Route, ...],
 ) -> FastAPI:
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    for router in ROUTERS:
-        app.include_router(router)
+    app.state.routes = routes
+    for route in routes:
+        app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
-    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured)
+    policies = Policies((route.path, route.policy) for route in routes)
+    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,
@@ -101,4 +155,4 @@ def _assemble(
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.url.path)
+    return error_response(error, request.scope["noria.record"].policy.dialect)

@@ -1,69 +1,69 @@
-"""Everything the service was started with, frozen. Flags and `NORIA_*` variables end here (see cli.py)."""
+"""Everything the service was started with, frozen. Every option is declared here or in `RunnerOptions`, once.
 
-import ssl
-from dataclasses import dataclass
+`commands/flags.py` reads the declarations. Imports here are light: `serve` needs them before it starts the engine.
+"""
+
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
-
-MAX_STEP_TOKENS = 2**20
+from model.options import RunnerOptions, check_limits, flag_name, option
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Values of the command line; None means "decide from the model or the machine"."""
+class Settings(RunnerOptions):
+    """The options of the runner and those of the service. None leaves the choice to the model or the machine."""
 
-    model: str = EMBEDDED
-    served_model_name: tuple[str, ...] = ()
-    chat_template: Path | None = None
-    cache_dir: Path | None = None
-    revision: str | None = None
-    # network
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    max_body_bytes: int = 8 * 2**20
-    max_queue: int = 256
-    drain_timeout: float = 30.0
-    # engine
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: str = "auto"
-    attention: str = "auto"
-    kv_dtype: str = "auto"
-    deterministic: bool = False
-    sliding_window: int | None = None
-    max_model_len: int | None = None
-    max_sequences: int | None = None
-    max_step_tokens: int | None = None
-    cache_memory: int | None = None
-    gpu_memory_utilization: float | None = None
-    threads: int | None = None
-    step_timeout: float = 60.0
-    # logs
-    log_format: str = "human"
-    log_level: str = "info"
+    model: str = option(
+        EMBEDDED,
+        "Model to serve: a directory, a .gguf file, a hub name such as org/name, or the embedded model.",
+        is_argument=True,
+        in_plan=True,
+    )
+    revision: str | None = option(
+        None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True
+    )
+    cache_dir: Path | None = option(
+        None, "Directory for what is converted from GGUF files.", unset="~/.cache/noria", in_plan=True
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
+    )
+    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
+    api_keys: tuple[str, ...] = option(
+        (), "API key that clients must send; repeat the flag for more keys.", name="api_key", unset="no key is needed"
+    )
+    api_key_file: Path | None = option(None, "File with more API keys, one per line.")
+    cors_origins: tuple[str, ...] = option(
+        (), "Origin that browsers may call from; repeat the flag for more origins.", name="cors_origin", unset="none"
+    )
+    ssl_certfile: Path | None = option(None, "TLS certificate chain (PEM).")
+    ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
+    max_queue: int = option(256, "Number of requests that may wait; the next one gets a 429.", least=0)
+    max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
+    drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
+    step_timeout: float = option(
+        60.0, "Seconds after which a step counts as hung, and the engine is replaced.", least=1
+    )
+    log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
+    log_level: str = option("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
 
     def check(self) -> None:
         """Raise OptionError for what cannot work, before anything is started."""
+        check_limits(self)
         if self.max_sequences and self.max_step_tokens and self.max_sequences > self.max_step_tokens:
             raise OptionError(
                 f"--max-sequences {self.max_sequences} is more than --max-step-tokens {self.max_step_tokens}: "
                 "each running sequence needs a token of every step; lower the one or raise the other"
             )
-        if any(not key.strip() for key in self.api_keys):
-            raise OptionError("--api-key must not be empty")
-        for flag, values in (("--served-model-name", self.served_model_name), ("--cors-origin", self.cors_origins)):
-            if any(not value.strip() for value in values):
-                raise OptionError(f"{flag} must not be empty")
-        if self.max_step_tokens and self.max_step_tokens > MAX_STEP_TOKENS:
-            raise OptionError(f"--max-step-tokens must be at most {MAX_STEP_TOKENS}, got {self.max_step_tokens}")
-        if self.chat_template is not None and not self.chat_template.is_file():
-            raise OptionError(f"--chat-template {self.chat_template}: no such file")
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            if isinstance(value, tuple) and any(not item.strip() for item in value):
+                raise OptionError(f"{flag_name(declared)} must not be empty")
+        _check_file("--chat-template", self.chat_template)
         self._check_tls()
 
     def _check_tls(self) -> None:
@@ -71,10 +71,29 @@ class Settings:
             return
         if self.ssl_certfile is None:
             raise OptionError("--ssl-keyfile needs --ssl-certfile")
-        for flag, path in (("--ssl-certfile", self.ssl_certfile), ("--ssl-keyfile", self.ssl_keyfile)):
-            if path is not None and not path.is_file():
-                raise OptionError(f"{flag} {path}: no such file")
+        _check_file("--ssl-certfile", self.ssl_certfile)
+        _check_file("--ssl-keyfile", self.ssl_keyfile)
+        import ssl
+
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
         except OSError as error:
             raise OptionError(f"--ssl-certfile {self.ssl_certfile} cannot be used: {error}") from error
+
+    def with_file_keys(self) -> "Settings":
+        """The same settings with the keys of `api_key_file` among `api_keys`. Raises OptionError."""
+        path = self.api_key_file
+        if path is None:
+            return self
+        try:
+            keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--api-key-file {path}: cannot be read ({type(error).__name__})") from error
+        if not keys:
+            raise OptionError(f"--api-key-file {path}: the file has no key; write one per line")
+        return replace(self, api_keys=self.api_keys + keys)
+
+
+def _check_file(flag: str, path: Path | None) -> None:
+    if path is not None and not path.is_file():
+        raise OptionError(f"{flag} {path}: no such file")

@@ -215,7 +215,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="comma-separated parts of names")
     parser.add_argument("--budget", type=float, default=470.0)
-    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of model.config.RunnerOptions")
+    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of model.options.RunnerOptions")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-GPU.json")

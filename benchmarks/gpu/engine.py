@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.gpu.shapes import Shapes
 from benchmarks.random_weights import checkpoint
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop

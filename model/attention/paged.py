@@ -18,7 +18,7 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
 from model.errors import OptionError
-from model.kernels.cpu import native
+from model.kernels.cpu import native, records
 from model.kernels.cpu.packed import padded
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
@@ -27,7 +27,7 @@ _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
 """With fewer tasks than this, long tasks are split, to give every thread work."""
 
-SPLIT = native.SPLIT_PAGES
+SPLIT = records.SPLIT_PAGES
 WHOLE = -1
 """The part of a task that is not split."""
 
@@ -43,14 +43,14 @@ class Prepared:
     the memory that it points to alive."""
 
     inputs: PoolInputs
-    call: native.AttentionCall | None = None
-    referenced: tuple[Tensor | NDArray[np.int64], ...] = ()
+    call: records.AttentionCall | None = None
+    referenced: tuple[Tensor | NDArray[np.void], ...] = ()
 
 
 class PagedAttention(Attention):
     """For CPUs. Pages are in bfloat16, float32 or int8; in int8, each key and value of a head has a scale."""
 
-    page_size = native.PAGE_SIZE
+    page_size = records.PAGE_SIZE
     dtypes = frozenset(_KINDS)
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class PagedAttention(Attention):
     def prepare(self, inputs: PoolInputs) -> Prepared:
         return Prepared(inputs)
 
-    def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> native.AttentionCall:
+    def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> records.AttentionCall:
         """The arguments that all layers share. qkv is [T, n_heads + 2 n_kv_heads, head_dim], the cache has `dtype`."""
         if prepared.call is None:
             prepared.call = _call(prepared, shape, n_heads, _KINDS[dtype])
@@ -103,25 +103,25 @@ class PagedAttention(Attention):
         return out
 
 
-def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> native.AttentionCall:
+def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> records.AttentionCall:
     n_rows, n_all, head_dim = shape
     n_kv_heads = (n_all - n_heads) // 2
     group = n_heads // n_kv_heads
-    if head_dim > native.MAX_HEAD_DIM or group > native.MAX_QUERIES:
+    if head_dim > records.MAX_HEAD_DIM or group > records.MAX_QUERIES:
         raise OptionError(
-            f"--attention paged serves heads of up to {native.MAX_HEAD_DIM} and groups of up to "
-            f"{native.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
+            f"--attention paged serves heads of up to {records.MAX_HEAD_DIM} and groups of up to "
+            f"{records.MAX_QUERIES} queries, the model has {head_dim} and {group}; use --attention sdpa"
         )
     inputs = prepared.inputs
-    tasks = _tasks(inputs, min(native.MAX_ROWS, native.MAX_QUERIES // group))
+    tasks = _tasks(inputs, min(records.MAX_ROWS, records.MAX_QUERIES // group))
     joins: list[Join] = []
     if len(tasks) * n_kv_heads < ENOUGH:
         tasks, joins = _split(tasks)
     part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
     parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
-    tables = np.array(tasks, dtype=np.int64), np.array(joins, dtype=np.int64)
+    tables = np.array(tasks, dtype=records.TASK), np.array(joins, dtype=records.JOIN)
     prepared.referenced = (*tables, parts)
-    return native.AttentionCall(
+    return records.AttentionCall(
         parts=parts.data_ptr(),
         slots=inputs.slots.data_ptr(),
         pages=inputs.pages.data_ptr(),
@@ -146,8 +146,8 @@ def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
         for first in range(0, span.n_queries, n):
             rows, position = min(n, span.n_queries - first), span.start + first
             first_key = 0 if inputs.window is None else max(0, position - inputs.window + 1)
-            block, end = first_key // native.PAGE_SIZE, (position + rows - 1) // native.PAGE_SIZE + 1
-            page = span.page + block - span.first_key // native.PAGE_SIZE
+            block, end = first_key // records.PAGE_SIZE, (position + rows - 1) // records.PAGE_SIZE + 1
+            page = span.page + block - span.first_key // records.PAGE_SIZE
             found.append(((end - block) * math.sqrt(rows), (span.row + first, rows, position, page, block, end, WHOLE)))
     found.sort(reverse=True)
     return [task for _, task in found]

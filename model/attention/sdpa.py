@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from model.attention.base import Attention, slots_of_keys
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs, Span
-from model.machine.device import upload
+from model.machine.transfers import upload
 
 PADDING = 1.25
 """In a group, the longest slice has at most this many times the keys of the shortest."""

@@ -1,55 +1,34 @@
-"""Converted models on disk: built once, written atomically, checked before every use, rebuilt when damaged.
+"""Directories of converted models: built once, written atomically, checked before every use, rebuilt when damaged.
 
-An entry is a directory with a manifest of its files' fingerprints. Builders hold a lock, so that two processes
-convert once; the finished directory is renamed into place, so that nobody sees half of one.
+Each has a manifest with the fingerprints of its files. The builder holds a lock, so that of two processes one converts.
+The finished directory is renamed into place, so that no process reads an unfinished one.
 """
 
 import fcntl
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model.errors import ModelError
+from model.checkpoint.files import fingerprint
+from model.errors import ModelError, one_line
 
 MANIFEST = "noria.json"
-BLOCK_BYTES = 2**21
-MAX_BLOCKS = 512
-SAMPLE_BLOCKS = 16
 
 
-def cache_root(cache_dir: Path | None) -> Path:
+def conversions_folder(cache_dir: Path | None) -> Path:
     """`cache_dir`, else `$XDG_CACHE_HOME/noria`, else `~/.cache/noria`."""
     if cache_dir is not None:
         return cache_dir.expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "noria"
 
 
-def fingerprint(path: Path, most_blocks: int = MAX_BLOCKS) -> str:
-    """Size and CRC-32 of a file's content: against accidents, not against malice.
-
-    Files up to 1 GiB are read whole (4 GB/s here; BLAKE2 reads 0.9 GB/s); of larger ones 512 evenly spaced blocks
-    of 2 MiB, the first and the last among them: any other checkpoint differs in every block.
-    `most_blocks`, at least 2, reads less.
-    """
-    size = path.stat().st_size
-    n_blocks = -(-size // BLOCK_BYTES)
-    step = max(n_blocks - 1, 1) / (min(n_blocks, most_blocks) - 1 or 1)
-    crc = 0
-    with path.open("rb") as file:
-        for block in range(min(n_blocks, most_blocks)):
-            file.seek(round(block * step) * BLOCK_BYTES)
-            crc = zlib.crc32(file.read(BLOCK_BYTES), crc)
-    return f"{size:x}-{crc:08x}"
-
-
-def cached(entry: Path, build: Callable[[Path], None]) -> Path:
+def built(entry: Path, build: Callable[[Path], None]) -> Path:
     """The directory `entry`, built by `build(directory)` if it is missing or damaged.
 
-    Raises ModelError when the cache cannot be written, and whatever `build` raises.
+    Raises ModelError if it cannot be written, and whatever `build` raises.
     """
     if intact(entry):
         return entry
@@ -60,13 +39,14 @@ def cached(entry: Path, build: Callable[[Path], None]) -> Path:
                 _rebuild(entry, build)
     except OSError as error:
         raise ModelError(
-            f"cannot write the model cache: {error.strerror or error}; free space or choose another with --cache-dir"
+            f"the converted model cannot be written: {one_line(error)}; "
+            "free disk space, or choose another directory with --cache-dir"
         ) from error
     return entry
 
 
 def intact(entry: Path) -> bool:
-    """Whether every file of the entry is as it was written."""
+    """Whether every file of the directory is as it was written."""
     try:
         manifest = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))
         return bool(manifest) and all(fingerprint(entry / name) == print_ for name, print_ in manifest.items())
@@ -76,7 +56,7 @@ def intact(entry: Path) -> bool:
 
 def _rebuild(entry: Path, build: Callable[[Path], None]) -> None:
     partial = entry.with_name(f".{entry.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed: the lock says nobody owns it
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: nobody else holds the lock
     partial.mkdir()
     try:
         build(partial)

@@ -1,23 +1,22 @@
-"""The families this server knows, one row each, and the adapters from `config.json` and `params.json`. No torch.
+"""Model families, one row each, and ModelConfig from `config.json` or `params.json`. No torch.
 
-Everything else of a family is in its checkpoint: windows, RoPE, head sizes and experts are read, never assumed.
+All else about a family is read from its checkpoint: windows, RoPE, head sizes and experts are never assumed.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model.checkpoint.files import DTYPES, find_shards, layout, read_json, read_shard
-from model.checkpoint.rope import read_rope
-from model.config import GenerationDefaults, ModelConfig
+from model.checkpoint.rope_config import read_rope
+from model.config import ModelConfig
 from model.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a `model_type` means where its `config.json` is silent (the defaults of transformers)."""
+    """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers."""
 
     name: str
     rope_theta: float = 10_000.0
@@ -36,85 +35,21 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 NATIVE_MAX_POSITION = 32_768
-"""Context of a native checkpoint whose params.json has no max_seq_len: what the HF twins of those models say."""
+"""Context of a native checkpoint whose params.json has no max_seq_len, as in the HF versions of those models."""
 
 _NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn", "llama_4_scaling", "use_biases")
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-_HF_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"model\.embed_tokens\.weight", "tok_embeddings.weight"),
-        (r"model\.norm\.weight", "norm.weight"),
-        (r"lm_head\.weight", "output.weight"),
-        (r"model\.(layers\.\d+)\.input_layernorm\.weight", r"\1.attention_norm.weight"),
-        (r"model\.(layers\.\d+)\.post_attention_layernorm\.weight", r"\1.ffn_norm.weight"),
-        (r"model\.(layers\.\d+)\.self_attn\.([qkvo])_proj\.weight", r"\1.attention.w\2.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.gate_proj\.weight", r"\1.feed_forward.w1.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.down_proj\.weight", r"\1.feed_forward.w2.weight"),
-        (r"model\.(layers\.\d+)\.mlp\.up_proj\.weight", r"\1.feed_forward.w3.weight"),
-        (r"model\.(layers\.\d+)\.block_sparse_moe\.gate\.weight", r"\1.feed_forward.gate.weight"),
-        (
-            r"model\.(layers\.\d+)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight",
-            r"\1.feed_forward.experts.\2.\3.weight",
-        ),
-    )
-)
-_NATIVE_NAME = re.compile(
-    r"(tok_embeddings|norm|output)\.weight"
-    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
-    r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
-)
-_DERIVED_NAME = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
-
-
-def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
-    """The native name of a weight; None for one that is derived (inv_freq) or a copy of the embedding.
-
-    Raises ModelError for a name of no known family.
-    """
-    if _DERIVED_NAME.fullmatch(name):
-        return None
-    if _NATIVE_NAME.fullmatch(name):
-        known: str | None = name
-    else:
-        matches = ((pattern.fullmatch(name), template) for pattern, template in _HF_NAMES)
-        known = next((match.expand(template) for match, template in matches if match), None)
-    if known is None:
-        raise ModelError(f"the checkpoint has a weight {name!r} that no supported family ({', '.join(FAMILIES)}) has")
-    return None if tied_head and known == "output.weight" else known
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig from `config.json` or `params.json`.
 
-    `max_model_len` is the longest sequence to be served: dynamic RoPE scaling is fixed from it, and stretches
+    `max_model_len` is the longest sequence to serve. Dynamic RoPE scaling is computed for that length, and extends
     `max_position` to it, up to `factor` times the trained context.
-    Raises ModelError naming field, value and what is supported.
+    Raises ModelError, which names the field, its value and what is supported.
     """
     if layout(directory) == "native":
         return _native_config(directory)
     return _hf_config(directory, max_model_len)
-
-
-def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDefaults:
-    """End tokens and sampling defaults.
-
-    Where `generation_config.json` names no end token `config.json` does, then the tokenizer, whose `eos_id` is given.
-    """
-    path = directory / "generation_config.json"
-    raw = read_json(path) if path.is_file() else {}
-    ends = raw.get("eos_token_id")
-    if ends is None and (directory / "config.json").is_file():
-        ends = read_json(directory / "config.json").get("eos_token_id")
-    if ends is None:
-        ends = [] if eos_id is None else [eos_id]
-    sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
-    return GenerationDefaults(
-        eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
-        sampling=sampling if raw.get("do_sample") is not False else {},
-    )
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
@@ -154,15 +89,15 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
 def _hf_family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type", "")
     if kind not in FAMILIES:
-        raise ModelError(f"config.json has model_type {kind!r}, supported are {', '.join(FAMILIES)}")
+        raise ModelError(f"config.json has model_type {kind!r}; Noria supports {', '.join(FAMILIES)}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}, supported is silu")
+        raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"config.json has a quantization_config ({method}), supported are bf16, f16 and f32 weights")
+        raise ModelError(f"config.json has a quantization_config ({method}); Noria supports bf16, f16 and f32 weights")
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
-            raise ModelError(f"config.json has {key} true, supported is false")
+            raise ModelError(f"config.json has {key} true; Noria supports models without it")
     return FAMILIES[kind]
 
 
@@ -174,7 +109,7 @@ def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[
     windows = {"sliding_attention": window, "full_attention": None}
     for kind in kinds:
         if kind not in windows:
-            raise ModelError(f"config.json has {kind!r} in layer_types, supported are {', '.join(windows)}")
+            raise ModelError(f"config.json has {kind!r} in layer_types; Noria supports {', '.join(windows)}")
     return tuple(windows[kind] for kind in kinds)
 
 
@@ -182,9 +117,9 @@ def _native_config(directory: Path) -> ModelConfig:
     raw = read_json(directory / "params.json")
     for key in _NATIVE_REFUSED:
         if raw.get(key):
-            raise ModelError(f"params.json has {key!r}, which is not supported yet")
+            raise ModelError(f"params.json has {key!r}; Noria does not support it")
     if raw.get("model_type", "transformer") != "transformer":
-        raise ModelError(f"params.json has model_type {raw['model_type']!r}, supported is transformer")
+        raise ModelError(f"params.json has model_type {raw['model_type']!r}; Noria supports transformer")
     moe = raw.get("moe") or {}
     dim, n_layers, n_heads = (_number(raw, key, "params.json") for key in ("dim", "n_layers", "n_heads"))
     windows = _native_windows(raw.get("sliding_window"), n_layers)
@@ -218,14 +153,14 @@ def _native_windows(value: int | list[int | None] | None, n_layers: int) -> tupl
 def _number(raw: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
     value = raw.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"{file} must have a number {key}, it has {value!r}")
+        raise ModelError(f"{file} must have a number in {key}, it has {value!r}")
     return value
 
 
 def _dtype(declared: str | None, directory: Path) -> str:
-    """The declared dtype, or that of the first weight of a checkpoint that declares none.
+    """The declared dtype, else that of the first weight.
 
-    Where there are no weights either it is bfloat16, as all of these families are published.
+    A directory without weights is taken for bfloat16, in which all of these families are published.
     """
     if declared is None:
         try:
@@ -236,5 +171,5 @@ def _dtype(declared: str | None, directory: Path) -> str:
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():
-        raise ModelError(f"the checkpoint's dtype is {dtype!r}, supported are {', '.join(DTYPES.values())}")
+        raise ModelError(f"the checkpoint's dtype is {dtype!r}; Noria supports {', '.join(DTYPES.values())}")
     return dtype

@@ -1,49 +1,55 @@
-"""What lies in a model directory: its layout, its shards, and their safetensors headers. No torch, no numpy.
+"""The files of a model directory: layout, shards, safetensors headers, fingerprints. No torch, no numpy.
 
-A safetensors file is an 8-byte little-endian header length, a JSON header, and the tensors' bytes; checking that the
-last offset meets the file's end costs one small read and finds every truncated file before memory is taken.
+A safetensors file is an 8-byte little-endian header length, a JSON header, and the bytes of the tensors. One small read
+finds a truncated file before memory is allocated: the last offset in the header must be the end of the file.
 """
 
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from model.errors import ModelError
+from model.errors import ModelError, one_line
 
 Layout = Literal["hf", "native"]
+Progress = Callable[[str, float], None]
+"""Is called with the stage of loading and the fraction done, 0..1."""
 
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 MAX_HEADER_BYTES = 100_000_000
+BLOCK_BYTES = 2**21
+MAX_BLOCKS = 512
+SAMPLE_BLOCKS = 16
 _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file and its tensors' dtypes (safetensors' words) by name."""
+    """One safetensors file, and the dtype of each of its tensors (as safetensors names it) by name."""
 
     path: Path
     dtypes: Mapping[str, str]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError when it is missing, damaged or no object."""
+    """The JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path.name} of the model: {_one_line(error)}") from error
+        raise ModelError(f"the model's {path.name} cannot be read: {one_line(error)}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path.name} of the model must hold a JSON object, it holds a {type(value).__name__}")
+        raise ModelError(f"the model's {path.name} must contain a JSON object, it contains a {type(value).__name__}")
     return value
 
 
 def layout(directory: Path) -> Layout:
-    """Whether a directory is in Hugging Face's or in Mistral's native format; Hugging Face's where it is both.
+    """The format of a directory: Hugging Face's or Mistral's native one. Hugging Face's comes first if it has both.
 
-    Raises ModelError, naming what was found, when it is neither.
+    Raises ModelError, which names the files found, for a directory in neither format.
     """
     names = file_names(directory)
     if "config.json" in names and ("params.json" not in names or _hf_shards(directory)):
@@ -51,34 +57,34 @@ def layout(directory: Path) -> Layout:
     if "params.json" in names:
         return "native"
     expected = "config.json or params.json beside *.safetensors"
-    raise ModelError(f"no model in {directory.name!r}: expected {expected}, found {_listed(names)}")
+    raise ModelError(f"{directory.name!r} is not a model directory: expected {expected}, found {_listed(names)}")
 
 
 def find_shards(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of the directory's layout, in order. Raises ModelError when one is missing."""
+    """The safetensors files of a directory, in order. Raises ModelError if one is missing."""
     if layout(directory) == "hf":
         shards = _hf_shards(directory)
     else:
         shards = tuple(sorted(directory.glob("consolidated*.safetensors")))
     if not shards:
         raise ModelError(
-            f"no weights in {directory.name!r}: expected *.safetensors, found {_listed(file_names(directory))}"
+            f"{directory.name!r} has no weights: expected *.safetensors, found {_listed(file_names(directory))}"
         )
     for path in shards:
         if not path.is_file():
-            raise ModelError(f"the model's shard {path.name} is missing; download the directory again")
+            raise ModelError(f"the model's shard {path.name} is missing; download the model again")
     if (match := _SHARD.fullmatch(shards[0].name)) and int(match[1]) != len(shards):
-        raise ModelError(f"the model has {len(shards)} of {int(match[1])} shards; download the directory again")
+        raise ModelError(f"the model has only {len(shards)} of its {int(match[1])} shards; download the model again")
     return shards
 
 
 def read_shard(path: Path) -> Shard:
-    """The header of one file. Raises ModelError when the file is truncated, damaged or quantized."""
+    """The header of one file. Raises ModelError for a file that is truncated or damaged."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise ModelError(f"{path.name} is damaged: {size} bytes are too few for its header; download it again")
+            raise ModelError(f"{path.name} is damaged: its header needs more than {size} bytes; download it again")
         try:
             header = json.loads(file.read(length))
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -87,19 +93,38 @@ def read_shard(path: Path) -> Shard:
             expected = 8 + length + end
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(
-                f"{path.name} is damaged: its header is no safetensors header; download it again"
+                f"{path.name} is damaged: its header is not a safetensors header; download it again"
             ) from error
     if expected != size:
-        raise ModelError(f"{path.name} is damaged: {size} bytes, its header promises {expected}; download it again")
+        raise ModelError(
+            f"{path.name} is damaged: its header describes {expected} bytes, it has {size}; download it again"
+        )
     return Shard(path, dtypes)
 
 
 def file_names(directory: Path) -> set[str]:
-    """Names of the files in a directory. Raises ModelError when there is no such directory."""
+    """Names of the files in a directory. Raises ModelError for a directory that cannot be read."""
     try:
         return {path.name for path in directory.iterdir()}
     except OSError as error:
-        raise ModelError(f"no directory {directory.name!r}: expected one in HF or Mistral-native format") from error
+        raise ModelError(f"the directory {directory.name!r} cannot be read: {one_line(error)}") from error
+
+
+def fingerprint(path: Path, max_blocks: int = MAX_BLOCKS) -> str:
+    """Size and CRC-32 of a file's content: a guard against accidents, not against attacks.
+
+    A file of up to 1 GiB is read whole. Of a larger one, 512 evenly spaced blocks of 2 MiB are read, with the first and
+    the last: another checkpoint differs in every block. A smaller `max_blocks`, at least 2, reads less.
+    """
+    size = path.stat().st_size
+    n_blocks = -(-size // BLOCK_BYTES)
+    step = max(n_blocks - 1, 1) / (min(n_blocks, max_blocks) - 1 or 1)
+    crc = 0
+    with path.open("rb") as file:
+        for block in range(min(n_blocks, max_blocks)):
+            file.seek(round(block * step) * BLOCK_BYTES)
+            crc = zlib.crc32(file.read(BLOCK_BYTES), crc)
+    return f"{size:x}-{crc:08x}"
 
 
 def _hf_shards(directory: Path) -> tuple[Path, ...]:
@@ -114,9 +139,5 @@ def _hf_shards(directory: Path) -> tuple[Path, ...]:
 
 
 def _listed(names: set[str]) -> str:
-    shown = sorted(names)[:6]
-    return (", ".join(shown) + (", ..." if len(names) > len(shown) else "")) or "nothing"
-
-
-def _one_line(error: Exception) -> str:
-    return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error).splitlines()[0]
+    first = sorted(names)[:6]
+    return (", ".join(first) + (", ..." if len(names) > len(first) else "")) or "no files"

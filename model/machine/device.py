@@ -1,17 +1,12 @@
 """Which device and number format a model runs in, and how much memory is free there."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from model.errors import OptionError
-from model.memory import sizes as memory
+from model.machine.host import free_memory
 
-Ints = NDArray[np.int64]
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NATIVE_FLAGS = {
@@ -61,34 +56,7 @@ def native(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 def free_bytes(device: torch.device) -> int:
     """Bytes free on the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.free_memory()
-
-
-def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
-    sizes = [len(array) for array in arrays]
-    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
-
-
-def staged(tensor: Tensor, device: torch.device) -> Tensor:
-    """A host tensor where `device` can take it from while the host goes on."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-class Fetch:
-    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._host, self._arrived = tensor, None
-        if tensor.device.type == "cuda":
-            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-
-    def wait(self) -> Tensor:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._host
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""How many threads compute: as many as this process has cores, in truth. No torch."""
+"""The cores and the memory that this process may use, as the machine and its control groups limit them. No torch."""
 
 import os
 from collections.abc import Iterator
@@ -6,20 +6,34 @@ from pathlib import Path
 
 from model.errors import OptionError
 
+LIMITS = {
+    "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+    "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+}
+"""Files of a control group by controller, in version 2 and in version 1. Together they hold two numbers."""
 
-def choose_threads(asked: int | None = None, root: Path = Path("/")) -> int:
-    """`asked`, else OMP_NUM_THREADS, else the cores that affinity and the control groups' quotas leave, at least 1.
 
-    Two hyper-threads count as one core. Raises OptionError for more than there are processors, or less than 1.
+def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
+    """`requested`, else OMP_NUM_THREADS, else the cores that affinity and control groups allow, at least 1.
+
+    Two hyper-threads count as one core. Raises OptionError for less than 1, and for more than the processors allowed.
     """
     allowed = _processors()
-    if asked is None:
-        given = os.environ.get("OMP_NUM_THREADS", "")
-        wanted = int(given) if given.isdigit() else min([_cores(root, allowed), *_quotas(root)])
-        return max(1, min(wanted, len(allowed)))
-    if not 1 <= asked <= len(allowed):
-        raise OptionError(f"--threads must be 1..{len(allowed)}, the processors this process may use, got {asked}")
-    return asked
+    if requested is None:
+        variable = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(variable) if variable.isdigit() else min([_cores(root, allowed), *_quotas(root)])
+        return max(1, min(threads, len(allowed)))
+    if not 1 <= requested <= len(allowed):
+        raise OptionError(
+            f"--threads must be 1 to {len(allowed)}, the number of processors that this process may use, "
+            f"got {requested}"
+        )
+    return requested
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can still allocate: the minimum of what the machine and its control groups allow."""
+    return min([_available(root), *_left_by_groups(root)])
 
 
 def _processors() -> set[int]:
@@ -29,24 +43,47 @@ def _processors() -> set[int]:
 
 
 def _cores(root: Path, allowed: set[int]) -> int:
-    """Cores that the allowed processors belong to; siblings share one."""
+    """Number of cores that the allowed processors belong to: hyper-threads of a core name the same siblings."""
     topology = root / "sys/devices/system/cpu"
     names = (_text(topology / f"cpu{number}/topology/thread_siblings_list") or str(number) for number in allowed)
     return len(set(names))
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """Whole processors that each control group of this process, up to the root, may use (versions 1 and 2)."""
-    paths = [line.rsplit(":", 1)[1].strip("/") for line in _text(root / "proc/self/cgroup").splitlines()]
-    for folder in {parent for path in ["", *paths] for parent in (Path(path), *Path(path).parents)}:
-        first = root / "sys/fs/cgroup/cpu" / folder
-        limits = (
-            _text(root / "sys/fs/cgroup" / folder / "cpu.max"),
-            _text(first / "cpu.cfs_quota_us") + " " + _text(first / "cpu.cfs_period_us"),
-        )
-        for quota, _, period in (limit.partition(" ") for limit in limits):
-            if quota.isdigit() and period.isdigit():  # not "max", -1 or missing
-                yield int(quota) // int(period)
+    """Whole processors that each control group allows."""
+    for _, quota, period in _limits(root, "cpu"):
+        yield quota // period
+
+
+def _available(root: Path) -> int:
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """Bytes that each control group has left. File pages count as used, but the kernel reclaims them on demand."""
+    for folder, limit, used in _limits(root, "memory"):
+        lines = map(str.split, _text(folder / "memory.stat").splitlines())
+        reclaimable = sum(int(value) for name, value in lines if name == "inactive_file")
+        yield max(limit - used + reclaimable, 0)
+
+
+def _limits(root: Path, controller: str) -> Iterator[tuple[Path, int, int]]:
+    """Folder and two numbers of each control group that limits this process: its own group and those above it.
+
+    The numbers are quota and period in microseconds ("cpu"), or limit and usage in bytes ("memory").
+    """
+    lines = _text(root / "proc/self/cgroup").splitlines()
+    groups = [Path(), *(Path(line.rsplit(":", 1)[1].strip("/")) for line in lines)]
+    nested = {parent for group in groups for parent in (group, *group.parents)}
+    mounts = (root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller)
+    for mount, files in zip(mounts, LIMITS[controller], strict=True):
+        for folder in (mount / group for group in nested):
+            numbers = " ".join(_text(folder / file) for file in files).split()
+            if len(numbers) == 2 and all(map(str.isdigit, numbers)):  # not "max", -1 or missing
+                yield folder, int(numbers[0]), int(numbers[1])
 
 
 def _text(path: Path) -> str:

@@ -1,12 +1,14 @@
-"""A checkpoint's tensors on their way to a GPU: from the mapped file by way of two pinned buffers that take turns."""
+"""Tensors copied between host and GPU: weights up, by way of two pinned buffers that alternate; results down."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from model.checkpoint.matrices import Matrix
+Ints = NDArray[np.int64]
 
 STAGE_BYTES = 2**26
 
@@ -33,13 +35,33 @@ class Stage:
         return copy
 
 
-def uploaded(tensors: Iterable[tuple[str, Matrix]], device: torch.device) -> Iterator[tuple[str, Matrix]]:
-    """The same, plain tensors on `device`. Matrices of a quantized checkpoint stay where they are."""
-    if device.type != "cuda":
-        yield from tensors
-        return
-    stage = Stage(device)
-    for name, matrix in tensors:
-        if isinstance(matrix, Tensor) and matrix.device.type == "cpu":
-            matrix = stage.upload(matrix)
-        yield name, matrix
+def uploader(device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A function that copies a tensor from the host to `device`; on a CPU it returns the tensor itself."""
+    return Stage(device).upload if device.type == "cuda" else lambda tensor: tensor
+
+
+def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
+    """Integer arrays as int64 tensors on `device`, in one transfer that nobody waits for."""
+    sizes = [len(array) for array in arrays]
+    return staged(torch.from_numpy(np.concatenate(arrays)), device).to(device, non_blocking=True).split(sizes)
+
+
+def staged(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor in memory that `device` can copy from while the host continues."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+class Fetch:
+    """A tensor on its way to the host. Waits for what came before it on the device, not for what was queued after."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._arrived = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._host

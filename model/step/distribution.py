@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.kernels.cpu import native
-from model.machine.device import upload
+from model.kernels.cpu import native, records
+from model.machine.transfers import upload
 from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
@@ -72,7 +72,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
     """The parameters of each row for kernels/cpu/draw.c; temperature 0 is greedy."""
-    rows = np.zeros(len(slices), dtype=native.DRAW)
+    rows = np.zeros(len(slices), dtype=records.DRAW)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         chosen = [slices[row] for row in sampled]

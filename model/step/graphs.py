@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import PoolSpec, RunnerInfo, max_pages
-from model.machine.device import staged
+from model.machine.transfers import staged
 
 log = logging.getLogger(__name__)
 

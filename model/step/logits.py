@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.machine.device import upload
+from model.machine.transfers import upload
 
 HIDDEN = float("-inf")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model.batch import TokenLogprob
-from model.machine.device import Fetch
+from model.machine.transfers import Fetch
 from model.step.logits import indices
 
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.grammar.process import MASK_SECONDS, receive, send
+from model.grammar.process import MASK_SECONDS
 from model.machine.child import start_python
+from model.machine.frames import receive, send
 from model.step.logits import HIDDEN, SamplingStep
 
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or broke its process"

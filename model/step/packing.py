@@ -13,7 +13,7 @@ import torch
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import UNKNOWN, Slice, StepBatch
-from model.machine.device import Ints, upload
+from model.machine.transfers import Ints, upload
 
 
 def pack(

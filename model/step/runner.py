@@ -164,7 +164,7 @@ class ModelRunner:
             tokens = item.tokens[after : after + len(values)]
             scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
             ranks = logprobs.ranks(values, tokens)
-            found += [replace(score, rank=rank) for score, rank in zip(scores, ranks, strict=True)]
+            found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
-from model.machine.device import Fetch
+from model.machine.transfers import Fetch
 from model.sampling_params import PARAMETERS, Stage
 from model.step.distribution import DISTRIBUTION_STEPS, RACED, choose
 from model.step.logits import LOGITS_STEPS, SamplingStep, apply, rows_of

@@ -1,4 +1,4 @@
-"""What every tokenizer offers. Text is bytes underneath: a token is a fixed run of bytes, or control."""
+"""The interface of all tokenizers. A token stands for a fixed sequence of bytes, or is a control token."""
 
 from typing import Protocol
 
@@ -6,31 +6,33 @@ from typing import Protocol
 class Tokenizer(Protocol):
     """Text to ids and back.
 
-    `pieces` gives exact bytes, so that a stream can be decoded token by token without ever splitting a UTF-8
-    sequence: concatenate, then decode incrementally.
+    `piece` returns exact bytes. A stream is decoded token by token: concatenate the bytes, decode incrementally.
+    No UTF-8 sequence is ever split.
     """
 
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
     strips_leading_space: bool
-    """SentencePiece adds a space before the first word; a decoded text that starts a message drops it."""
+    """Whether encoding adds a space before the first word (SentencePiece). Decoding from the start removes it."""
     control: dict[str, int]
-    """Names of the control tokens, to ids."""
+    """Ids of the control tokens by name."""
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
-        """Ids of `text`. With `parse_control`, names of control tokens in the text become those tokens;
-        without, they are plain text. `add_bos` puts the begin token first if the model uses one."""
+        """Ids of `text`, after the begin token if `add_bos` and the model has one.
+
+        With `parse_control` the names of control tokens in the text become those tokens, else they are plain text.
+        """
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes that this token stands for; empty for control tokens and for ids without text."""
+        """The bytes that this token stands for; empty for control tokens and for ids outside the vocabulary."""
         ...
 
     def name(self, token: int) -> str:
-        """How the token is shown in logprobs and `/tokenize`: its text, or a control token's name."""
+        """The token as text for logprobs and `/tokenize`: its piece, or the name of a control token."""
         ...
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
-        """Text of the tokens: control tokens left out or by name, invalid UTF-8 replaced, leading space as encoded."""
+        """Text of the tokens. Control tokens are left out or named, invalid UTF-8 is replaced."""
         ...

@@ -10,22 +10,22 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from model.checkpoint.files import read_json
-from model.errors import ModelError
-from model.tokenizers.pieces import decode_pieces, shown
+from model.errors import ModelError, one_line
+from model.tokenizers.load import special_token, tokenizer_config
+from model.tokenizers.pieces import decode_pieces, readable
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizers` pipeline. Its special added tokens are the control tokens.
+    """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
 
-    `control` maps their names to ids. Raises ModelError for a pipeline that is no BPE.
+    Raises ModelError for a pipeline other than BPE.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
         if not isinstance(tokenizer.model, models.BPE):
-            raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model, supported is BPE")
+            raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model; Noria supports BPE")
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.control: dict[str, int] = {token.content: index for index, token in added.items() if token.special}
@@ -39,18 +39,17 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "HuggingFaceTokenizer":
-        """From `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
+        """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # the library raises bare Exception
-            raise ModelError(f"cannot read tokenizer.json: {str(error).splitlines()[0]}") from error
-        path = directory / "tokenizer_config.json"
-        config = read_json(path) if path.is_file() else {}
-        return cls(tokenizer, bos=token_text(config, "bos_token"), eos=token_text(config, "eos_token"))
+            raise ModelError(f"tokenizer.json cannot be read: {one_line(error)}") from error
+        config = tokenizer_config(directory)
+        return cls(tokenizer, bos=special_token(config, "bos_token"), eos=special_token(config, "eos_token"))
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
-        # A batch lets other threads run meanwhile, a single text does not: the service's would stand still.
+        # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
         ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return self._prefix + ids if add_bos else ids
 
@@ -64,18 +63,18 @@ class HuggingFaceTokenizer:
         return text.replace("▁", " ").encode()
 
     def name(self, token: int) -> str:
-        return self._control_names.get(token) or shown(self.piece(token))
+        return self._control_names.get(token) or readable(self.piece(token))
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """A twin that cannot produce control tokens from text.
+        """A copy that never produces control tokens from text.
 
-        Not matching them in the text is not enough: merges, or a vocabulary that is looked up whole
-        (`ignore_merges`), can spell a control token's name. So they get names that nobody can spell; removing them
-        would renumber the added tokens behind them.
+        It is not enough not to match their names in the text: merges, or a vocabulary that is looked up whole
+        (`ignore_merges`), can produce them. In the copy the control tokens have random names, which no text contains.
+        Removing them would renumber the added tokens that follow.
         """
         spec = json.loads(self._tokenizer.to_str())
         secret = secrets.token_hex(16)
@@ -92,19 +91,13 @@ class HuggingFaceTokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
-def token_text(config: Mapping[str, Any], role: str) -> str | None:
-    """A special token in `tokenizer_config.json`: a string, or an object with `content`."""
-    value = config.get(role)
-    return value.get("content") if isinstance(value, dict) else value
-
-
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
     if tokenizer.decoder is None:
-        raise ModelError("tokenizer.json has no decoder, supported are byte-level and byte-fallback BPE")
+        raise ModelError("tokenizer.json has no decoder; Noria supports byte-level and byte-fallback BPE")
     state = json.loads(tokenizer.decoder.__getstate__())
     steps = {step["type"]: step for step in state.get("decoders", [state])}
     if unknown := [name for name in steps if name not in _DECODERS]:
-        raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}, supported are {', '.join(_DECODERS)}")
+        raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}; Noria supports {', '.join(_DECODERS)}")
     return steps
 
 
@@ -115,7 +108,7 @@ def _strips(step: Mapping[str, Any]) -> bool:
 
 
 def _from_byte_level(text: str) -> bytes:
-    """Bytes of a byte-level token; one with characters outside GPT-2's alphabet is taken as it is written."""
+    """Bytes of a byte-level token. A token with characters outside GPT-2's alphabet is encoded as UTF-8."""
     try:
         return bytes(map(_BYTES.__getitem__, text))
     except KeyError:
@@ -123,7 +116,7 @@ def _from_byte_level(text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: bytes that print stand for themselves, the others follow from U+0100 on."""
+    """GPT-2's character for each byte: printable bytes are themselves, the others are U+0100 and up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

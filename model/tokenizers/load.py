@@ -1,8 +1,11 @@
-"""A directory's tokenizer: `tokenizer.json` before `tokenizer.model*`."""
+"""The tokenizer of a model directory: `tokenizer.json`, else `tokenizer.model*`."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from model.checkpoint.files import read_json
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 
@@ -10,7 +13,7 @@ _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a model directory. Raises ModelError, one line, when there is none that can be read."""
+    """The tokenizer of a model directory. Raises ModelError, one line, if it has none that can be read."""
     if (directory / "tokenizer.json").is_file():
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
@@ -21,13 +24,24 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         return SentencePieceTokenizer(path)
     if (directory / "tekken.json").is_file():
         raise ModelError(
-            f"{directory.name!r} has a tekken.json tokenizer, which is not supported yet: "
-            "expected tokenizer.json or tokenizer.model"
+            f"{directory.name!r} has only a tekken.json tokenizer; Noria supports tokenizer.json and tokenizer.model"
         )
-    raise ModelError(f"no tokenizer in {directory.name!r}: expected tokenizer.json or tokenizer.model")
+    raise ModelError(f"{directory.name!r} has no tokenizer: expected tokenizer.json or tokenizer.model")
 
 
 def sentencepiece_file(directory: Path) -> Path | None:
-    """`tokenizer.model.v3` and the like, the newest version first, before a plain `tokenizer.model`."""
+    """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None
+
+
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The content of `tokenizer_config.json`; empty if there is no such file."""
+    path = directory / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def special_token(config: Mapping[str, Any], role: str) -> str | None:
+    """The text of a special token such as "bos_token" in `tokenizer_config.json`: a string or an object with it."""
+    value = config.get(role)
+    return value.get("content") if isinstance(value, dict) else value

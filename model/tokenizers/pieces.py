@@ -1,4 +1,4 @@
-"""Text of a token sequence from the bytes of its pieces: the same for every tokenizer."""
+"""What all tokenizers share: text from the bytes of pieces, and control tokens by name in a text."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from model.tokenizers.base import Tokenizer
 
 
-def shown(piece: bytes) -> str:
-    """A piece as lists of logprobs show it; one that is no whole text as OpenAI writes it: `bytes:\\xf0\\x9f`."""
+def readable(piece: bytes) -> str:
+    """A piece as text; one that is not valid UTF-8 as OpenAI writes it: `bytes:\\xf0\\x9f`."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -15,16 +15,16 @@ def shown(piece: bytes) -> str:
 
 
 def bytes_of(tokenizer: Tokenizer, *, keep_control: bool | frozenset[str]) -> Callable[[int], bytes]:
-    """Token -> bytes: its piece; with `keep_control` a control token, or one of those, gives its name, not nothing."""
+    """A function from a token to its bytes. The control tokens in `keep_control` (True: all) give their names."""
     if not keep_control:
         return tokenizer.piece
-    kept = tokenizer.control if keep_control is True else keep_control
-    names = {token: name.encode() for name, token in tokenizer.control.items() if name in kept}
+    named = tokenizer.control if keep_control is True else keep_control
+    names = {token: name.encode() for name, token in tokenizer.control.items() if name in named}
     return lambda token: names.get(token) or tokenizer.piece(token)
 
 
 def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool) -> str:
-    """Concatenated pieces as UTF-8, invalid bytes replaced, without the space that encoding put first."""
+    """The text of tokens: invalid UTF-8 is replaced, the leading space that encoding adds is removed."""
     data = b"".join(map(bytes_of(tokenizer, keep_control=keep_control), tokens))
     if tokenizer.strips_leading_space:
         data = data.removeprefix(b" ")
@@ -32,7 +32,7 @@ def decode_pieces(tokenizer: Tokenizer, tokens: list[int], *, keep_control: bool
 
 
 def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False) -> list[int]:
-    """Ids of a text that others precede: without the space that SentencePiece puts before a first word."""
+    """Ids of a text that follows other text: without the space that SentencePiece adds before the first word."""
     if not tokenizer.strips_leading_space:
         return tokenizer.encode(text, add_bos=False, parse_control=parse_control)
     newline = tokenizer.encode("\n", add_bos=False, parse_control=False)
@@ -40,7 +40,7 @@ def encode_inner(tokenizer: Tokenizer, text: str, *, parse_control: bool = False
 
 
 def control_pattern(names: Iterable[str]) -> re.Pattern[str]:
-    """Matches any control token's name, the longest first; nothing where there are none."""
+    """A pattern of all control tokens' names, the longest first. It matches nothing if there are no names."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -48,7 +48,7 @@ def control_pattern(names: Iterable[str]) -> re.Pattern[str]:
 def encode_with_control(
     text: str, control: Mapping[str, int], pattern: re.Pattern[str], encode: Callable[[str], list[int]]
 ) -> Iterator[int]:
-    """Ids of `text` with control tokens' names read as those tokens, the stretches between them by `encode`."""
+    """Ids of `text`: names of control tokens become those tokens, the text between them goes through `encode`."""
     start = 0
     for match in pattern.finditer(text):
         yield from encode(text[start : match.start()])

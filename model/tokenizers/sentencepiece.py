@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from model.errors import ModelError
-from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, shown
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model. Its control pieces are never found in text: the library sees to that.
+    """A SentencePiece model. The library never finds control pieces in text.
 
-    Raises ModelError when the file is no SentencePiece model.
+    Raises ModelError for a file that is not a SentencePiece model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,15 +19,15 @@ class SentencePieceTokenizer:
         try:
             self._model.LoadFromSerializedProto(path.read_bytes())
         except (OSError, RuntimeError) as error:
-            raise ModelError(f"{path.name} is no readable SentencePiece model; download it again") from error
+            raise ModelError(f"{path.name} is not a readable SentencePiece model; download it again") from error
         self.vocab_size: int = self._model.vocab_size()
-        self.bos_id: int | None = _present(self._model.bos_id())
-        self.eos_id: int | None = _present(self._model.eos_id())
+        self.bos_id: int | None = _id_or_none(self._model.bos_id())
+        self.eos_id: int | None = _id_or_none(self._model.eos_id())
         self.control: dict[str, int] = {
             self._model.id_to_piece(token): token for token in range(self.vocab_size) if self._is_control(token)
         }
         self._pattern = control_pattern(self.control)
-        # The proto that says so needs protobuf to read; what the model does with a bare word says it too.
+        # Reading this from the proto would need protobuf. Encoding a word shows it too.
         self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
@@ -48,7 +48,7 @@ class SentencePieceTokenizer:
             return ""
         if self._is_control(token):
             return self._model.id_to_piece(token)
-        return shown(self.piece(token))
+        return readable(self.piece(token))
 
     def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
         return decode_pieces(self, tokens, keep_control=keep_control)
@@ -57,5 +57,5 @@ class SentencePieceTokenizer:
         return self._model.is_control(token) or self._model.is_unknown(token) or self._model.is_unused(token)
 
 
-def _present(token: int) -> int | None:
+def _id_or_none(token: int) -> int | None:
     return token if token >= 0 else None

@@ -1,8 +1,8 @@
-"""The common walk of a completion and a chat request: admit, tokenize, submit, then stream or wait."""
+"""The steps of every generation request: admit, tokenize, submit, then stream the answer or wait for all of it."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -11,33 +11,51 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.api.admission import State
-from service.api.encoding import order_late
-from service.api.openai.shape import Shape
-from service.generation.choice import Delta, Order, joined
-from service.generation.generation import Generation, Usage
+from service.api.orders import order_late
+from service.generation.choice import Delta, joined
+from service.generation.generation import Generation, Timings, Usage
+from service.generation.order import Order
 from service.generation.served import ServedModel
-from service.http.middleware import RequestRecord
-from service.http.sse import EventStream, Json, while_connected
+from service.http.record import RequestRecord
+from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
 from service.schema.generation import GenerationBody
 
 LARGE = 512
-"""Answers of so many logprobs, or numbers of embeddings, are written off the event loop."""
+"""Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
 
 
-class Asked(Protocol):
-    """What the walk itself reads of a body."""
+class Submittable(Protocol):
+    """A body that becomes an order to the engine."""
 
     model: str | None
 
     @property
     def end_user(self) -> str | None:
-        """Who asked, as the client calls them."""
+        """The client's name for its user."""
         ...
 
 
-class Streamable(Asked, Protocol):
+class Streamable(Submittable, Protocol):
     stream: bool | None
+
+
+class Shape(Framing, Protocol):
+    """The events and the whole answer of one request, in its API's JSON. `usage` is that of the request so far."""
+
+    def opening(self, index: int, usage: Usage) -> list[Json]:
+        """The events before a choice's first."""
+        ...
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]: ...
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The events after the last choice's last."""
+        ...
+
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Mapping[str, object]:
+        """The answer of a plain request; `parts` has one complete delta a choice."""
+        ...
 
 
 async def answer(
@@ -46,22 +64,23 @@ async def answer(
     make_order: Callable[[ServedModel], Order],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
-    """The response to a generation request. All that can be refused is refused here, before any status is sent."""
+    """The response to a generation request. Raises every refusal before a status is sent."""
     with ExitStack() as stack:
-        served, generation = await started(stack, request, body, make_order)
+        served, generation = await submit(stack, request, body, make_order)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
             expired = request.app.state.noria.admission.expired
-            return EventStream(_frames(generation, shape), stack.pop_all(), expired, shape)
-        return await gathered(request, generation, shape.whole)
+            return EventStream(_stream_frames(generation, shape), stack.pop_all(), expired, shape)
+        return await whole_response(request, generation, shape.whole)
 
 
-async def started(
-    stack: ExitStack, request: Request, body: Asked, make_order: Callable[[ServedModel], Order]
+async def submit(
+    stack: ExitStack, request: Request, body: Submittable, make_order: Callable[[ServedModel], Order]
 ) -> tuple[ServedModel, Generation]:
-    """The order in the engine's hands, and a place among the requests in flight; both end with the stack."""
+    """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
+    assert record.policy.generates, f"the route of {record.path} must declare generates=True"
     record.user = hashed(body.end_user)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
@@ -71,31 +90,32 @@ async def started(
 
 
 async def _ordered(
-    state: State, served: ServedModel, body: Asked, make_order: Callable[[ServedModel], Order], started: float
+    state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
 ) -> Order:
-    """The order, checked; an empty one if its time was up before. `started` is when the request came."""
+    """The checked order, or an empty one if the request's time was up before."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     try:
-        async with asyncio.timeout(None if timeout is None else started + timeout - time.perf_counter()):
+        async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):
             order = await state.admission.off_loop(lambda: make_order(served))
             await state.grammars.check(served, order)
             return order
     except TimeoutError:
-        assert isinstance(body, GenerationBody)  # nobody else has a deadline
+        assert isinstance(body, GenerationBody)  # no other body has a deadline
         return order_late(body)
 
 
-async def gathered(
-    request: Request, generation: Generation, whole: Callable[[Sequence[Delta], Usage], Json]
+async def whole_response(
+    request: Request,
+    generation: Generation,
+    write: Callable[[Sequence[Delta], Usage, Timings], Mapping[str, object]],
 ) -> Response:
-    """The plain answer, once every choice is complete."""
+    """The plain response, once every choice is complete."""
     state: State = request.app.state.noria
-    expired = state.admission.expired
-    parts = await while_connected(request.receive, expired, _collect(generation))
+    parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
     timings = generation.timings()
 
     def content() -> bytes:
-        return orjson.dumps(whole(parts, generation.usage) | {"timings": timings})
+        return orjson.dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
     return Response(
@@ -103,7 +123,18 @@ async def gathered(
     )
 
 
-async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+async def computed_response(
+    request: Request, model: str | None, compute: Callable[[ServedModel], Mapping[str, object]]
+) -> Response:
+    """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
+    state: State = request.app.state.noria
+    with state.admission.admitted():
+        served = state.admission.require(model)
+        content = await state.admission.off_loop(lambda: orjson.dumps(compute(served)))
+    return Response(content, media_type="application/json")
+
+
+async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
@@ -122,7 +153,7 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta a choice that is answered with, in their order."""
+    """One whole delta for each choice of the answer, in their order."""
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)

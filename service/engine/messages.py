@@ -1,20 +1,21 @@
-"""What crosses the pipe between service and engine: plain data as JSON, never pickles.
+"""The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    Load, Submit, Abort, Stop
+To the engine:    LoadModel, Submit, Abort, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from model.batch import PoolSpec, RunnerInfo, TokenLogprob
+from model.batch import RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
     """Load a model: `options` are the keyword arguments of the runner's callable."""
 
     options: dict[str, Any]
@@ -22,9 +23,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One sequence to complete; `id` is unique in the engine's life.
+    """One sequence to complete. No other sequence of this engine has its `id`.
 
-    Of those that wait the lowest `priority` comes first. Pages are shared among sequences of one `cache_salt` only.
+    Of the waiting sequences the one with the lowest `priority` is admitted first. Only sequences with the same
+    `cache_salt` share pages.
     """
 
     id: int
@@ -37,7 +39,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a sequence; unknown ids are fine (it may have finished meanwhile)."""
+    """Forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
 
     id: int
 
@@ -49,7 +51,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Start-up progress: a stage's name and a fraction 0..1."""
+    """Start-up progress: the name of a stage and a fraction 0..1."""
 
     stage: str
     progress: float
@@ -57,7 +59,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded and answers."""
+    """The model is loaded and serves."""
 
     info: RunnerInfo
 
@@ -71,17 +73,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The engine process is alive (sent while idle and inside long steps)."""
+    """The engine process is alive. It sends beats while it is idle and inside long steps."""
 
 
 class Update(NamedTuple):
-    """What a step gave one sequence.
+    """The result of a step for one sequence.
 
-    `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error"; "timeout"
-    comes from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
-    `failure` says what is to be said of an "error" that is the request's own.
-    `processed` is how many prompt tokens are computed, if that is wanted; `embedding` [dim] comes with the last.
+    `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
+    "timeout" from `Mailbox.expire`.
+    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
+    update. `failure` explains an "error" that the request itself caused. `processed` counts computed prompt tokens, if
+    the request wants progress. `embedding` [dim] comes with the last update.
     """
 
     id: int
@@ -97,7 +99,7 @@ class Update(NamedTuple):
 
 
 class PoolStats(NamedTuple):
-    """Pages of one pool by state."""
+    """Number of pages of one pool in each state."""
 
     window: int | None
     held: int
@@ -106,7 +108,7 @@ class PoolStats(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """The engine after a step. Counters are totals since the engine started."""
+    """State of the engine after a step. Counters are totals since the engine started."""
 
     running: int = 0
     waiting: int = 0
@@ -122,88 +124,70 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One a step: all updates, and the engine's state."""
+    """All updates of a step, and the state of the engine."""
 
     updates: tuple[Update, ...]
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = Load | Submit | Abort | Stop
+ToEngine = LoadModel | Submit | Abort | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
-    """One message as JSON bytes."""
-    fields = {"kind": type(message).__name__, **_ENCODERS.get(type(message), asdict)(message)}
-    return json.dumps(fields, separators=(",", ":")).encode()
+# On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
+# list anyway. A message is its kind and its fields. The functions that read a record are made from its type hints.
+
+Reader = Callable[[Any], Any]
+PLAIN = Update(0)[2:]
 
 
-def decode(data: bytes) -> ToEngine | FromEngine:
-    """Inverse of `encode`. Raises KeyError, TypeError or ValueError for anything else."""
-    fields = json.loads(data.decode())
-    kind = fields.pop("kind")
-    return _DECODERS[kind](fields) if kind in _DECODERS else _KINDS[kind](**fields)
+def to_json(message: ToEngine | FromEngine) -> str:
+    """A message as JSON text."""
+    body: Any = message
+    if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
+        body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
+    return _ENCODE([type(message).__name__, body])
 
 
-def _encode_submit(message: Submit) -> dict[str, Any]:
-    return {
-        "id": message.id,
-        "prompt": message.prompt,
-        "params": message.params.to_json(),
-        "choice": message.choice,
-        "priority": message.priority,
-        "cache_salt": message.cache_salt,
-    }
+def from_json(value: list[Any]) -> ToEngine | FromEngine:
+    """The message whose JSON was `value`. Raises KeyError, TypeError or ValueError for anything else."""
+    kind, body = value
+    message: ToEngine | FromEngine = _READERS[kind](body)
+    return message
 
 
-def _decode_submit(fields: dict[str, Any]) -> Submit:
-    return Submit(**fields | {"params": SamplingParams.from_json(fields["params"])})
+def _row(record: Any) -> list[Any]:
+    return [getattr(record, item.name) for item in fields(record)]
 
 
-def _encode_update(update: Update) -> list[Any]:
-    """As a row of id and tokens, and of the rest where there is any: a plain token should cost little."""
-    number, tokens, logprobs, prompt_logprobs, *rest = update
-    if update[2:] == Update(0)[2:]:
-        return [number, tokens]
-    return [number, tokens, _encode_logprobs(logprobs), _encode_logprobs(prompt_logprobs), *rest]
+def _reader(hint: Any) -> Reader | None:
+    """Makes a value of this type from parsed JSON; None where parsed JSON is that value already."""
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return _record(hint)
+    readers = list(filter(None, map(_reader, get_args(hint))))
+    if readers and (get_origin(hint) is not tuple or get_args(hint)[1:] != (...,)):
+        raise TypeError(f"a message may not hold a {hint}")
+    if get_origin(hint) is not tuple:
+        return None
+    return partial(_each, readers[0]) if readers else tuple
 
 
-def _decode_update(row: list[Any]) -> Update:
-    number, tokens, *rest = row
-    if rest:
-        rest[:2] = map(_decode_logprobs, rest[:2])
-        rest[-1] = tuple(rest[-1])
-    return Update(number, tuple(tokens), *rest)
+def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(reader, items))
 
 
-def _encode_logprobs(items: tuple[TokenLogprob, ...]) -> list[Any]:
-    return [(item.token, item.logprob, item.top, item.rank) for item in items]
+def _record(kind: type) -> Reader:
+    readers = [(place, reader) for place, hint in enumerate(get_type_hints(kind).values()) if (reader := _reader(hint))]
+
+    def read(row: list[Any]) -> Any:
+        for place, reader in readers:
+            if place >= len(row):
+                break
+            row[place] = reader(row[place])
+        return kind(*row)
+
+    return read
 
 
-def _decode_logprobs(items: list[Any]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(token, logprob, tuple(map(tuple, top)), rank) for token, logprob, top, rank in items)
-
-
-def _encode_report(report: Report) -> dict[str, Any]:
-    return {"updates": [_encode_update(update) for update in report.updates], "stats": report.stats._asdict()}
-
-
-def _decode_report(fields: dict[str, Any]) -> Report:
-    stats = fields["stats"]
-    stats["pools"] = tuple(PoolStats(*pool) for pool in stats["pools"])
-    return Report(tuple(map(_decode_update, fields["updates"])), Stats(**stats))
-
-
-def _decode_ready(fields: dict[str, Any]) -> Ready:
-    info = fields["info"]
-    info["pools"] = tuple(PoolSpec(**pool) for pool in info["pools"])
-    return Ready(RunnerInfo(**info))
-
-
-_KINDS = {kind.__name__: kind for kind in (Load, Abort, Stop, Loading, Failed, Beat)}
-_ENCODERS: dict[type, Callable[[Any], dict[str, Any]]] = {Submit: _encode_submit, Report: _encode_report}
-_DECODERS: dict[str, Callable[[dict[str, Any]], Submit | Ready | Report]] = {
-    "Submit": _decode_submit,
-    "Ready": _decode_ready,
-    "Report": _decode_report,
-}
+_ENCODE = json.JSONEncoder(separators=(",", ":"), default=_row).encode
+_READERS = {kind.__name__: _record(kind) for kind in (*get_args(ToEngine), *get_args(FromEngine))}

@@ -1,58 +1,21 @@
-"""One sequence of a request: what was asked, and the engine's updates turned into text and scores."""
+"""One choice of an answer: it turns the engine's updates of a sequence into text and logprobs."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.batch import TokenLogprob
-from model.sampling_params import SamplingParams
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
 from service.http.errors import ApiError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, the text to give back before the answer (None: no echo), and where in it each token starts.
-
-    `starts` is empty where tokens are not scored; a begin token that the text does not spell starts at 0.
-    """
-
-    tokens: list[int]
-    echo: str | None = None
-    starts: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One request, checked, tokenized and ready for the engine: `n` choices of each prompt.
-
-    `kept` of them are answered with, those of the highest mean logprob (None: all). `prompt_logprobs` is how many
-    alternatives to report beside each token of the prompt, `scores_end` whether a stop token has its logprob reported,
-    `timeout` seconds from the request's arrival.
-    `grammar_field` is what the request calls its grammar, `shown_control` names control tokens that are text here.
-    """
-
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    n: int
-    kept: int | None = None
-    starts_message: bool = False
-    scores_end: bool = False
-    return_token_ids: bool = False
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    cache_salt: str = ""
-    timeout: float | None = None
-    grammar_field: str | None = None
-    shown_control: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of the text, its logprob (None: the first of a prompt) and where in the text it starts."""
+    """A token, its logprob (None: the first token of a prompt) and the index in the text at which it starts."""
 
     token: int
     logprob: float | None
@@ -61,11 +24,11 @@ class Scored:
 
 
 class Delta(NamedTuple):
-    """What one update added to a choice. `finish` is "stop", "length" or "timeout" with the last one.
+    """What one update adds to a choice.
 
-    `tokens` are the ids that were generated; `prompt_tokens` and `prompt_logprobs` (of all tokens but the first) come
-    with the first one: each if it was asked for. `stop` is the stop string that ended the text, `embedding` what was
-    asked for in place of text: with the last one. `progress` is that of the prompt, before the first token.
+    The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
+    The last has `finish` ("stop", "length" or "timeout"), the stop string that ended the text, and the `embedding`.
+    `tokens` are generated ids, if the request wants them. `progress` comes during prefill, before the first token.
     """
 
     text: str = ""
@@ -79,12 +42,12 @@ class Delta(NamedTuple):
     progress: dict[str, int] | None = None
 
     def __bool__(self) -> bool:
-        shown = self.text or self.scored or self.finish or self.tokens or self.progress
-        return bool(shown) or self.prompt_logprobs is not None
+        anything = self.text or self.scored or self.finish or self.tokens or self.progress
+        return bool(anything) or self.prompt_logprobs is not None
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Successive deltas of one choice as one."""
+    """One delta with the content of successive deltas of a choice."""
     return Delta(
         "".join(delta.text for delta in deltas),
         tuple(item for delta in deltas for item in delta.scored),
@@ -99,31 +62,32 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 class Choice:
-    """One sequence: turns the engine's updates into text. `index` is its place in the answer."""
+    """One sequence. `index` is its index in the answer."""
 
     def __init__(self, index: int, prompt: Prompt, order: Order, mailbox: Mailbox, text: TextStream) -> None:
         self.index = index
         self.mailbox = mailbox
         self.n_generated = 0
-        self.last_token: float | None = None  # when the latest tokens came, on the clock of perf_counter
+        self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
         self._prompt = prompt
         self._order = order
         self._scores = order.params.logprobs is not None
         self._text = text
         self._offset = 0
-        self._opened = prompt.echo is None and not order.return_token_ids and order.prompt_logprobs is None
+        options = order.options
+        self._opened = prompt.echo is None and not options.return_token_ids and options.prompt_logprobs is None
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text is held back
+        self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
         self._cached = 0
 
     @property
     def mean_logprob(self) -> float:
-        """Over all generated tokens; needs `SamplingParams.logprobs`."""
+        """The mean over all generated tokens. It needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, self.n_generated)
 
     def absorb(self, update: Update) -> Delta:
-        """Take an update in. With a stop string the sequence ends here: the engine is told to forget it."""
+        """The delta of an update. At a stop string the sequence ends, and the engine aborts it."""
         if update.finish == "error":
             if update.failure is not None:
                 raise InvalidRequest(update.failure, code="grammar_failed")
@@ -139,16 +103,16 @@ class Choice:
         finish = "stop" if cut else update.finish
         text, starts = self._text.take(final=finish is not None)
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
-        tokens = update.tokens[: self.n_generated - before] if self._order.return_token_ids else ()
+        tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
         delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
         return delta if opening is None else joined((opening, delta))
 
     def _progress(self, processed: int) -> dict[str, int]:
-        """llama.cpp's: tokens of the prompt, those that the cache gave, those that are computed or were."""
+        """Counts of prompt tokens with llama.cpp's names: all, from the cache, and processed so far."""
         return {"total": len(self._prompt.tokens), "cache": self._cached, "processed": processed}
 
     def _push(self, update: Update) -> bool:
-        """Push the update's tokens; whether a stop string ended the text. A stop token has no text, as a rule."""
+        """Push the tokens of an update. True if a stop string ended the text. A stop token usually has no text."""
         params = self._order.params
         visible = len(update.tokens) - (update.finish == "stop" and not params.include_stop_str_in_output)
         n_tokens, ended = len(update.tokens), False
@@ -165,7 +129,7 @@ class Choice:
         return ended
 
     def _score(self, starts: Sequence[int], *, end: bool) -> tuple[Scored, ...]:
-        """The tokens whose text is shown; at an `end` that no stop string made, the stop token too."""
+        """The tokens whose text goes out; at an `end` without a stop string, also the stop token."""
         offset = self._offset
         scored = [_scored(self._waiting.popleft(), offset + start) for start in starts]
         if end and self._waiting:
@@ -173,21 +137,21 @@ class Choice:
         return tuple(scored)
 
     def _open(self) -> Delta:
-        """What comes before the first token: the prompt, as far as it was asked for."""
+        """The delta before the first token: what the request wants of the prompt."""
         self._opened = True
         text = self._prompt.echo or ""
         self._offset = len(text)
-        asked = self._order.prompt_logprobs
+        n_top = self._order.options.prompt_logprobs
         return Delta(
             text,
             self._echoed() if self._prompt.starts else (),
-            prompt_tokens=self._prompt.tokens if self._order.return_token_ids else None,
-            prompt_logprobs=None if asked is None else tuple(_trimmed(item, asked) for item in self._prompt_logprobs),
+            prompt_tokens=self._prompt.tokens if self._order.options.return_token_ids else None,
+            prompt_logprobs=None if n_top is None else tuple(_trimmed(item, n_top) for item in self._prompt_logprobs),
         )
 
     def _echoed(self) -> tuple[Scored, ...]:
         n_top = self._order.params.logprobs or 0
-        later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if its time was up before
+        later = zip(self._prompt_logprobs, self._prompt.starts[1:], strict=False)  # fewer, if the timeout came first
         return (
             Scored(self._prompt.tokens[0], None, (), 0),
             *(_scored(_trimmed(item, n_top), start) for item, start in later),
@@ -199,4 +163,4 @@ def _scored(item: TokenLogprob, start: int) -> Scored:
 
 
 def _trimmed(item: TokenLogprob, n_top: int) -> TokenLogprob:
-    return replace(item, top=item.top[:n_top])
+    return item._replace(top=item.top[:n_top])

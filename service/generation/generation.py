@@ -1,4 +1,4 @@
-"""All choices of one request, from submission to the last token."""
+"""The generation of one request: all its choices, from submission to the last token."""
 
 import asyncio
 import time
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
+
 from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
-from service.generation.choice import Choice, Delta, Order, Prompt
+from service.generation.choice import Choice, Delta
+from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
-from service.http.middleware import RequestRecord
+from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
 
@@ -22,17 +25,30 @@ Event = tuple[Choice, Delta]
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request so far; a prompt counts once, however many choices it has."""
+    """The tokens of a request so far. A prompt counts once, whatever its number of choices."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
 
 
-class Generation:
-    """The choices of an order. Use as a context: leaving it aborts what is unfinished and notes the outcome.
+class Timings(TypedDict):
+    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after."""
 
-    Raises EngineUnavailable on construction when the engine takes no requests.
+    queue_ms: float
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class Generation:
+    """The choices of an order. It is a context manager: its exit aborts unfinished choices and records the outcome.
+
+    The constructor raises EngineUnavailable when the engine takes no requests.
     """
 
     def __init__(
@@ -41,7 +57,7 @@ class Generation:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
         self._n = order.n
-        self._kept = order.n if order.kept is None else order.kept
+        self._n_best = order.n if order.n_best is None else order.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
@@ -68,41 +84,41 @@ class Generation:
                         min_tokens=params.min_tokens,
                         include_stop=params.include_stop_str_in_output,
                         strip_leading_space=strip,
-                        keep_control=order.shown_control,
+                        keep_control=order.visible_control,
                     )
                     self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
         except BaseException:
             self._close()
             raise
-        if order.timeout is not None:
-            left = order.timeout - (time.perf_counter() - self._record.started)
+        if order.options.timeout is not None:
+            left = order.options.timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
     @staticmethod
     def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
         if not prompt.tokens:
             return Mailbox.late()
-        return client.submit(prompt.tokens, order.params, number, priority=order.priority, cache_salt=order.cache_salt)
+        priority, cache_salt = order.options.priority, order.options.cache_salt
+        return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
 
     def _expire(self) -> None:
         for choice in self.choices:
             choice.mailbox.expire()
 
     def best(self) -> list[Choice]:
-        """The choices to answer with: all, or the likeliest of each prompt, the likeliest first."""
-        if self._kept == self._n:
+        """The choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
+        if self._n_best == self._n:
             return self.choices
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
         ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
-        return [choice for prompt in ranked for choice in prompt[: self._kept]]
+        return [choice for prompt in ranked for choice in prompt[: self._n_best]]
 
     def events(self) -> AsyncIterator[Event]:
-        """Deltas of all choices as they come; those of one choice in order. Raises what the engine raises."""
+        """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
         return self._follow(self.choices[0]) if len(self.choices) == 1 else self._merged()
 
-    def timings(self) -> dict[str, float | int]:
-        """llama.cpp's: tokens and milliseconds of the prompt and of what was drawn. Of several choices, the earliest
-        first token ends the one and the latest token the other."""
+    def timings(self) -> Timings:
+        """Of several choices, the earliest first token ends the prompt's time and the latest token the answer's."""
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self._record.queue_seconds or 0.0

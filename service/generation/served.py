@@ -1,36 +1,27 @@
-"""The model being served, as the API sees it: names, tokenizer, chat format, defaults. And how it comes to be."""
+"""The served model as the API sees it: names, tokenizer, chat format, defaults."""
 
-import asyncio
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from model.batch import RunnerInfo
-from model.chat.formats import ChatFormat, load_chat
-from model.checkpoint.families import read_generation
-from model.checkpoint.resolve import default_name, resolve
-from model.config import GenerationDefaults, RunnerOptions
-from model.errors import ModelError, OptionError, ParameterError
+from model.chat.formats import ChatFormat
+from model.checkpoint.generation import GenerationDefaults
+from model.errors import ModelError, ParameterError
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.load import load_tokenizer
 from service import version
-from service.engine.client import EngineClient
-from service.settings import Settings
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`names` are the ids it answers to, the first is the one it gives. `chat` is None without a chat format.
+    """The served model. Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
-    `fingerprint` stands in answers. Raises ModelError for defaults that no request could use.
+    `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
     names: tuple[str, ...]
@@ -58,95 +49,18 @@ class ServedModel:
 
     @property
     def max_prompt_bytes(self) -> int:
-        """More text than this has more tokens than the context."""
+        """A text with more bytes than this has more tokens than the context."""
         return self.info.max_model_len * self.longest_piece
 
 
 def fingerprint(info: RunnerInfo) -> str:
-    """What answers depend on besides the request: version and scheme in words, weights and backend in a hash."""
+    """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
     about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 
 
-@dataclass(frozen=True, slots=True)
-class TextSide:
-    """What the service itself reads from a model's directory."""
-
-    tokenizer: Tokenizer
-    chat: ChatFormat | None
-    defaults: GenerationDefaults
-    longest_piece: int
-
-
-async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
-    """Find the model's files, then load tokenizer and network at the same time. Raises NoriaError."""
-    directory = await _in_thread(
-        lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
-    )
-    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template)))
-    try:
-        await client.start(runner_options(settings, directory))
-        side = await text
-    finally:
-        text.cancel()
-    assert client.info is not None
-    names = settings.served_model_name or (default_name(settings.model),)
-    return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
-
-
-def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
-    """Tokenizer, chat format and generation defaults of a model directory."""
-    tokenizer = load_tokenizer(directory)
-    chat = load_chat(directory, tokenizer, _read(chat_template))
-    if chat is not None and chat_template is not None:
-        _try_template(chat, chat_template)
-    return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
-
-
-def _try_template(chat: ChatFormat, path: Path) -> None:
-    """A template that refuses the simplest conversation is refused at the start, not with every request."""
-    try:
-        chat.encode([{"role": "user", "content": "Hello"}])
-    except ParameterError as error:
-        raise OptionError(f"--chat-template {path} cannot render a single user message: {error}") from error
-
-
 def longest_piece(tokenizer: Tokenizer) -> int:
-    """Bytes of text that one token can stand for, at most; a control token stands for its name."""
+    """The maximum number of bytes in the text of one token; the text of a control token is its name."""
     pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
     return max(map(len, (*pieces, *(name.encode() for name in tokenizer.control))))
-
-
-def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
-    """Keyword arguments of the runner: the fields of RunnerOptions."""
-    options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
-    return options | {"model": str(directory), "sliding_window": settings.sliding_window or 0}
-
-
-def _read(path: Path | None) -> str | None:
-    try:
-        return path.read_text() if path else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--chat-template {path}: cannot be read ({type(error).__name__})") from error
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run `work` on a daemon thread, which does not keep the process from ending (an executor's would)."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(setter: Callable[..., None], value: Any) -> None:
-        if not future.done():
-            setter(value)
-
-    def run() -> None:
-        try:
-            result = work()
-        except Exception as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, result)
-
-    threading.Thread(target=run, name="noria-load", daemon=True).start()
-    return await future

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole UTF-8 sequences only, nothing of a stop string ever shown."""
+"""The text of a choice while its tokens arrive: whole UTF-8 sequences, without stop strings."""
 
 import codecs
 from collections import deque
@@ -31,25 +31,25 @@ class StopString:
         return cls(text, tuple(borders))
 
     def advance(self, matched: int, char: str) -> int:
-        """Length of the longest prefix that the text ends with, after `char`; `matched` is that before it."""
+        """The length of the longest prefix that the text ends with after `char`; `matched` is the length before it."""
         while matched and self.text[matched] != char:
             matched = self.borders[matched - 1]
         return matched + (self.text[matched] == char)
 
 
 class Released(NamedTuple):
-    """Text that may be shown, and where each token that it completes starts (in characters of the whole text)."""
+    """Text to send, and the index in the whole text at which each token that it completes starts."""
 
     text: str
     starts: tuple[int, ...]
 
 
 class TextStream:
-    """The text of one choice. `push` tokens, `take` what may be shown. `stopped_by` is the stop string that ended it.
+    """The text of one choice: `push` adds a token, `take` returns new text. `stopped_by` is the stop string at its end.
 
-    Text that could be the start of a stop string waits until it is known not to be, unless stop strings are part of the
-    text (`include_stop`). Matching goes by character, so how the text is cut into tokens does not change where it ends.
-    The text of the first `min_tokens` tokens is not searched. An incomplete UTF-8 sequence at the very end is dropped.
+    Text that may be the beginning of a stop string waits until more text decides, unless stop strings are part of the
+    text (`include_stop`). Matching goes by characters: the boundaries of tokens do not change where the text ends.
+    The text of the first `min_tokens` tokens is not searched. An incomplete UTF-8 sequence at the end is dropped.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class TextStream:
         self._strip = strip_leading_space
         self._incomplete = b""  # the beginning of a character
         self._pending = ""
-        self.length = 0  # characters decoded so far, shown or not
+        self.length = 0  # characters decoded so far, taken or not
         self._pushed = 0
-        self._open: list[int] = []  # starts of tokens whose last bytes do not make a character yet
-        self._closed: deque[tuple[int, int]] = deque()  # (start, end) of tokens not shown yet
+        self._open: list[int] = []  # starts of tokens that end with an incomplete character
+        self._closed: deque[tuple[int, int]] = deque()  # (start, end) of tokens not taken yet
         self._ended = False
 
     def push(self, token: int) -> bool:
-        """Add a token. True if it completes a stop string: the text ends there, and no token may follow."""
+        """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
         data = self._incomplete + self._bytes_of(token)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._incomplete = data[used:]
@@ -95,14 +95,14 @@ class TextStream:
         return self._ended
 
     def take(self, *, final: bool = False) -> Released:
-        """What may be shown now and was not yet; with `final`, all that is left."""
+        """The new text that cannot become a stop string; with `final`, all that is left."""
         final = final or self._ended
         if final:
             self._close()
-        held = 0 if final or self._include_stop else max(self._matched, default=0)
-        shown = len(self._pending) - held
-        text, self._pending = self._pending[:shown], self._pending[shown:]
-        limit = self.length - held
+        n_matched = 0 if final or self._include_stop else max(self._matched, default=0)
+        n_safe = len(self._pending) - n_matched
+        text, self._pending = self._pending[:n_safe], self._pending[n_safe:]
+        limit = self.length - n_matched
         starts = []
         while self._closed and self._closed[0][1] <= limit:
             starts.append(self._closed.popleft()[0])
@@ -126,10 +126,9 @@ class TextStream:
                 return
 
     def _cut(self, n_chars: int) -> None:
-        """End the text `n_chars` before its end; tokens that keep none of their text go with it."""
+        """Cut `n_chars` from the end of the text, and the tokens that have no text left."""
         self._close()
         self._ended = True
         self._pending = self._pending[: len(self._pending) - n_chars]
         self.length -= n_chars
-        kept = [(start, min(end, self.length)) for start, end in self._closed if start < self.length]
-        self._closed = deque(kept)
+        self._closed = deque((start, min(end, self.length)) for start, end in self._closed if start < self.length)

@@ -1,4 +1,4 @@
-"""Errors that reach a client: OpenAI's shape (Anthropic's on its endpoint), status codes and names.
+"""Errors that reach a client: status codes, names and messages. `dialects.py` writes them as each API does.
 
 Messages leak no path and no traceback.
 
@@ -8,7 +8,8 @@ ApiError
 ├── ModelNotFound      404  a model that is not served here
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
-└── Unavailable        503  loading, restarting or draining
+├── Unavailable        503  loading, restarting or draining
+└── HttpError          404, 405, 415  no such route, method or content type
 """
 
 import logging
@@ -16,29 +17,19 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from model.errors import ParameterError
 from service.engine.mailbox import EngineDied, EngineUnavailable
 
 log = logging.getLogger("noria.api")
 
-SHOWN_CHARS = 80
-ANTHROPIC_PATH = "/v1/messages"
-ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+QUOTED_CHARS = 80
 
 
 class ApiError(Exception):
-    """What a client is told. `param` names the field at fault, `code` is for programs."""
+    """An error with the message for its client. `param` names the wrong field, `code` is for programs."""
 
     status = 500
     type = "server_error"
@@ -57,9 +48,6 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
 
 class InvalidRequest(ApiError):
     status = 400
@@ -70,9 +58,10 @@ class Unauthorized(ApiError):
     status = 401
     type = "invalid_request_error"
 
-    def __init__(self) -> None:
+    def __init__(self, key_header: str | None) -> None:
+        other = f" or '{key_header}: KEY'" if key_header else ""
         super().__init__(
-            "a valid API key is required: send it as 'Authorization: Bearer KEY' (/v1/messages: or 'x-api-key: KEY')",
+            f"a valid API key is required: send it as 'Authorization: Bearer KEY'{other}",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
@@ -83,7 +72,7 @@ class ModelNotFound(ApiError):
     type = "invalid_request_error"
 
     def __init__(self, name: str, served: tuple[str, ...]) -> None:
-        message = f"the model {shown(name)} does not exist here; served: {', '.join(served)}"
+        message = f"the model {quoted(name)} does not exist here; served: {', '.join(served)}"
         super().__init__(message, param="model", code="model_not_found")
 
 
@@ -113,7 +102,7 @@ class Unavailable(ApiError):
 
 
 class HttpError(ApiError):
-    """An error of the routing itself (404, 405) or one without a class of its own (415)."""
+    """An error of routing (404, 405), or one without a class of its own (415)."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         names = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
@@ -123,7 +112,7 @@ class HttpError(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of any exception; of an unforeseen one, nothing but that it happened (the log has it)."""
+    """The error that a client receives for an exception. Of an unexpected one only the log has the details."""
     match error:
         case ApiError():
             return error
@@ -132,30 +121,15 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineUnavailable():
             return Unavailable("the engine is not ready; try again shortly", "engine_unavailable")
         case EngineDied():
-            return Unavailable("the engine failed while it worked on this request; try again", "engine_died")
+            return Unavailable("the engine failed while it computed this request; try again", "engine_died")
         case HTTPException():
             return HttpError(error.status_code, str(error.detail), error.headers)
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
 
 
-def error_response(error: Exception, path: str) -> Response:
-    """The plain answer to a request that failed, in the shape of the path's endpoint."""
-    failure = as_api_error(error)
-    body = anthropic_body(failure) if path.startswith(ANTHROPIC_PATH) else failure.body()
-    return Response(orjson.dumps(body), failure.status, failure.headers, "application/json")
-
-
-def anthropic_body(error: ApiError) -> dict[str, Any]:
-    kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    about: dict[str, Any] = {"type": kind, "message": error.message}
-    if error.param == "thread":  # their tool runner goes on without
-        about["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": about}
-
-
 def invalid_body(error: ValidationError) -> InvalidRequest:
-    """The first of pydantic's complaints: field, what was wrong, the value. There are few: see `schemas.Items`."""
+    """The first error that pydantic found, with field, reason and value. There are few errors: see `fields.Items`."""
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
     if first["type"] == "json_invalid":
@@ -170,10 +144,10 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
     problem = first["msg"].removeprefix("Input ")
     problem = problem[0].lower() + problem[1:]
-    return InvalidRequest(f"{param or 'the body'} {problem}, got {shown(first['input'])}", param=param)
+    return InvalidRequest(f"{param or 'the body'} {problem}, got {quoted(first['input'])}", param=param)
 
 
-def shown(value: Any) -> str:
-    """A value as an error message quotes it: short, and quick to make however large the value is."""
-    text = repr(value[: SHOWN_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+def quoted(value: Any) -> str:
+    """A value as an error message quotes it: short, and fast to make even of a large value."""
+    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
+    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

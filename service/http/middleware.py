@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the key check, one log line, the counters, and the last resort for errors."""
+"""What happens to every request: an id, the key check, a log line, metrics, and a response to any error."""
 
 import hmac
 import logging
@@ -6,60 +6,30 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.operations.health import OPEN_PATHS
-from service.http.errors import ANTHROPIC_PATH, Unauthorized, error_response
+from service.http.dialects import error_response
+from service.http.errors import Unauthorized
+from service.http.policy import Policies, Policy
+from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
 
 log = logging.getLogger("noria.access")
 
-GENERATION_PATHS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"}
-)
-QUIET_PATHS = OPEN_PATHS | {"/metrics"}
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CLIENT_GONE = 499
-"""Status in the log of a request whose client left before the answer (nginx's number)."""
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What is known of a request when it ends: the log line and the counters come from here.
-
-    Filled while the request is served. Times are seconds; None: it did not get that far.
-    """
-
-    id: str
-    method: str
-    path: str
-    started: float = field(default_factory=time.perf_counter)
-    status: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    generated_tokens: int | None = None
-    queue_seconds: float | None = None
-    first_token_seconds: float | None = None
-    outcome: str | None = None
-    user: str | None = None
-
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer says of its request; how long it waited, once that is known."""
-        headers = [(b"x-request-id", self.id.encode())]
-        if self.queue_seconds is not None:
-            headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
-        return headers
+"""The status in the log when a client disconnects before the response; nginx uses this number."""
 
 
 class RequestMiddleware:
-    """ASGI middleware; the request's record is `scope["noria.record"]`, `scope["noria.send"]` leads past all below."""
+    """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside."""
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics, policies: Policies) -> None:
         self._app = app
+        self._policies = policies
         self._keys = [key.encode() for key in api_keys]
         self._metrics = metrics
 
@@ -67,7 +37,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(request_id(scope), scope["method"], scope["path"])
+        path = scope["path"]
+        record = RequestRecord(request_id(scope), scope["method"], path, self._policies.of(path))
         scope["noria.record"], scope["noria.send"] = record, send
 
         async def send_marked(message: Message) -> None:
@@ -83,35 +54,36 @@ class RequestMiddleware:
 
     async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_key(scope)
+            self._check_key(scope, record.policy)
             await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
-            response = error_response(error, record.path)
+            response = error_response(error, record.policy.dialect)
             if record.status is None:
                 await response(scope, receive, send)
 
-    def _check_key(self, scope: Scope) -> None:
-        """Raise Unauthorized unless the path is open or a key fits; every key is compared, in constant time."""
-        if not self._keys or scope["path"] in OPEN_PATHS:
+    def _check_key(self, scope: Scope, policy: Policy) -> None:
+        """Raise Unauthorized unless the path is open or a key is right. Each comparison takes constant time."""
+        if not self._keys or policy.open:
             return
         headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = [key.strip()] if scheme.lower() == b"bearer" else []
-        if scope["path"].startswith(ANTHROPIC_PATH) and b"x-api-key" in headers:
-            given.append(headers[b"x-api-key"].strip())
-        fits = [hmac.compare_digest(key, known) for key in given for known in self._keys]
-        if not any(fits):
-            raise Unauthorized
+        keys = [key.strip()] if scheme.lower() == b"bearer" else []
+        name = policy.dialect.key_header
+        if name is not None and (key := headers.get(name.encode())) is not None:
+            keys.append(key.strip())
+        matches = [hmac.compare_digest(key, known) for key in keys for known in self._keys]
+        if not any(matches):
+            raise Unauthorized(name)
 
     def _finish(self, record: RequestRecord) -> None:
         seconds = time.perf_counter() - record.started
         status = record.status or CLIENT_GONE
-        if record.path in GENERATION_PATHS:
+        if record.policy.generates:
             record.outcome = record.outcome or outcome_of(status)
             self._metrics.observe_request(record.outcome, seconds)
-        level = logging.DEBUG if record.path in QUIET_PATHS else logging.INFO
+        level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
         fields = {
@@ -130,14 +102,14 @@ class RequestMiddleware:
 
 
 def outcome_of(status: int) -> str:
-    """The outcome of a request that was never submitted."""
+    """The outcome of a request that did not reach the engine."""
     if status == CLIENT_GONE:
         return "abort"
     return "refused" if status < 500 or status == 503 else "error"
 
 
 def request_id(scope: Scope) -> str:
-    """The client's `x-request-id` if it is harmless, else a fresh one."""
+    """The client's `x-request-id` if it is short and plain, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -1,53 +1,39 @@
-"""The server process: signals, the drain, the last words. uvicorn does the rest."""
+"""The HTTP server: uvicorn, with a drain before it stops."""
 
 import asyncio
 import logging
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from model.errors import NoriaError
-from service.app import Load, create_app
-from service.engine.client import EngineClient
-from service.generation.served import ServedModel, load_served
-from service.http.announcement import ProgressBar, address, say, welcome
-from service.metrics import Metrics
 from service.settings import Settings
 
 log = logging.getLogger("noria")
 
 CLOSING_SECONDS = 5
-"""For connections to close once every answer is complete."""
+"""Time for connections to close after the drain."""
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal has drained it, or until the model turned out not to load (`failed`)."""
+    """A uvicorn server that stops after a drain, or at once after `fail`.
 
-    def __init__(
-        self,
-        settings: Settings,
-        client: EngineClient,
-        metrics: Metrics,
-        port: int,
-        *,
-        progress: bool = False,
-        load: Load = load_served,
-    ) -> None:
+    `drain` refuses new requests, and returns when those in flight have ended or their time is up.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, drain: Callable[[], Awaitable[None]]) -> None:
         self.failed = False
-        self._settings = settings
-        self._port = port
-        self._progress = ProgressBar(client) if progress else None
-        self._progress_task: asyncio.Task[None] | None = None
+        self._drain = drain
         self._drain_task: asyncio.Task[None] | None = None
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._app = create_app(settings, client, metrics, load=load, on_ready=self._on_ready, on_failed=self._on_failed)
         super().__init__(
             uvicorn.Config(
-                self._app,
+                app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -60,14 +46,17 @@ class Server(uvicorn.Server):
             )
         )
 
+    def fail(self) -> None:
+        """Stop: there is no model to serve."""
+        self.failed = True
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self._progress is not None:
-            self._progress_task = asyncio.create_task(self._progress.run())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins a drain, the second ends the process at once."""
+        """Begin a drain at the first signal, and end the process at the second."""
         if self._loop is None or not self.started:
             self.should_exit = True
         elif self._draining:
@@ -78,31 +67,8 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        self._drain_task = asyncio.create_task(self._drain())
+        self._drain_task = asyncio.create_task(self._drain_and_exit())
 
-    async def _drain(self) -> None:
-        await self._app.state.noria.admission.drain()
+    async def _drain_and_exit(self) -> None:
+        await self._drain()
         self.should_exit = True
-
-    def _on_ready(self, served: ServedModel) -> None:
-        self._stop_progress()
-        url = address(self._settings, self._port)
-        log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
-        if self._settings.log_format == "human":
-            say(welcome(served, self._settings, url))
-
-    def _on_failed(self, error: Exception) -> None:
-        self._stop_progress()
-        if isinstance(error, NoriaError):
-            say(f"noria: {error}")
-        else:
-            log.error("internal error while loading the model", exc_info=error)
-            say(f"noria: the model cannot be loaded: {type(error).__name__}: {error}")
-        self.failed = True
-        self.should_exit = True
-
-    def _stop_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        if self._progress_task is not None:
-            self._progress_task.cancel()

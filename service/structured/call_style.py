@@ -1,10 +1,10 @@
-"""How models write calls of functions, and how such text is read while it comes."""
+"""The styles in which models write function calls."""
 
 import hashlib
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,14 +14,11 @@ from service.generation.served import ServedModel
 Json = dict[str, Any]
 
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-NAME_CHARS = string.ascii_letters + string.digits + "_.-"
-MAX_HEAD_CHARS = 256
-"""Of what precedes a call's arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The words around names and arguments. Worked example, "hermes", two calls:
+    """The text around the names and arguments of calls. Worked example, "hermes", two calls:
 
         <tool_call>                                                first
         {"name": "f", "arguments": {"a": 1}}                       opening, name, middle, arguments, closing
@@ -30,8 +27,8 @@ class Style:
         {"name": "g", "arguments": {}}
         </tool_call>
 
-    `marker` begins the first call: what precedes it is text, none if it is `anchored` to the answer's start. `extra` is
-    a regex of what models may write before `closing`. Control tokens stand for themselves by name.
+    The first call begins with `marker`. Text may come before it, but not with `anchored`.
+    `extra` is a regex of what models may write before `closing`. Control tokens are written by name.
     """
 
     marker: str
@@ -46,16 +43,16 @@ class Style:
     short_ids: bool = False
 
     def control(self, tokenizer: Tokenizer) -> frozenset[str]:
-        """Names of the tokens that must be seen to tell a call."""
+        """The names of the control tokens that the reader of calls needs in the text."""
         return frozenset(name for name in tokenizer.control if name in self.first + self.opening + self.middle)
 
     def new_id(self) -> str:
-        """Mistral's formats take nine letters or digits, others anything."""
+        """A new id of a call. Mistral's formats require nine letters or digits."""
         letters = string.ascii_letters + string.digits
         return "".join(secrets.choice(letters) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
 
     def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
-        """The messages with ids of calls as the format takes them: others' are shortened, each always to the same."""
+        """The messages with call ids that the format accepts. Another id becomes a short one, always the same."""
         return [self._with_ids(message) for message in messages] if self.short_ids else messages
 
     def _with_ids(self, message: Json) -> Json:
@@ -99,7 +96,7 @@ STYLES: Mapping[str, Style] = {
         anchored=True,
     ),
     "mistral": MISTRAL,
-    "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has text or calls
+    "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has either text or calls
     "mistral-args": Style(
         marker="[TOOL_CALLS]",
         first="",
@@ -113,158 +110,5 @@ STYLES: Mapping[str, Style] = {
 
 
 def style_of(served: ServedModel) -> Style:
-    """That of the model's chat format; the one that is explained in words where it has none."""
+    """The style of the model's chat format, or the style that `tool_prompt` explains where the format has no tools."""
     return STYLES[(served.chat and served.chat.call_style) or "hermes"]
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """A piece of call `index`: its id and name, once, or the next characters of its arguments."""
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-Piece = str | CallDelta
-
-
-class CallReader:
-    """Tells text from calls in one answer, which keeps to a style's grammar. `n_calls` counts those begun."""
-
-    def __init__(self, style: Style) -> None:
-        self.n_calls = 0
-        self._style = style
-        self._state: Callable[[list[Piece], bool], bool] = self._text
-        self._rest = ""
-        self._begun = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def feed(self, text: str, *, final: bool = False) -> list[Piece]:
-        """What can be told now. With `final` text that looked like the beginning of a call is text."""
-        self._rest += text
-        pieces: list[Piece] = []
-        while self._state(pieces, final):
-            pass
-        return pieces
-
-    def finish(self, reason: str | None) -> str | None:
-        """The finish_reason of an answer that may have called; not where a stop string has cut the last call."""
-        called = self.n_calls and self._state != self._arguments
-        return "tool_calls" if reason == "stop" and called else reason
-
-    def _text(self, pieces: list[Piece], final: bool) -> bool:
-        at = next((at for at in self._markers() if self._calls(at) is not False), None)
-        called = at is not None and self._calls(at)
-        shown = len(self._rest) - (0 if final else self._held()) if at is None else at
-        if shown:
-            pieces.append(self._rest[:shown])
-            self._begun = True
-        self._rest = self._rest[shown:]
-        if called:
-            self._state = self._before
-        return bool(called)
-
-    def _markers(self) -> Iterator[int]:
-        """Places of markers where a call may begin."""
-        marker = self._style.marker
-        if self._style.anchored:
-            return iter([0] if self._rest.startswith(marker) and not self._begun else [])
-        return (match.start() for match in re.finditer(re.escape(marker), self._rest))
-
-    def _calls(self, at: int) -> bool | None:
-        """Whether the text goes on there as a call begins, and not as text about one; None: so far."""
-        text, style = self._rest[at : at + MAX_HEAD_CHARS], self._style
-        head, middle = (words.replace(" ", "") for words in (style.first + style.opening, style.middle))
-        found = text.replace(" ", "")  # after a control token there may be one
-        rest = found.removeprefix(head).lstrip(NAME_CHARS)
-        if found.startswith(head) and rest.startswith(middle):
-            return True
-        begun = middle.startswith(rest) if found.startswith(head) else head.startswith(found)
-        return None if begun and len(text) < MAX_HEAD_CHARS else False
-
-    def _held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a marker."""
-        marker = self._style.marker
-        if self._style.anchored:
-            return len(self._rest) if not self._begun and marker.startswith(self._rest) else 0
-        lengths = range(min(len(self._rest), len(marker) - 1), 0, -1)
-        return next((length for length in lengths if self._rest.endswith(marker[:length])), 0)
-
-    def _before(self, pieces: list[Piece], final: bool) -> bool:
-        return self._past(self._style.opening, self._name) is not None
-
-    def _name(self, pieces: list[Piece], final: bool) -> bool:
-        name = self._past(self._style.middle, self._arguments)
-        if name is None:
-            return False
-        pieces.append(CallDelta(self.n_calls, self._style.new_id(), name.strip()))
-        self.n_calls += 1
-        return True
-
-    def _past(self, words: str, state: Callable[[list[Piece], bool], bool]) -> str | None:
-        """What is before the next such words, once they are there: then the state is the next one."""
-        before, found, after = self._rest.partition(words)
-        if not found:
-            return None
-        self._rest, self._state = after, state
-        return before
-
-    def _arguments(self, pieces: list[Piece], final: bool) -> bool:
-        """A JSON object, to its last brace."""
-        end = next((n for n, char in enumerate(self._rest, 1) if self._closes(char)), None)
-        if arguments := self._rest[:end]:
-            pieces.append(CallDelta(self.n_calls - 1, arguments=arguments))
-        self._rest = "" if end is None else self._rest[end:]
-        if end is not None:
-            self._state = self._before
-        return end is not None
-
-    def _closes(self, char: str) -> bool:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            return not self._depth
-        return False
-
-
-def reader_of(served: ServedModel, may_call: bool) -> CallReader | None:
-    """What reads an answer's calls, if it may hold any."""
-    return CallReader(style_of(served)) if may_call else None
-
-
-def pieces_of(reader: CallReader | None, text: str, *, final: bool) -> list[Piece]:
-    """An answer's next text as its reader tells it."""
-    if reader is not None:
-        return reader.feed(text, final=final)
-    return [text] if text else []
-
-
-def piece_json(piece: Piece) -> dict[str, Any]:
-    """A piece as the delta of a chat message."""
-    if isinstance(piece, str):
-        return {"content": piece}
-    function = {"arguments": piece.arguments} if piece.name is None else {"name": piece.name, "arguments": ""}
-    known = {} if piece.id is None else {"id": piece.id, "type": "function"}
-    return {"tool_calls": [{"index": piece.index, **known, "function": function}]}
-
-
-def gathered(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """All pieces of an answer as its text and its calls."""
-    calls: list[dict[str, Any]] = []
-    for piece in pieces:
-        if isinstance(piece, CallDelta) and piece.name is not None:
-            function = {"name": piece.name, "arguments": ""}
-            calls.append({"id": piece.id, "type": "function", "function": function})
-        elif isinstance(piece, CallDelta):
-            calls[piece.index]["function"]["arguments"] += piece.arguments
-    return "".join(piece for piece in pieces if isinstance(piece, str)), calls

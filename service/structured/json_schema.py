@@ -1,6 +1,6 @@
-"""Schemas as those who write them mean them, and as llguidance takes them.
+"""Changes to JSON schemas before llguidance compiles them.
 
-Objects have the properties that are declared, and no others; what it gets wrong is said in another way.
+Objects are closed: they have only the declared properties. Bounds that llguidance misreads are written differently.
 """
 
 import math
@@ -17,19 +17,19 @@ LOWER, UPPER = ("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")
 BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
 LEAST_STEP = 1e-9
 MAX_EXACT = 2**53
-SPEAKS_OF_OTHERS = ("additionalProperties", "minProperties")
+COUNTS_OTHERS = ("additionalProperties", "minProperties")
 
 
 class _Joined(Exception):
-    """Several schemas hold for one object."""
+    """Several schemas apply to one object."""
 
 
 def closed(schema: Json) -> Json:
-    """The schema, in which objects with `properties` have no others unless `additionalProperties` says so.
+    """The schema with `additionalProperties: false` in objects that have `properties` and do not say otherwise.
 
-    As it is where schemas are joined, as with `allOf`: what one of them does not declare, another may. So with `oneOf`,
-    where closing one makes room for what is two; not where a discriminator, which is then required, keeps them apart.
-    Without this a model goes on with properties of its own until its tokens run out.
+    Without it a model adds properties of its own until max_tokens. A schema that joins others (`allOf`) stays as it is,
+    because one of them may declare what another does not. Nor is `oneOf`, where a value could then match two schemas;
+    but it is changed with a discriminator, which becomes required and keeps the schemas apart.
     """
     try:
         return _closed(schema)
@@ -46,7 +46,7 @@ def _closed(schema: Any) -> Any:
     if (tag := _tag(schema)) is not None and isinstance(changed["oneOf"], list):
         changed["oneOf"] = [{"allOf": [branch], "required": [tag]} for branch in changed["oneOf"]]
     names = schema.get("properties")
-    if isinstance(names, dict) and not any(key in schema for key in SPEAKS_OF_OTHERS):
+    if isinstance(names, dict) and not any(key in schema for key in COUNTS_OTHERS):
         required = schema.get("required", [])
         if isinstance(required, list) and all(name in names for name in required if isinstance(name, str)):
             changed["additionalProperties"] = False
@@ -61,7 +61,7 @@ def _joins(schema: Json) -> bool:
 
 
 def _tag(schema: Json) -> str | None:
-    """The property by which the schemas of `oneOf` are told apart, as OpenAPI and pydantic declare it."""
+    """The discriminator of `oneOf`, as OpenAPI and pydantic declare it."""
     discriminator = schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) and "oneOf" in schema else None
     return name if isinstance(name, str) else None
@@ -76,9 +76,9 @@ def _inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def bounded(schema: Any) -> Any:
-    """The schema with exclusive bounds that llguidance would take for inclusive replaced by the next inclusive ones.
+    """The schema with inclusive bounds in place of exclusive ones that llguidance would read as inclusive.
 
-    Those are whole numbers with the other bound less than 1 further from 0, as in "above 0, at most 0.5".
+    It misreads whole numbers whose other bound is less than 1 further from 0, as in "above 0, at most 0.5".
     """
     if not isinstance(schema, dict):
         return schema

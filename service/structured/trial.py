@@ -1,77 +1,76 @@
-"""Trying a client's grammar before the engine sees it, in a process that it may break: a child of this one."""
+"""The trial of a client's grammar in a child process before the engine sees it: a bad grammar may kill that process."""
 
 import asyncio
 import hashlib
-import json
 import logging
 import socket
 from collections import OrderedDict
 from typing import NamedTuple
 
 from model.grammar.compiler import Vocabulary
-from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS, HEADER
+from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.machine import frames
 from model.machine.child import python_command
-from service.generation.choice import Order
+from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import ApiError, InvalidRequest
 
 log = logging.getLogger("noria.api")
 
 WALL_SECONDS = 20.0
-"""In case the child waits for a processor, or for nothing at all."""
+"""The time limit for an answer of the child process, whatever it waits for."""
 MAX_REMEMBERED = 1024
 MAX_TOTAL_CHARS = 2**23
-"""Of the grammars of all choices of a request: each goes to the engine with its own."""
+"""The limit for all choices of a request together: each choice goes to the engine with a copy of the grammar."""
 
 
-class Child(NamedTuple):
-    """The process (`model/grammar/process.py`) and the socket on which it tries grammars."""
+class TrialProcess(NamedTuple):
+    """The child process (`model/grammar/process.py`) and its socket."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def ask(self, data: object) -> str:
-        """A frame there, a frame back. Raises OSError, EOFError or TimeoutError."""
-        text = json.dumps(data).encode()
-        self.writer.write(HEADER.pack(len(text), 0) + text)
+        """Send a frame and return the answer. Raises OSError, EOFError or TimeoutError."""
+        self.writer.write(frames.pack(data))
         await self.writer.drain()
         async with asyncio.timeout(WALL_SECONDS):
-            n_text, _ = HEADER.unpack(await self.reader.readexactly(HEADER.size))
-            answer: str = json.loads(await self.reader.readexactly(n_text))
-        return answer
+            answer, _ = await frames.read(self.reader)
+        return str(answer)
 
 
 class Grammars:
-    """Checks grammars, one at a time, and remembers what it found. One a server, on its event loop."""
+    """The checker of grammars: it tries one at a time and remembers the results. One per server, on its event loop."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> what is wrong, "" if nothing
+        self._problems: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> its problem, "" if none
         self._lock = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: TrialProcess | None = None
 
     async def check(self, served: ServedModel, order: Order) -> None:
         """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
-        grammar, field = order.params.grammar, order.grammar_field
+        grammar = order.params.grammar
         if grammar is None:
             return
+        names, field = " and ".join(order.grammar_fields), order.grammar_fields[0]
         total = len(grammar) * len(order.prompts) * order.n
         if total > MAX_TOTAL_CHARS:
-            message = f"{field} takes at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
+            message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
         digest = hashlib.sha256(grammar.encode()).digest()
-        if digest not in self._found:  # what is known waits for nobody's bomb
+        if digest not in self._problems:  # a known grammar does not wait for the trial of another
             async with self._lock:
-                if digest not in self._found:
-                    self._found[digest] = await self._try(served, grammar)
-        self._found.move_to_end(digest)
-        if len(self._found) > MAX_REMEMBERED:
-            self._found.popitem(last=False)
-        if problem := self._found[digest]:
-            raise InvalidRequest(f"{field} cannot be enforced: {problem}", param=field, code="invalid_grammar")
+                if digest not in self._problems:
+                    self._problems[digest] = await self._try(served, grammar)
+        self._problems.move_to_end(digest)
+        if len(self._problems) > MAX_REMEMBERED:
+            self._problems.popitem(last=False)
+        if problem := self._problems[digest]:
+            raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
-        """End the child."""
+        """Kill the child process."""
         child, self._child = self._child, None
         if child is not None:
             if child.process.returncode is None:
@@ -80,7 +79,7 @@ class Grammars:
             child.writer.close()
 
     async def _try(self, served: ServedModel, grammar: str) -> str:
-        """What is wrong with a grammar; no answer may be left on the way, whatever happens."""
+        """The problem of a grammar, "" if none. After an error the child ends: its answer could still arrive."""
         try:
             self._child = self._child or await self._start(served)
             return await self._child.ask(grammar)
@@ -92,7 +91,7 @@ class Grammars:
             await self.close()
             raise
 
-    async def _start(self, served: ServedModel) -> Child:
+    async def _start(self, served: ServedModel) -> TrialProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command, options = python_command(
@@ -103,7 +102,7 @@ class Grammars:
             )
             process = await asyncio.create_subprocess_exec(*command, **options)
         reader, writer = await asyncio.open_connection(sock=ours)
-        self._child = Child(process, reader, writer)
+        self._child = TrialProcess(process, reader, writer)
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
         try:
             await self._child.ask({"vocabulary": vocabulary.to_json()})

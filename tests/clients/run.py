@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from model.checkpoint.resolve import resolve
-from tests.e2e.live import MODEL, serving
+from tests.e2e.server import MODEL, serving
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"

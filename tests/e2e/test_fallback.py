@@ -12,7 +12,7 @@ from model.step.runner import ModelRunner
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
-from tests.e2e.live import MODEL, serving
+from tests.e2e.server import MODEL, serving
 
 SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
 TEXT = "The water wheel turns slowly under the old stone bridge, and each bucket fills, rises and empties."

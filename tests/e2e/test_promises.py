@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from model.batch import TokenLogprob
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
-from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
+from tests.e2e.without_server import Answer, serve, serve_with
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=12, logprobs=3)
-Answer = list[tuple[int, TokenLogprob | None]]
 SLOW = 8
 """Others, and tokens, where each row takes a whole tile of PyTorch's products."""
 
@@ -48,24 +46,6 @@ def prompt(number: int, length: int) -> list[int]:
     return [100 + (7919 * number + 31 * i * i) % 40000 for i in range(length)]
 
 
-def serve(
-    runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]], max_step_tokens: int = 512
-) -> tuple[list[Answer], Scheduler]:
-    scheduler = Scheduler(runner.info, max_sequences=min(64, max_step_tokens), max_step_tokens=max_step_tokens)
-    return _serve(scheduler, runner, asked), scheduler
-
-
-def _serve(scheduler: Scheduler, runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]]) -> list[Answer]:
-    answers: list[Answer] = [[] for _ in asked]
-    for number, (tokens, params) in enumerate(asked):
-        scheduler.submit(Submit(number, tokens, params))
-    while scheduler.has_work:
-        for update in scheduler.commit(runner.step(scheduler.plan())):
-            answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
-    scheduler.check_idle()
-    return answers
-
-
 MINE = [(prompt(0, 90), GREEDY), (prompt(1, 37), SEEDED)]
 
 
@@ -88,8 +68,8 @@ def test_in_other_chunks(runner: ModelRunner, alone: list[Answer], max_step_toke
 
 def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
     scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=512)
-    assert _serve(scheduler, runner, MINE) == alone
-    assert _serve(scheduler, runner, MINE) == alone
+    assert serve_with(scheduler, runner, MINE) == alone
+    assert serve_with(scheduler, runner, MINE) == alone
     assert scheduler.stats().hit_tokens >= 96
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live import MODEL, LiveServer, serving
+from tests.e2e.server import MODEL, LiveServer, serving
 
 STORY = {"prompt": "Once upon a time, in a small village, there", "max_tokens": 48}
 

@@ -16,10 +16,10 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from service.structured.forms import choice_grammar, json_grammar
-from tests.e2e.live import MODEL, serving
+from service.structured.constraint import choice_grammar, json_constraint
 from tests.e2e.schemas import random_schema
-from tests.e2e.test_promises import Answer, serve
+from tests.e2e.server import MODEL, serving
+from tests.e2e.without_server import Answer, serve
 
 PROMPT = "<|im_start|>user\nAnswer with any JSON.<|im_end|>\n<|im_start|>assistant\n"
 PERSON = {
@@ -55,7 +55,9 @@ def params(grammar: str, seed: int, **options: Any) -> SamplingParams:
 @pytest.fixture(scope="module")
 def asked(tokenizer: Tokenizer) -> list[tuple[list[int], SamplingParams]]:
     prompt = tokenizer.encode(PROMPT, add_bos=False, parse_control=True)
-    return [(prompt, params(json_grammar(schema, "json"), number)) for number, schema in enumerate(SCHEMAS)]
+    return [
+        (prompt, params(json_constraint(schema, "json").serialized(), number)) for number, schema in enumerate(SCHEMAS)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_the_same_alone_and_in_other_company(
 
 def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
     """A list of people, in a prompt that has one: many guesses are right, many break the grammar."""
-    grammar = json_grammar({"type": "array", "items": PERSON, "minItems": 3, "maxItems": 6}, "json")
+    grammar = json_constraint({"type": "array", "items": PERSON, "minItems": 3, "maxItems": 6}, "json").serialized()
     people = '[{"name": "Ann", "age": 31},\n{"name": "Bob", "age": 42}, nothing else\n{"name": "Ann", "age": 31}'
     prompt = tokenizer.encode(people * 2 + PROMPT, add_bos=False, parse_control=True)
     plain = [(prompt, replace(params(grammar, seed), temperature=0.5)) for seed in range(4)]
@@ -114,7 +116,7 @@ def test_the_same_after_preemption(
 def test_logprobs_are_the_models_own(runner: ModelRunner, tokenizer: Tokenizer) -> None:
     """A grammar that forces what the model would never say leaves it the logprob that it has without."""
     prompt = tokenizer.encode(PROMPT, add_bos=False, parse_control=True)
-    forced = serve(runner, [(prompt, params(choice_grammar(["Zebra"], "choice"), 1))])[0][0]
+    forced = serve(runner, [(prompt, params(json.dumps(choice_grammar(["Zebra"], "choice")), 1))])[0][0]
     free = serve(runner, [(prompt, SamplingParams(temperature=0.0, max_tokens=1, logprobs=2))])[0][0]
     assert text(tokenizer, forced) == "Zebra"
     assert forced[0][1].top == free[0][1].top  # type: ignore[union-attr]

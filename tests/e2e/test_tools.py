@@ -9,8 +9,8 @@ import jsonschema
 import openai
 import pytest
 
-from tests.e2e.live import MODEL, LiveServer, serving
 from tests.e2e.schemas import object_schema
+from tests.e2e.server import MODEL, LiveServer, serving
 
 CITY = {"type": "string", "maxLength": 12}
 WEATHER = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}

@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from model.attention.sdpa import SdpaAttention
-from tests.e2e.live import MODEL, serving
+from tests.e2e.server import MODEL, serving
 
 WINDOW = 256
 CHUNK = 512

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model.batch import TokenLogprob
-from model.config import RunnerOptions
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, ToEngine

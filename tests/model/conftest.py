@@ -1,9 +1,12 @@
-"""Shared by the tests of the kernels: every variant in turn."""
+"""Shared by the tests of the model: the CPU kernels in every variant, and the product of Triton's interpreter."""
 
 import pytest
 
 from model.kernels.cpu import native
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
+from tests.model.kernels.interpreter import product_in_order
+
+__all__ = ["kernels", "product_in_order"]
 
 
 @pytest.fixture(params=native.LEVELS[::-1])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.cpu.packed import blocks as room
 from model.kernels.cpu.packed import int8 as int8_room
@@ -50,3 +50,16 @@ def packed(kernels: Kernels, quants: Tensor, scales: Tensor, mins: Tensor | None
     made = room(n_out, n_groups * 32, n_bytes, with_minima=mins is not None)
     kernels.pack(made, 0, quants, scales, mins)
     return made
+
+
+KINDS = {"q8": (32, False), "q8_min": (32, True), "q4": (16, False), "q4_min": (16, True)}
+
+
+def random_blocks(kind: str, n_out: int, n_groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    n_bytes, has_minima = KINDS[kind]
+    generator = torch.Generator().manual_seed(n_out)
+    shape = (n_out, n_groups, n_bytes)
+    quants = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+    scales, mins = ((torch.randn(n_out, n_groups, generator=generator) / 50).half() for _ in range(2))
+    scales[0, 0] = 3e-7  # a subnormal of float16
+    return quants if n_bytes == 32 else quants.view(torch.uint8), scales, mins if has_minima else None

@@ -1,26 +1,27 @@
 """The real server on a real port, with the fake model on a thread of this process."""
 
+import contextlib
 import json
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
-from model.chat.formats import NOTHING
-from model.config import GenerationDefaults
+from model.chat.conversation import NOTHING
+from model.checkpoint.generation import GenerationDefaults
 from model.errors import ParameterError
+from service.api.routes import Route
+from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.fakes import END, IntegerTokenizer, ThreadHost, next_token
-
-PATIENCE = 20.0
+from tests.fakes import END, EngineThread, IntegerTokenizer, next_token
+from tests.waiting import PATIENCE, eventually
 
 
 class FakeChat:
@@ -62,7 +63,7 @@ def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
 class Live:
     """A running server and an HTTP client for it."""
 
-    def __init__(self, server: Server, client: EngineClient, hosts: list[ThreadHost], http: httpx.Client) -> None:
+    def __init__(self, server: Server, client: EngineClient, hosts: list[EngineThread], http: httpx.Client) -> None:
         self.server = server
         self.engine = client
         self.hosts = hosts
@@ -108,14 +109,6 @@ class Live:
         raise AssertionError(f"no sample {name} {labels}")
 
 
-def eventually(condition: Any, what: str) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.01)
-
-
 @contextmanager
 def running(
     *,
@@ -123,16 +116,17 @@ def running(
     tokenizer: IntegerTokenizer | None = None,
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
+    routes: tuple[Route, ...] = ROUTES,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve with these Settings; `wait` is the engine state to wait for."""
     settings = Settings(
         **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
     )
-    hosts: list[ThreadHost] = []
+    hosts: list[EngineThread] = []
 
-    def host() -> ThreadHost:
-        hosts.append(ThreadHost("tests.fakes:create_fake"))
+    def host() -> EngineThread:
+        hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
     async def load(settings: Settings, client: EngineClient) -> ServedModel:
@@ -153,7 +147,7 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     with listen("127.0.0.1", 0) as sock:
-        server = Server(settings, client, metrics, sock.getsockname()[1], load=load)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], load=load, routes=routes)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
@@ -169,3 +163,46 @@ def running(
 
 def ready(http: httpx.Client) -> bool:
     return http.get("/ready").status_code == 200
+
+
+LONG = {"prompt": "long", "max_tokens": 3000}
+"""A request that runs for a minute with the model "slow"."""
+
+
+def idle(live: Live) -> Callable[[], bool]:
+    return lambda: live.metric("noria_requests_running") == 0 and live.metric("noria_requests_waiting") == 0
+
+
+def busy(live: Live, n: int = 1) -> Callable[[], bool]:
+    return lambda: live.metric("noria_requests_running") + live.metric("noria_requests_waiting") >= n
+
+
+@contextlib.contextmanager
+def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has given its first chunk."""
+    with (
+        httpx.Client(base_url=live.url, timeout=PATIENCE) as http,
+        http.stream("POST", "/v1/completions", json={**LONG, **body, "stream": True}) as response,
+    ):
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: {")
+        yield lines
+
+
+def remaining(lines: Iterator[str]) -> list[str]:
+    """The data of a stream's events, to its end."""
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    """The error that a request gets."""
+    response = live.post(path, body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"]
+    return error

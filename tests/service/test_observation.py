@@ -10,7 +10,8 @@ from service.engine.messages import PoolStats, Report, Stats
 from service.logs import HumanFormatter, JsonFormatter
 from service.metrics import Metrics
 from tests.fakes import VOCAB
-from tests.service.live import Live, eventually, running
+from tests.service.live import Live, running
+from tests.waiting import eventually
 
 SECRET = "my-secret-prompt"
 

@@ -1,45 +1,25 @@
-"""A GGUF file as a directory: config and tokenizer in HF format, and an index of the weights, which stay in the file.
+"""Conversion of a GGUF file to a directory: configuration and tokenizer in Hugging Face's format, index of weights.
 
-No torch. The gguf package takes seconds to read a file's metadata, the index is read at once.
+The weights stay in the file. The gguf package takes seconds to read the metadata of a file; the index is read at once.
+No torch.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint.files import Progress
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
 from model.checkpoint.gguf.tokenizer import write_tokenizer
-from model.errors import ModelError
-
-Progress = Callable[[str, float], None]
-
-_NAMES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"token_embd\.weight", "tok_embeddings.weight"),
-        (r"output_norm\.weight", "norm.weight"),
-        (r"output\.weight", "output.weight"),
-        (r"blk\.(\d+)\.attn_norm\.weight", r"layers.\1.attention_norm.weight"),
-        (r"blk\.(\d+)\.ffn_norm\.weight", r"layers.\1.ffn_norm.weight"),
-        (r"blk\.(\d+)\.attn_([qkv])\.weight", r"layers.\1.attention.w\2.weight"),
-        (r"blk\.(\d+)\.attn_output\.weight", r"layers.\1.attention.wo.weight"),
-        (r"blk\.(\d+)\.ffn_gate\.weight", r"layers.\1.feed_forward.w1.weight"),
-        (r"blk\.(\d+)\.ffn_down\.weight", r"layers.\1.feed_forward.w2.weight"),
-        (r"blk\.(\d+)\.ffn_up\.weight", r"layers.\1.feed_forward.w3.weight"),
-        (r"blk\.(\d+)\.ffn_gate_inp\.weight", r"layers.\1.feed_forward.gate.weight"),
-        (r"blk\.(\d+)\.ffn_gate_exps\.weight", r"layers.\1.feed_forward.experts.*.w1.weight"),
-        (r"blk\.(\d+)\.ffn_down_exps\.weight", r"layers.\1.feed_forward.experts.*.w2.weight"),
-        (r"blk\.(\d+)\.ffn_up_exps\.weight", r"layers.\1.feed_forward.experts.*.w3.weight"),
-    )
-)
+from model.checkpoint.names import GGUF, native_name
+from model.errors import ModelError, one_line
 
 
 def convert(source: Path, directory: Path, progress: Progress) -> None:
-    """Write what serving the model in `source` needs, but for its weights, to the existing `directory`.
+    """Write what serving the model in `source` needs, except its weights, to `directory`, which exists.
 
-    Raises ModelError for a damaged file, another architecture, or a quantization without a decoder.
+    Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
     from gguf import GGUFReader
 
@@ -48,15 +28,15 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
         reader = GGUFReader(source)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, KeyError, IndexError, OSError) as error:
-        raise ModelError(f"{source.name} is no readable GGUF file: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"{source.name} is not a readable GGUF file: {one_line(error)}") from error
     if reader.byte_order == "S":
-        raise ModelError(f"{source.name} has the byte order of another kind of machine, which is not supported")
+        raise ModelError(f"{source.name} has another byte order than this machine; convert the file")
     entries = [entry for tensor in reader.tensors for entry in _entries(tensor)]
     try:
         config = hf_config(metadata, {entry.name: entry.shape for entry in entries})
         write_tokenizer(metadata, directory)
     except KeyError as error:
-        raise ModelError(f"{source.name} lacks {error}, which a model of this kind must have") from error
+        raise ModelError(f"{source.name} has no {error} in its metadata; a model of this kind needs it") from error
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", _generation_config(metadata))
     Index(source, tuple(entries)).write(directory)
@@ -65,11 +45,11 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
 def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """`config.json` from GGUF metadata and the weights' shapes by native name.
 
-    Raises ModelError for an architecture or a RoPE scaling not supported, KeyError for what is missing.
+    Raises ModelError for an architecture or a RoPE scaling that is not supported, KeyError for a missing field.
     """
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise ModelError(f"the GGUF has architecture {architecture!r}, supported is llama")
+        raise ModelError(f"the GGUF file has architecture {architecture!r}; Noria supports llama")
     values = {name.removeprefix("llama."): value for name, value in metadata.items()}
     dim, n_heads = values["embedding_length"], values["attention.head_count"]
     config = {
@@ -105,7 +85,7 @@ def _rope_scaling(values: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise ModelError(f"the GGUF has RoPE scaling {kind!r}, supported are none, linear, yarn")
+        raise ModelError(f"the GGUF file has RoPE scaling {kind!r}; Noria supports none, linear, yarn")
     scaling = {"rope_type": kind, "factor": values["rope.scaling.factor"]}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = values["rope.scaling.original_context_length"]
@@ -113,23 +93,22 @@ def _rope_scaling(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """End tokens: end of sequence, of turn and of message, where the file names them."""
+    """End tokens that the file names: end of sequence (eos), of turn (eot) and of message (eom)."""
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     config = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
     return {name: value for name, value in config.items() if value}
 
 
 def _entries(tensor: Any) -> Iterator[Entry]:
-    """The tensor, or one entry an expert. Raises ModelError for one that has no place or no decoder."""
+    """An entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
     if tensor.name == "rope_freqs.weight":
         raise ModelError(
-            "the GGUF has rope_freqs.weight (RoPE factors of kind llama3), which is not supported yet in GGUF; "
+            "the GGUF file has rope_freqs.weight (RoPE factors of kind llama3); Noria does not support them in GGUF, "
             "use the model's safetensors"
         )
-    matches = ((pattern.fullmatch(tensor.name), template) for pattern, template in _NAMES)
-    name = next((match.expand(template) for match, template in matches if match), None)
+    name = native_name(tensor.name, GGUF)
     if name is None:
-        raise ModelError(f"the GGUF has a tensor {tensor.name!r} that no supported family has")
+        raise ModelError(f"the GGUF file has a tensor {tensor.name!r}, which no supported model family has")
     _check_decoder(tensor)
     kind, offset, n_bytes = tensor.tensor_type.name, int(tensor.data_offset), int(tensor.n_bytes)
     shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -149,7 +128,7 @@ def _check_decoder(tensor: Any) -> None:
     try:
         dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], kind)
     except NotImplementedError as error:
-        raise ModelError(f"the GGUF has a tensor {tensor.name!r} in {kind.name}, which has no decoder") from error
+        raise ModelError(f"the GGUF file has {tensor.name!r} in {kind.name}; Noria has no decoder for that") from error
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

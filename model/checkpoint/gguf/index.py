@@ -1,12 +1,11 @@
-"""What lies where in a GGUF file: the index that stands in a converted directory for the weights. No torch."""
+"""The index of a GGUF file: name, kind and place of each weight, kept in the converted directory. No torch."""
 
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.checkpoint.conversions import fingerprint
-from model.checkpoint.files import read_json
+from model.checkpoint.files import fingerprint, read_json
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
@@ -29,14 +28,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What lies in the file `path`."""
+    """The weights in the GGUF file `path`."""
 
     path: Path
     entries: tuple[Entry, ...]
 
     @property
     def quantized(self) -> bool:
-        """Whether anything in the file is."""
+        """Whether any weight in the file is."""
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
@@ -56,21 +55,21 @@ class Index:
         return bits / weights
 
     def write(self, directory: Path) -> None:
-        """Into a converted directory, with the file's fingerprint."""
+        """Write the index into a converted directory, with the fingerprint of the file."""
         tensors = [asdict(entry) for entry in self.entries]
         index = {"path": str(self.path), "fingerprint": fingerprint(self.path), "tensors": tensors}
         (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def read_index(directory: Path) -> Index:
-    """The weights that a converted directory stands for. Raises ModelError if the file is gone or another now."""
+    """The index in a converted directory. Raises ModelError if the GGUF file is gone or has changed."""
     index = read_json(directory / INDEX)
     path = Path(index["path"])
     try:
         same = fingerprint(path) == index["fingerprint"]
     except OSError as error:
-        raise ModelError(f"cannot read {path.name}: {error.strerror}; start again with its new place") from error
+        raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
     if not same:
-        raise ModelError(f"{path.name} is not the file any more that it was at the start; start again")
+        raise ModelError(f"{path.name} has changed since it was converted; start again")
     entries = (Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in index["tensors"])
     return Index(path, tuple(entries))

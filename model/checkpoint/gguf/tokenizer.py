@@ -1,4 +1,4 @@
-"""A tokenizer from GGUF metadata: the tokens, merges or scores inside become a `tokenizer.json`.
+"""A `tokenizer.json` from the tokens, merges and scores in GGUF metadata.
 
 Two kinds cover the family: "gpt2" (byte-level BPE; its pre-tokenizer is named) and "llama" (SentencePiece BPE with
 byte fallback; its merges follow from the pieces' scores).
@@ -24,10 +24,10 @@ Metadata = Mapping[str, Any]
 
 
 def write_tokenizer(metadata: Metadata, directory: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for a tokenizer of another kind."""
+    """Write `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for another kind of tokenizer."""
     kind = metadata.get("tokenizer.ggml.model", "")
     if kind not in _BUILDERS:
-        raise ModelError(f"the GGUF has a {kind!r} tokenizer, supported are {', '.join(_BUILDERS)}")
+        raise ModelError(f"the GGUF file has a {kind!r} tokenizer; Noria supports {', '.join(_BUILDERS)}")
     tokenizer = _BUILDERS[kind](metadata)
     for token_type, special in ((UNKNOWN, True), (CONTROL, True), (USER_DEFINED, False)):
         names = _tokens_of_type(metadata, token_type)
@@ -45,7 +45,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """Special tokens by role, and the chat template, as transformers names them."""
+    """Special tokens by role and the chat template, under the names of transformers."""
     tokens = metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for role, key in _ROLES.items():
@@ -67,7 +67,7 @@ def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
 def _byte_level(metadata: Metadata) -> Tokenizer:
     name = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if name not in _PRE_TOKENIZERS:
-        raise ModelError(f"the GGUF has pre-tokenizer {name!r}, supported are {', '.join(_PRE_TOKENIZERS)}")
+        raise ModelError(f"the GGUF file has pre-tokenizer {name!r}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocab(metadata),
@@ -122,10 +122,10 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 
 
 def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set[str]) -> list[tuple[str, str]]:
-    """Merges of a SentencePiece BPE model: every split of a piece into two pieces, best score of the whole first.
+    """Merges of a SentencePiece BPE model: every split of a piece into two pieces, highest score of the piece first.
 
-    SentencePiece joins the adjacent pair whose joined piece scores highest; a ranked merge list in score order
-    does the same. Control pieces are no text and take no part.
+    SentencePiece joins the adjacent pair whose joined piece has the highest score. A list of merges in the order of
+    scores has the same effect. Control pieces are not text, and have no merges.
     """
     merges = []
     for piece, index in vocab.items():

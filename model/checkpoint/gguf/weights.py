@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.checkpoint.conversions import SAMPLE_BLOCKS, fingerprint
+from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
 from model.errors import ModelError
@@ -41,7 +41,7 @@ class GgufWeights:
         for entry in self.index.entries:
             data = file[entry.offset : entry.offset + entry.n_bytes]
             if len(data) < entry.n_bytes:
-                raise ModelError(f"{self.index.path.name} has become shorter; start again")
+                raise ModelError(f"{self.index.path.name} is shorter than it was when it was converted; start again")
             if entry.kind in FLOATS and (not quantized or len(entry.shape) == 1):
                 yield entry.name, data.view(_DTYPES[entry.kind]).view(entry.shape)
             else:
@@ -53,7 +53,7 @@ class GgufWeights:
             with self.index.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
-            raise ModelError(f"cannot read {self.index.path.name}: {error.strerror}; start again") from error
+            raise ModelError(f"{self.index.path.name} cannot be read: {error.strerror}; start again") from error
         mapped.madvise(mmap.MADV_SEQUENTIAL)
         return torch.frombuffer(mapped, dtype=torch.uint8)
 

@@ -1,28 +1,16 @@
-"""Weights as linear.c reads them: memory of ours and the record that points there."""
+"""Weights in the layouts of linear.c: their memory, and the record that points to it."""
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from model.kernels.cpu.records import WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
-"""Outputs packed together."""
+"""Outputs that are stored together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
-
-
-class Weights(ctypes.Structure):
-    """`weights` of linear.h."""
-
-    _fields_ = (
-        ("packed", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("n_out", ctypes.c_int64),
-        ("n_in", ctypes.c_int64),
-        ("format", ctypes.c_int64),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +22,11 @@ class PackedWeights:
     group: int
     packed: Tensor
     scales: Tensor | None
-    struct: Weights
+    record: WeightsRecord
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """For the rows as bytes, with what belongs to each group of them; beside bfloat16 as floats."""
-        a_group = 4 * self.group if self.struct.format == _BFLOAT16 else self.group + 12
+        """Scratch memory for the rows: bytes with 12 more for each group, or floats beside bfloat16 weights."""
+        a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
 
@@ -52,16 +40,16 @@ def int8(n_out: int, n_in: int) -> PackedWeights:
     packed = _records(n_out, n_in, INT8_GROUP)
     packed[-1] = 128  # beyond the last output: zeros
     scales = torch.zeros(len(packed) * OUTPUTS)
-    struct = Weights(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
-    return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, struct)
+    record = WeightsRecord(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
+    return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, record)
 
 
 def bfloat16(n_out: int, n_in: int) -> PackedWeights:
     """Memory for bfloat16."""
     packed = _records(n_out, n_in, 2 * INT8_GROUP)
     packed[-1] = 0
-    struct = Weights(packed.data_ptr(), None, n_out, n_in, _BFLOAT16)
-    return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, struct)
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, _BFLOAT16)
+    return PackedWeights(n_out, n_in, INT8_GROUP, packed, None, record)
 
 
 def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
@@ -71,10 +59,10 @@ def _records(n_out: int, n_in: int, n_bytes: int) -> Tensor:
 
 
 def blocks(n_out: int, n_in: int, n_bytes: int, *, with_minima: bool) -> PackedWeights:
-    """Room for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
-    record = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
-    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, record, dtype=torch.uint8)
+    """Memory for groups of 32 channels, `n_bytes` each: 32 in 8 bits, 16 in 4."""
+    width = (n_bytes + (4 if with_minima else 2)) * OUTPUTS
+    packed = torch.empty(padded(n_out, OUTPUTS) // OUTPUTS, n_in // BLOCK_GROUP, width, dtype=torch.uint8)
     packed[-1] = 0
     kinds = (_Q8, _Q8_MIN) if n_bytes == BLOCK_GROUP else (_Q4, _Q4_MIN)
-    struct = Weights(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
-    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, struct)
+    record = WeightsRecord(packed.data_ptr(), None, n_out, n_in, kinds[with_minima])
+    return PackedWeights(n_out, n_in, BLOCK_GROUP, packed, None, record)

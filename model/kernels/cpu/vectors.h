@@ -1,9 +1,10 @@
-/* Vectors of the compiler's own kind, as wide as the instruction set has them; one text for AVX-512, AVX2, NEON and
+/* Vectors of the compiler's own kind, as wide as the instruction set has them: one source for AVX-512, AVX2, NEON and
  * plain C. Only the multiply-adds are named by hand. Compile with -ffp-contract=off: what is fused is written as
  * `fused`, so that a row gives the same bits whatever stands beside it.
  */
 #pragma once
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #if defined(__AVX2__)
@@ -15,6 +16,10 @@
 #define GLUE2(a, b) a##_##b
 #define GLUE(a, b) GLUE2(a, b)
 #define EXPORT(name) __attribute__((visibility("default"))) GLUE(name, VARIANT)
+/* Python mirrors a struct (records.py): it compares the size and the offset of the first integer when it loads this. */
+#define MIRRORED(type, integer) \
+    int64_t EXPORT(sizeof_##type)(void) { return sizeof(type); } \
+    int64_t EXPORT(offset_##type)(void) { return offsetof(type, integer); }
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")

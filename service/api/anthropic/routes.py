@@ -1,38 +1,55 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's shapes."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from service.api.answering import answer
+from service.api.answering import answer, computed_response
+from service.api.anthropic.answers import MESSAGE, MESSAGE_CALL, InputTokens, MessageAnswer
 from service.api.anthropic.schema import ConversationBody, MessagesBody
 from service.api.anthropic.shape import MessageShape
-from service.api.body import read_body
-from service.api.encoding import encode_chat, order_chat, renamed
-from service.api.tokens.routes import at_work
+from service.api.encoding import encode_chat
+from service.api.examples import HELLO
+from service.api.orders import order_chat
+from service.api.routes import post
 from service.generation.served import ServedModel
-from service.structured.call_style import reader_of
+from service.http.dialects import ANTHROPIC
+from service.http.policy import Policy
+from service.structured.call_reader import reader_of
 
-router = APIRouter()
 
-
-@router.post("/v1/messages")
-async def messages(request: Request) -> Response:
-    body = await read_body(request, MessagesBody)
+@post(
+    "/v1/messages",
+    body=MessagesBody,
+    request={"messages": HELLO, "max_tokens": 8},
+    answer=MessageAnswer,
+    answers=(MESSAGE, MESSAGE_CALL),
+    policy=Policy(ANTHROPIC, generates=True),
+)
+async def messages(request: Request, body: MessagesBody) -> Response:
+    """Answer a conversation, in Anthropic's Messages API"""
     return await answer(
         request,
         body,
-        lambda served: renamed(order_chat(body.as_chat(), served), "output_config.format"),
+        lambda served: order_chat(body.chat_request(), served),
         lambda served, name: MessageShape(name, reader_of(served, body.may_call)),
     )
 
 
-@router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request) -> Response:
-    body = await read_body(request, ConversationBody)
-    return await at_work(request, body.model, lambda served: {"input_tokens": len(encoded(body, served))})
+@post(
+    "/v1/messages/count_tokens",
+    body=ConversationBody,
+    request={"messages": HELLO},
+    answer=InputTokens,
+    answers=({"input_tokens": 31},),
+    policy=Policy(ANTHROPIC),
+)
+async def count_tokens(request: Request, body: ConversationBody) -> Response:
+    """Count the tokens of a conversation
 
+    The number is that of the prompt that `/v1/messages` would compute.
+    """
 
-def encoded(body: ConversationBody, served: ServedModel) -> list[int]:
-    chat = body.as_chat()
-    messages = [message.plain() for message in chat.messages]
-    return encode_chat(served, messages, chat.functions, **chat.template_options)
+    def count(served: ServedModel) -> InputTokens:
+        return {"input_tokens": len(encode_chat(body.chat_request(), served))}
+
+    return await computed_response(request, body.model, count)

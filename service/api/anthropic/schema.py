@@ -1,17 +1,31 @@
-"""What a client of Anthropic's API may send, and the chat request that it stands for."""
+"""The request bodies of Anthropic's Messages API, and the internal request made of them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
-from service.api.anthropic.tools import TextBlock, Texts, ToolChoice, ToolOffer, ToolResult, ToolUse, text_of
+from service.api.anthropic.tools import (
+    CACHE_HINTS,
+    TextBlock,
+    Texts,
+    ToolChoice,
+    ToolOffer,
+    ToolResult,
+    ToolUse,
+    text_of,
+)
+from service.api.chat_request import ChatRequest, Json
 from service.http.errors import InvalidRequest
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, ranged, unsupported
-from service.schema.generation import MAX_USER, ChatBody
-from service.schema.harmless import HARMLESS_CONVERSATION, HARMLESS_MESSAGES, HARMLESS_OUTPUT_CONFIG
-from service.schema.tools import MAX_TOOLS
+from service.schema.conversation import TemplateOptions
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, ranged, unsupported
+from service.schema.generation import MAX_USER
+from service.schema.sampling import SamplingBody
+from service.schema.tools import MAX_TOOLS, AllowedCalls
+from service.structured.constraint import json_constraint
 
 MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -25,20 +39,24 @@ Blocks = Annotated[
     ),
 ]
 OF_ROLES = {"user": ToolUse, "assistant": ToolResult}
-"""Blocks that the other role has."""
+"""The block type that a message of this role must not have."""
 
 
-class Turn(Body):
-    role: Literal["user", "assistant"] = Field(description="Turns of one role in a row are one.")
+class MessageParam(Body):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant"] = Field(
+        description="user or assistant. Consecutive messages of one role are joined."
+    )
     content: Blocks = Field(
-        description="A string, or a list of blocks: text, `tool_use` (assistant), `tool_result` (user)."
+        description="The text, or a list of blocks: text, `tool_use` (assistant) and `tool_result` (user)."
     )
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
         for block in self.blocks:
             if isinstance(block, OF_ROLES[self.role]):
-                raise unsupported("content", f"a block of type {block.type} is not for a message of role {self.role}")
+                raise unsupported("content", f"a message of role {self.role} cannot have a block of type {block.type}")
         return self
 
     @property
@@ -47,73 +65,91 @@ class Turn(Body):
 
 
 class Metadata(Body):
-    user_id: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+    """Metadata of a request."""
+
+    user_id: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
 
 class OutputFormat(Body):
-    type: Literal["json_schema"] = Field(description="JSON of a schema is the only type.")
-    schema_: dict[str, Any] = Field(alias="schema", description="What the answer must be.")
+    """The format of the answer."""
+
+    type: Literal["json_schema"] = Field(description='"json_schema", the only type.')
+    schema_: dict[str, Any] = Field(alias="schema", description="The JSON schema of the answer.")
 
 
 class OutputConfig(Body):
-    harmless = HARMLESS_OUTPUT_CONFIG
-    format: OutputFormat | None = optional("JSON of a schema. Default: text.")
+    """Options of the answer."""
 
-    def as_chat(self) -> dict[str, Any] | None:
-        """As chat's `response_format`."""
-        if self.format is None:
-            return None
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format.schema_}}
+    harmless = only(effort=())
+    format: OutputFormat | None = optional("The format: JSON that follows a schema. Default: text.")
 
 
 class ConversationBody(Body):
-    """`POST /v1/messages/count_tokens`, and what it shares with `POST /v1/messages`."""
+    """The request body of `POST /v1/messages/count_tokens`; `POST /v1/messages` has more fields."""
 
-    harmless = HARMLESS_CONVERSATION
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    messages: Items[Turn] = Field(
-        max_length=MAX_ITEMS, description="At least one; the answer continues a last one of the assistant's."
+    harmless = only(
+        cache_control=CACHE_HINTS,
+        context_management=(),
+        mcp_servers=([],),
+        speed=("standard",),
+        thinking=({"type": "disabled"},),
     )
-    output_config: OutputConfig | None = optional("Only `format`.")
-    system: Texts | None = optional("A string, or a list of text blocks.")
-    tools: Items[ToolOffer] | None = optional("What the model may call.", max_length=MAX_TOOLS)
-    tool_choice: ToolChoice | None = optional("Default: auto with tools, else none.")
+    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    messages: Items[MessageParam] = Field(
+        max_length=MAX_ITEMS,
+        description="At least one message. If the last is an assistant message, the answer continues it.",
+    )
+    output_config: OutputConfig | None = optional("Options of the answer: only `format` is supported.")
+    system: Texts | None = optional("The system prompt: a string, or a list of text blocks.")
+    tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = optional(
+        "Which tools the model may call. Default: auto with tools, otherwise none."
+    )
 
     def check(self) -> None:
         if not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
+        self.allowed_calls()
+
+    def allowed_calls(self) -> AllowedCalls:
+        """Raises InvalidRequest."""
+        return (self.tool_choice or ToolChoice(type="auto")).allowed_calls([tool.function for tool in self.tools or ()])
 
     @property
     def may_call(self) -> bool:
-        return bool(self.tools) and (self.tool_choice is None or self.tool_choice.type != "none")
+        return bool(self.allowed_calls().functions)
 
-    def as_chat(self, **others: Any) -> ChatBody:
-        """The chat request. Raises InvalidRequest for a choice among tools that are not there."""
+    def chat_request(self) -> ChatRequest:
+        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         system = [{"role": "system", "content": text_of(self.system)}] if self.system else []
-        groups = groupby(self.messages, key=lambda turn: turn.role)
-        chat = ChatBody.model_validate(
-            {
-                "messages": [*system, *(message for role, turns in groups for message in _as_chat(role, [*turns]))],
-                "continue_final_message": self.messages[-1].role == "assistant",
-                "tools": [tool.as_chat() for tool in self.tools or ()],
-                **(self.tool_choice.as_chat() if self.tool_choice else {}),
-                "response_format": self.output_config and self.output_config.as_chat(),
-                **others,
-            }
-        )
-        chat.check_tools()
-        chat.check_continuation(chat.messages)
-        return chat
+        groups = groupby(self.messages, key=lambda message: message.role)
+        messages = [message for role, group in groups for message in _plain(role, [*group])]
+        continues = self.messages[-1].role == "assistant"
+        options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
+        return ChatRequest(system + messages, self.allowed_calls(), options)
 
 
 class MessagesBody(ConversationBody):
-    """`POST /v1/messages`."""
+    """The request body of `POST /v1/messages`."""
 
-    harmless = HARMLESS_MESSAGES
-    max_tokens: int = Field(ge=1, le=MAX_TOKENS, description="Within the context, together with the prompt.")
-    metadata: Metadata | None = optional("Only `user_id`.")
-    stop_sequences: Items[Sentence] | None = optional("The text ends before any of them.", max_length=MAX_STOPS)
-    stream: bool | None = optional("Server-sent events in place of one answer.")
+    harmless = only(
+        **ConversationBody.harmless,
+        container=(),
+        diagnostics=(),
+        inference_geo=(),
+        thread=(),
+        service_tier=("auto", "standard_only"),
+    )
+    max_tokens: int = Field(
+        ge=1,
+        le=MAX_TOKENS,
+        description="The maximum number of generated tokens. Prompt and answer together must fit the context.",
+    )
+    metadata: Metadata | None = optional("Metadata: only `user_id` is supported.")
+    stop_sequences: Items[Sentence] | None = optional(
+        "Strings that end the text; it ends before them.", max_length=MAX_STOPS
+    )
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     temperature: float | None = ranged("temperature")
     top_p: float | None = ranged("top_p")
     top_k: int | None = ranged("top_k")
@@ -122,23 +158,25 @@ class MessagesBody(ConversationBody):
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
-    def as_chat(self, **others: Any) -> ChatBody:
-        return super().as_chat(
+    def chat_request(self) -> ChatRequest:
+        form = self.output_config and self.output_config.format
+        sampling = SamplingBody.model_construct(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=self.stop_sequences
+        )
+        return replace(
+            super().chat_request(),
+            constraint=json_constraint(form.schema_, "output_config.format") if form else None,
+            sampling=sampling,
             max_tokens=self.max_tokens,
-            stop=self.stop_sequences,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            **others,
         )
 
 
-def _as_chat(role: str, turns: list[Turn]) -> list[dict[str, Any]]:
-    """Turns of one role in a row as chat messages: results of tools, then one message with texts and calls."""
-    blocks = [block for turn in turns for block in turn.blocks]
-    results = [block.as_chat() for block in blocks if isinstance(block, ToolResult)]
-    calls = [block.as_chat() for block in blocks if isinstance(block, ToolUse)]
-    texts = [text for turn in turns if (text := text_of(turn.content))]
+def _plain(role: str, messages: Sequence[MessageParam]) -> list[Json]:
+    """Consecutive messages of one role as chat formats take them: tool results, then one message of texts and calls."""
+    blocks = [block for message in messages for block in message.blocks]
+    results = [block.plain() for block in blocks if isinstance(block, ToolResult)]
+    calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]
+    texts = [text for message in messages if (text := text_of(message.content))]
     if results and not texts:
         return results
-    return [*results, {"role": role, "content": "\n\n".join(texts), "tool_calls": calls}]
+    return [*results, {"role": role, "content": "\n\n".join(texts), **({"tool_calls": calls} if calls else {})}]

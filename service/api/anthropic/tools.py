@@ -1,22 +1,27 @@
-"""Tools in Anthropic's words, and what they are in chat's."""
+"""The content blocks and tools of Anthropic's Messages API."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional, unsupported
-from service.schema.generation import MAX_NAME
-from service.schema.harmless import HARMLESS_TEXT_BLOCK, HARMLESS_TOOL_OFFER, HARMLESS_TOOL_RESULT, HARMLESS_TOOL_USE
-from service.schema.tools import NAME
+from service.http.errors import InvalidRequest, quoted
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
+from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
 
 Json = dict[str, Any]
+CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+"""Prompts are cached without these hints, for as long as there is memory."""
 
 
 class TextBlock(Body):
-    harmless = HARMLESS_TEXT_BLOCK
+    """A block of text."""
+
+    harmless = only(cache_control=CACHE_HINTS, citations=([],))
     type: Literal["text"] = Field(description='"text".')
-    text: str = Field(description="Blocks are joined without a space.")
+    text: str = Field(description="The text. Blocks are joined without a space.")
 
 
 Texts = Annotated[
@@ -28,64 +33,88 @@ Texts = Annotated[
 
 
 def text_of(content: str | list[Any] | None) -> str:
-    """The texts among blocks."""
+    """The text of all text blocks."""
     if isinstance(content, list):
         return "".join(block.text for block in content if isinstance(block, TextBlock))
     return content or ""
 
 
 class ToolUse(Body):
-    """A call of an earlier answer."""
+    """A tool call in an earlier answer."""
 
-    harmless = HARMLESS_TOOL_USE
+    harmless = only(cache_control=CACHE_HINTS, caller=({"type": "direct"},), toolset_name=())
     type: Literal["tool_use"] = Field(description='"tool_use".')
-    id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the tool's result refers to.")
-    name: str = Field(max_length=64, description="The tool's.")
-    input: Json = Field(description="The arguments.")
+    id: str = Field(
+        min_length=1, max_length=MAX_NAME, description="The id of the call. The result of the tool repeats it."
+    )
+    name: str = Field(max_length=64, description="The name of the tool.")
+    input: Json = Field(description="The arguments of the call.")
 
-    def as_chat(self) -> Json:
-        return {"id": self.id, "function": {"name": self.name, "arguments": json.dumps(self.input)}}
+    def plain(self) -> Json:
+        try:
+            json.dumps(self.input, allow_nan=False)
+        except ValueError as error:
+            message = f"messages has a tool_use block {quoted(self.id)} whose input is not JSON: {error}"
+            raise InvalidRequest(message, param="messages") from None
+        return plain_call(self.id, self.name, self.input)
 
 
 class ToolResult(Body):
-    """What a tool answered."""
+    """The result of a tool."""
 
-    harmless = HARMLESS_TOOL_RESULT
+    harmless = only(cache_control=CACHE_HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
-    tool_use_id: str = Field(max_length=MAX_NAME, description="The call's id.")
-    content: Texts | None = optional("A string, or a list of text blocks.")
-    is_error: bool | None = optional('The model is told so: "Error: " goes before the content.')
+    tool_use_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
+    content: Texts | None = optional("The text, or a list of text blocks.")
+    is_error: bool | None = optional('true: the content for the model begins with "Error: ".')
 
-    def as_chat(self) -> Json:
+    def plain(self) -> Json:
         content = ("Error: " if self.is_error else "") + text_of(self.content)
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
 
 
 class ToolOffer(Body):
-    harmless = HARMLESS_TOOL_OFFER
-    type: Literal["custom"] | None = optional('"custom"; the tools of Anthropic are not here.')
-    name: str = Field(pattern=NAME, description="Up to 64 letters, digits, `_`, `-`, `.`.")
-    description: str | None = optional("What the model is told of it.")
-    input_schema: Json = Field(description="A JSON schema of an object.")
-    strict: bool | None = optional("The input of a call that the model makes by itself keeps to the schema too.")
+    """A tool that the model may call."""
 
-    def as_chat(self) -> Json:
-        about = {"description": self.description, "parameters": self.input_schema, "strict": self.strict}
-        return {"type": "function", "function": {"name": self.name, **about}}
+    harmless = only(
+        allowed_callers=(["direct"],),
+        cache_control=CACHE_HINTS,
+        defer_loading=(False,),
+        eager_input_streaming=(True,),
+        input_examples=([],),
+    )
+    type: Literal["custom"] | None = optional('"custom". The built-in tools of Anthropic are not supported.')
+    name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
+    description: str | None = optional("A description of the tool for the model.")
+    input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
+    strict: bool | None = optional(
+        "true: the arguments of every call follow the schema, also where the model was free to answer with text."
+    )
+
+    @property
+    def function(self) -> Function:
+        return Function.model_construct(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
 
 
 class ToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"] = Field(description="auto, any, none or tool.")
-    name: str | None = optional("With type tool: which.", max_length=64)
-    disable_parallel_tool_use: bool | None = optional("One call at most. Default: false.")
+    """Which tools the model may call."""
+
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        description="auto, any (it must call a tool), none, or tool (it must call the tool `name`)."
+    )
+    name: str | None = optional("The name of the tool. Required with type tool.", max_length=64)
+    disable_parallel_tool_use: bool | None = optional("true: the answer has at most one call. Default: false.")
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.name is None) == (self.type == "tool"):
-            raise unsupported("name", f"name goes with type tool and only with it, got type {self.type}")
+            raise unsupported("name", f"name is required with type tool and allowed only with it, got type {self.type}")
         return self
 
-    def as_chat(self) -> Json:
-        named = {"type": "function", "function": {"name": self.name}}
-        choice = {"auto": "auto", "any": "required", "none": "none", "tool": named}[self.type]
-        return {"tool_choice": choice, "parallel_tool_calls": not self.disable_parallel_tool_use}
+    def allowed_calls(self, offered: Sequence[Function]) -> AllowedCalls:
+        """Raises InvalidRequest."""
+        chosen = {"none": [], "tool": [self.name or ""]}.get(self.type)
+        one = self.type == "tool" or bool(self.disable_parallel_tool_use)
+        return allowed_calls(offered, chosen, must=self.type in ("any", "tool"), one=one)

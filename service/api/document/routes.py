@@ -2,21 +2,31 @@
 
 import asyncio
 from functools import lru_cache
+from typing import Any
 
 import orjson
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from service.api.document.openapi import document
+from service.api.routes import Route, get
 
-router = APIRouter()
+
+class Document(TypedDict):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
 
 
-@router.get("/openapi.json", include_in_schema=False)
+@get("/openapi.json", answer=Document)
 async def openapi(request: Request) -> Response:
-    return Response(await asyncio.to_thread(_rendered, request.app), media_type="application/json")
+    """Describe every route"""
+    content = await asyncio.to_thread(_rendered, request.app.state.routes)
+    return Response(content, media_type="application/json")
 
 
 @lru_cache(maxsize=1)
-def _rendered(app: FastAPI) -> bytes:
-    return orjson.dumps(document(app))
+def _rendered(routes: tuple[Route, ...]) -> bytes:
+    return orjson.dumps(document(routes))

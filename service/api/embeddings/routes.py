@@ -2,21 +2,30 @@
 
 from contextlib import ExitStack
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from service.api.answering import gathered, started
-from service.api.body import read_body
+from service.api.answering import submit, whole_response
 from service.api.embeddings.schema import EmbeddingsBody, order_embeddings
-from service.api.embeddings.shape import EmbeddingShape
+from service.api.embeddings.shape import EMBEDDINGS, EMBEDDINGS_BASE64, EmbeddingList, EmbeddingShape
+from service.api.routes import post
+from service.http.policy import Policy
 
-router = APIRouter()
 
+@post(
+    "/v1/embeddings",
+    body=EmbeddingsBody,
+    request={"input": "A noria."},
+    answer=EmbeddingList,
+    answers=(EMBEDDINGS, EMBEDDINGS_BASE64),
+    policy=Policy(generates=True),
+)
+async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
+    """Embed one or more texts
 
-@router.post("/v1/embeddings")
-async def embeddings(request: Request) -> Response:
-    body = await read_body(request, EmbeddingsBody)
+    An embedding is the pooled hidden state of a text, scaled to length 1.
+    """
     with ExitStack() as stack:
-        served, generation = await started(stack, request, body, lambda served: order_embeddings(body, served))
+        served, generation = await submit(stack, request, body, lambda served: order_embeddings(body, served))
         shape = EmbeddingShape(body.model or served.names[0], body.encoding_format == "base64")
-        return await gathered(request, generation, shape.whole)
+        return await whole_response(request, generation, shape.whole)

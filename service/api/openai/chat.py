@@ -1,25 +1,37 @@
 """`POST /v1/chat/completions`."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from service.api.answering import answer
-from service.api.body import read_body
-from service.api.encoding import order_chat
+from service.api.examples import HELLO
+from service.api.openai.answers import CHAT, CHAT_CALL, ChatCompletion
+from service.api.openai.schema import ChatBody
 from service.api.openai.shape import ChatShape
-from service.schema.generation import ChatBody, StreamOptions
+from service.api.orders import order_chat
+from service.api.routes import post
+from service.http.policy import Policy
+from service.schema.generation import StreamOptions
 from service.structured.call_style import style_of
 
-router = APIRouter()
 
+@post(
+    "/v1/chat/completions",
+    body=ChatBody,
+    request={"messages": HELLO, "max_tokens": 8},
+    answer=ChatCompletion,
+    answers=(CHAT, CHAT_CALL),
+    policy=Policy(generates=True),
+)
+async def chat_completions(request: Request, body: ChatBody) -> Response:
+    """Answer a conversation
 
-@router.post("/v1/chat/completions")
-async def chat_completions(request: Request) -> Response:
-    body = await read_body(request, ChatBody)
+    Without a token limit the answer may fill the context.
+    """
     return await answer(
         request,
         body,
-        lambda served: order_chat(body, served),
+        lambda served: order_chat(body.chat_request(), served),
         lambda served, name: ChatShape(
             name,
             served.tokenizer,
@@ -27,6 +39,6 @@ async def chat_completions(request: Request) -> Response:
             bool(body.logprobs),
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
-            style_of(served) if body.functions else None,
+            style_of(served) if body.may_call else None,
         ),
     )

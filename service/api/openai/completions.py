@@ -1,20 +1,31 @@
 """`POST /v1/completions`."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from service.api.answering import answer
-from service.api.body import read_body
-from service.api.encoding import order_completion
+from service.api.openai.answers import COMPLETION, Completion
+from service.api.openai.completion_order import order_completion
+from service.api.openai.schema import CompletionBody
 from service.api.openai.shape import CompletionShape
-from service.schema.generation import CompletionBody, StreamOptions
+from service.api.routes import post
+from service.http.policy import Policy
+from service.schema.generation import StreamOptions
 
-router = APIRouter()
 
+@post(
+    "/v1/completions",
+    body=CompletionBody,
+    request={"prompt": "The capital of France is", "max_tokens": 8},
+    answer=Completion,
+    answers=(COMPLETION,),
+    policy=Policy(generates=True),
+)
+async def completions(request: Request, body: CompletionBody) -> Response:
+    """Continue one or more prompts
 
-@router.post("/v1/completions")
-async def completions(request: Request) -> Response:
-    body = await read_body(request, CompletionBody)
+    `logprobs` k reports the k likeliest tokens beside each token; 0 reports only the token's own.
+    """
     return await answer(
         request,
         body,

@@ -1,30 +1,32 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{name}`."""
 
-from typing import Any
-
-from fastapi import APIRouter, Request
+from fastapi import Request
+from starlette.responses import Response
 
 from service.api.admission import State
+from service.api.openai.answers import CARD, ModelCard, ModelList
+from service.api.routes import get, json_response
 from service.generation.served import ServedModel
 
-router = APIRouter()
 
-
-@router.get("/v1/models")
-async def models(request: Request) -> dict[str, Any]:
+@get("/v1/models", answer=ModelList, answers=({"object": "list", "data": [CARD]},))
+async def models(request: Request) -> Response:
+    """List the names of the served model"""
     state: State = request.app.state.noria
     served = state.admission.require()
-    return {"object": "list", "data": [card(served, name) for name in served.names]}
+    answer: ModelList = {"object": "list", "data": [card(served, name) for name in served.names]}
+    return json_response(answer)
 
 
-@router.get("/v1/models/{name:path}")
-async def model(request: Request, name: str) -> dict[str, Any]:
+@get("/v1/models/{name:path}", answer=ModelCard, answers=(CARD,))
+async def model(request: Request) -> Response:
+    """Describe the served model under one of its names"""
     state: State = request.app.state.noria
-    return card(state.admission.require(name), name)
+    name = request.path_params["name"]
+    return json_response(card(state.admission.require(name), name))
 
 
-def card(served: ServedModel, name: str) -> dict[str, Any]:
-    """vLLM's, and how the model is run. `window`: of attention, in tokens; null is full, a list where layers differ."""
+def card(served: ServedModel, name: str) -> ModelCard:
     windows = [pool.window for pool in served.info.pools]
     return {
         "id": name,

@@ -1,45 +1,40 @@
-"""Answers as OpenAI's clients expect them: plain dicts, one class an endpoint.
-
-A shape makes the events of a stream (`opening`, `chunks`, `closing`) and the whole answer (`whole`).
-"""
+"""The answers of completions and chat, as plain dicts: the events of a stream, or the whole answer."""
 
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import cast
 
 from model.batch import TokenLogprob
 from model.tokenizers.base import Tokenizer
+from service.api.openai.answers import (
+    AnswerHead,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenUsage,
+    ToolCall,
+)
 from service.generation.choice import Delta, Scored
-from service.generation.generation import Usage
-from service.http.sse import Framing, Json, PlainEvents
+from service.generation.generation import Timings, Usage
+from service.http.sse import Json, PlainEvents
 from service.schema.generation import StreamOptions
-from service.structured.call_style import CallReader, Style, gathered, piece_json
+from service.structured.call_reader import CallReader, gathered, piece_json
+from service.structured.call_style import Style
 
 LEAST_LOGPROB = -9999.0
-"""What -inf is sent as: JSON has no infinities."""
+"""JSON has no infinities: -inf is sent as this number."""
 
 
-class Shape(Framing, Protocol):
-    """`usage` is that of the request so far."""
-
-    def opening(self, index: int, usage: Usage) -> list[Json]:
-        """The events before a choice's first."""
-        ...
-
-    def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]: ...
-
-    def closing(self, usage: Usage) -> list[Json]:
-        """The events after the last choice's last."""
-        ...
-
-    def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
-        """The answer of a plain request; `parts` has one complete delta a choice."""
-        ...
-
-
-def usage_json(usage: Usage) -> Json:
+def usage_json(usage: Usage) -> TokenUsage:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
@@ -48,26 +43,24 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def chunk_usage(asked: StreamOptions, usage: Usage) -> Json:
-    """What the chunks of a stream say of usage: null where a last chunk will, numbers where each is to."""
-    if asked.continuous_usage_stats:
+def chunk_usage(options: StreamOptions, usage: Usage) -> Json:
+    """The field `usage` of a chunk: null if only a last chunk has the numbers, none if no chunk has them."""
+    if options.continuous_usage_stats:
         return {"usage": usage_json(usage)}
-    return {"usage": None} if asked.include_usage else {}
+    return {"usage": None} if options.include_usage else {}
 
 
-def prompt_scores(delta: Delta, tokenizer: Tokenizer) -> Json:
-    """`prompt_logprobs` as vLLM has it, if asked for: by token id, the first token has none."""
-    if delta.prompt_logprobs is None:
-        return {}
+def prompt_scores(scored: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptLogprobs:
+    """`prompt_logprobs` as vLLM has them."""
 
-    def scores(item: TokenLogprob) -> Json:
+    def scores(item: TokenLogprob) -> dict[str, PromptLogprob]:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(item.top, 1)}
         return {
             str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.name(token)}
             for token, (logprob, rank) in ({item.token: (item.logprob, item.rank)} | ranked).items()
         }
 
-    return {"prompt_logprobs": [None, *map(scores, delta.prompt_logprobs)]}
+    return [None, *map(scores, scored)]
 
 
 def _finite(logprob: float | None) -> float | None:
@@ -76,7 +69,7 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(PlainEvents):
-    """`text_completion` objects. `logprobs`, `token_ids`: whether they were asked for."""
+    """Writes `text_completion` objects. `logprobs`, `token_ids`: whether the request wants them."""
 
     model: str
     tokenizer: Tokenizer
@@ -91,38 +84,42 @@ class CompletionShape(PlainEvents):
         return []
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        chunk = self._object([self._choice(index, delta)]) | chunk_usage(self.stream, usage)
-        return [chunk if delta.progress is None else chunk | {"prompt_progress": delta.progress}]
+        chunk: Json = {**self._head(), "choices": [self._choice(index, delta)], **chunk_usage(self.stream, usage)}
+        if delta.progress is not None:
+            chunk["prompt_progress"] = delta.progress
+        return [chunk]
 
-    def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> Completion:
         choices = [self._choice(index, delta) for index, delta in enumerate(parts)]
-        return self._object(choices) | {"usage": usage_json(usage)}
+        return {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
 
     def closing(self, usage: Usage) -> list[Json]:
-        return [self._object([]) | {"usage": usage_json(usage)}] if self.stream.include_usage else []
+        return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.include_usage else []
 
-    def _object(self, choices: list[Json]) -> Json:
+    def _head(self) -> AnswerHead:
         return {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "choices": choices,
         }
 
-    def _choice(self, index: int, delta: Delta) -> Json:
-        choice = {
+    def _choice(self, index: int, delta: Delta) -> CompletionChoice:
+        choice: CompletionChoice = {
             "index": index,
             "text": delta.text,
             "logprobs": self._scores(delta.scored) if self.logprobs else None,
             "finish_reason": delta.finish,
         }
         if self.token_ids:
-            choice |= {"prompt_token_ids": delta.prompt_tokens, "token_ids": delta.tokens}
-        return choice | prompt_scores(delta, self.tokenizer)
+            choice["prompt_token_ids"] = delta.prompt_tokens
+            choice["token_ids"] = delta.tokens
+        if delta.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_scores(delta.prompt_logprobs, self.tokenizer)
+        return choice
 
-    def _scores(self, scored: Sequence[Scored]) -> Json:
+    def _scores(self, scored: Sequence[Scored]) -> CompletionLogprobs:
         return {
             "tokens": [self.tokenizer.name(item.token) for item in scored],
             "token_logprobs": [_finite(item.logprob) for item in scored],
@@ -131,7 +128,7 @@ class CompletionShape(PlainEvents):
         }
 
     def _top(self, item: Scored) -> dict[str, float | None] | None:
-        """The likeliest tokens and the token itself; of two with one name, the likelier."""
+        """The likeliest tokens and the token itself. Of two tokens with the same name it has the likelier."""
         if item.logprob is None:
             return None
         top: dict[str, float | None] = {}
@@ -142,7 +139,7 @@ class CompletionShape(PlainEvents):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(PlainEvents):
-    """`chat.completion` and `chat.completion.chunk` objects. With a `style` texts may hold calls."""
+    """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls."""
 
     model: str
     tokenizer: Tokenizer
@@ -159,7 +156,7 @@ class ChatShape(PlainEvents):
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
+        """Chunks with content, then one with an empty delta and the finish reason, as OpenAI sends them."""
         pieces, finish = self._pieces(index, delta)
         scores = [self._scores(delta.scored)] + [None] * len(pieces)
         frames = [self._chunk(index, piece, own, None, usage) for piece, own in zip(pieces, scores, strict=False)]
@@ -174,70 +171,74 @@ class ChatShape(PlainEvents):
             frames[0]["prompt_token_ids"] = delta.prompt_tokens
         return frames
 
-    def whole(self, parts: Sequence[Delta], usage: Usage) -> Json:
-        choices = [
-            {
-                "index": index,
-                **self._message(delta),
-                "logprobs": self._scores(delta.scored),
-                **({"token_ids": delta.tokens} if self.token_ids else {}),
-            }
-            for index, delta in enumerate(parts)
-        ]
-        prompt = prompt_scores(parts[0], self.tokenizer)
+    def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> ChatCompletion:
+        answer: ChatCompletion = {
+            **self._head("chat.completion"),
+            "choices": [self._choice(index, delta) for index, delta in enumerate(parts)],
+            "usage": usage_json(usage),
+            "timings": timings,
+        }
+        if (scored := parts[0].prompt_logprobs) is not None:
+            answer["prompt_logprobs"] = prompt_scores(scored, self.tokenizer)
         if self.token_ids:
-            prompt["prompt_token_ids"] = parts[0].prompt_tokens
-        return self._object("chat.completion", choices) | {"usage": usage_json(usage)} | prompt
+            answer["prompt_token_ids"] = parts[0].prompt_tokens
+        return answer
 
     def closing(self, usage: Usage) -> list[Json]:
         if not self.stream.include_usage:
             return []
-        return [self._object("chat.completion.chunk", []) | {"usage": usage_json(usage)}]
+        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": usage_json(usage)}]
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
-        """The deltas of a chunk's message, and its finish_reason. What has logprobs or ids has a delta, maybe empty."""
-        anything = delta.text or delta.scored or delta.tokens
+        """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
+        content = delta.text or delta.scored or delta.tokens
         if self.style is None:
-            return [{"content": delta.text}] if anything else [], delta.finish
+            return [{"content": delta.text}] if content else [], delta.finish
         reader = self.readers.setdefault(index, CallReader(self.style))
         pieces = [piece_json(piece) for piece in reader.feed(delta.text, final=delta.finish is not None)]
         return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), reader.finish(delta.finish)
 
-    def _message(self, delta: Delta) -> Json:
-        """A whole message, and its finish_reason."""
-        message: Json = {"role": "assistant", "content": delta.text, "refusal": None}
-        if self.style is None:
-            return {"message": message, "finish_reason": delta.finish}
-        reader = CallReader(self.style)
-        text, calls = gathered(reader.feed(delta.text, final=True))
-        called = {"content": text or None, "tool_calls": calls} if calls else {"content": text}
-        return {"message": message | called, "finish_reason": reader.finish(delta.finish)}
+    def _choice(self, index: int, delta: Delta) -> ChatChoice:
+        message: ChatMessage = {"role": "assistant", "content": delta.text, "refusal": None}
+        finish = delta.finish
+        if self.style is not None:
+            reader = CallReader(self.style)
+            text, calls = gathered(reader.feed(delta.text, final=True))
+            finish = reader.finish(finish)
+            message["content"] = text
+            if calls:
+                message["content"] = text or None
+                message["tool_calls"] = cast("list[ToolCall]", calls)
+        logprobs = self._scores(delta.scored)
+        choice: ChatChoice = {"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs}
+        if self.token_ids:
+            choice["token_ids"] = delta.tokens
+        return choice
 
-    def _object(self, kind: str, choices: list[Json]) -> Json:
+    def _head(self, kind: str) -> AnswerHead:
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "choices": choices,
         }
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None, usage: Usage) -> Json:
+    def _chunk(self, index: int, delta: Json, logprobs: ChatLogprobs | None, finish: str | None, usage: Usage) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._object("chat.completion.chunk", [choice]) | chunk_usage(self.stream, usage)
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **chunk_usage(self.stream, usage)}
 
-    def _scores(self, scored: Sequence[Scored]) -> Json | None:
+    def _scores(self, scored: Sequence[Scored]) -> ChatLogprobs | None:
         if not self.logprobs:
             return None
-        content = [
-            self._score(item.token, item.logprob)
-            | {"top_logprobs": [self._score(token, logprob) for token, logprob in item.top]}
-            for item in scored
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [self._with_top(item) for item in scored], "refusal": None}
 
-    def _score(self, token: int, logprob: float | None) -> Json:
+    def _with_top(self, item: Scored) -> ChatTokenLogprob:
+        score = self._score(item.token, item.logprob)
+        score["top_logprobs"] = [self._score(token, logprob) for token, logprob in item.top]
+        return score
+
+    def _score(self, token: int, logprob: float | None) -> ChatTokenLogprob:
         piece = self.tokenizer.piece(token)
         return {
             "token": self.tokenizer.name(token),

@@ -1,53 +1,108 @@
 """`/live`, `/ready`, `/health` (no key needed) and `/version`."""
 
-from typing import Any
+from typing import Literal, NotRequired
 
-from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from fastapi import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from service import version
 from service.api.admission import State
+from service.api.examples import FINGERPRINT
+from service.api.routes import get, json_response
+from service.http.policy import Policy
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
-
-router = APIRouter()
-
-
-@router.head("/live", include_in_schema=False)
-@router.get("/live")
-async def live() -> dict[str, str]:
-    """The process answers."""
-    return {"status": "live"}
+METHODS = ("GET", "HEAD")
+PROBE = Policy(open=True, quiet=True)
 
 
-@router.head("/ready", include_in_schema=False)
-@router.get("/ready")
-async def ready(request: Request) -> JSONResponse:
-    """New requests are welcome; 503 while loading (with stage and progress), restarting or draining."""
+class Live(TypedDict):
+    status: Literal["live"]
+
+
+class Status(TypedDict):
+    """`status` is ready, draining, starting, loading, restarting, failed or stopped."""
+
+    status: str
+
+
+class Readiness(Status):
+    """The stage of loading, and its progress from 0 to 1, while the server is not ready and not draining."""
+
+    stage: NotRequired[str]
+    progress: NotRequired[float]
+
+
+class Version(TypedDict):
+    """`engine` describes the model and how it is run; null while it is loading."""
+
+    version: str
+    engine: dict[str, str] | None
+    fingerprint: str | None
+
+
+LOADED: Version = {
+    "version": "0.1.0",
+    "engine": {"family": "llama", "quantize": "int8"},
+    "fingerprint": FINGERPRINT,
+}
+
+
+@get("/live", answer=Live, answers=({"status": "live"},), methods=METHODS, policy=PROBE)
+async def live(request: Request) -> Response:
+    """Say that the process answers"""
+    return json_response({"status": "live"})
+
+
+@get(
+    "/ready",
+    answer=Readiness,
+    answers=({"status": "ready"}, {"status": "loading", "stage": "loading weights", "progress": 0.5}),
+    statuses=(200, 503),
+    methods=METHODS,
+    policy=PROBE,
+)
+async def ready(request: Request) -> Response:
+    """Say whether the server takes new requests
+
+    503 while it is loading, restarting or draining.
+    """
     state: State = request.app.state.noria
     if state.admission.ready:
-        return JSONResponse({"status": "ready"})
-    report: dict[str, Any] = {"status": state.admission.status}
+        return json_response({"status": "ready"})
+    report: Readiness = {"status": state.admission.status}
     if not state.admission.draining:
-        report |= {"stage": state.client.stage, "progress": round(state.client.progress, 3)}
-    return JSONResponse(report, 503)
+        report["stage"] = state.client.stage
+        report["progress"] = round(state.client.progress, 3)
+    return json_response(report, 503)
 
 
-@router.head("/health", include_in_schema=False)
-@router.get("/health")
-async def health(request: Request) -> JSONResponse:
-    """The engine serves, draining or not."""
+@get(
+    "/health",
+    answer=Status,
+    answers=({"status": "ready"}, {"status": "loading"}),
+    statuses=(200, 503),
+    methods=METHODS,
+    policy=PROBE,
+)
+async def health(request: Request) -> Response:
+    """Say whether the engine serves, draining or not
+
+    503 while it does not.
+    """
     state: State = request.app.state.noria
     healthy = state.admission.model is not None and state.client.state == "ready"
-    return JSONResponse({"status": state.admission.status}, 200 if healthy else 503)
+    return json_response({"status": state.admission.status}, 200 if healthy else 503)
 
 
-@router.get("/version")
-async def show_version(request: Request) -> dict[str, Any]:
+@get("/version", answer=Version, answers=(LOADED, {"version": "0.1.0", "engine": None, "fingerprint": None}))
+async def show_version(request: Request) -> Response:
+    """Show the version of the server and how it runs the model"""
     state: State = request.app.state.noria
     model = state.admission.model
-    return {
+    answer: Version = {
         "version": version(),
         "engine": model.info.description if model else None,
         "fingerprint": model.fingerprint if model else None,
     }
+    return json_response(answer)

@@ -1,25 +1,24 @@
-"""Items of a conversation: messages, calls of functions, what the functions answered. And what they are in chat."""
+"""Items of a conversation: messages, function calls and their outputs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, optional
-from service.schema.generation import MAX_NAME
-from service.schema.harmless import HARMLESS_CALL_ITEM, HARMLESS_INPUT_ITEM, HARMLESS_INPUT_PART, HARMLESS_OUTPUT_ITEM
-from service.schema.tools import Called
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
+from service.schema.tools import Called, plain_call
 
 Json = dict[str, Any]
 
 
 class InputPart(Body):
-    """What a user wrote, or what an answer gave."""
+    """A text part of a message."""
 
-    harmless = HARMLESS_INPUT_PART
-    type: Literal["input_text", "output_text"] = Field(description="Text is the only type.")
-    text: str = Field(description="Parts are joined without a space.")
-    parsed: Any = optional("What an SDK made of the text; without effect.")
+    harmless = only(annotations=([],), logprobs=([],))
+    type: Literal["input_text", "output_text"] = Field(description="input_text or output_text.")
+    text: str = Field(description="The text. The parts of a message are joined without a space.")
+    parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
 
 
 Parts = Annotated[
@@ -32,30 +31,42 @@ Parts = Annotated[
 
 
 class InputMessage(Body):
-    harmless = HARMLESS_INPUT_ITEM
-    type: Literal["message"] | None = optional('"message", which is also the default.')
-    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
-    content: Parts = Field(description="A string, or a list of text parts.")
+    """A message."""
+
+    harmless = only(phase=("final_answer",), status=("completed", "incomplete"))
+    type: Literal["message"] | None = optional('"message". Default: "message".')
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    role: Literal["user", "assistant", "system", "developer"] = Field(
+        description="user, assistant, system or developer."
+    )
+    content: Parts = Field(description="The text, or a list of text parts.")
 
 
 class CallItem(Called):
-    """A call of an earlier answer."""
+    """A function call in an earlier answer."""
 
-    harmless = HARMLESS_CALL_ITEM
+    harmless = only(
+        **{"async": (False,)},
+        async_=(False,),  # as the SDK dumps it
+        caller=({"type": "direct"},),
+        namespace=(),
+        status=("completed", "incomplete"),
+    )
     type: Literal["function_call"] = Field(description='"function_call".')
-    id: str | None = optional("What an answer called it.", max_length=MAX_NAME)
-    call_id: str = Field(min_length=1, max_length=MAX_NAME, description="Which the function's output refers to.")
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(
+        min_length=1, max_length=MAX_NAME, description="The id of the call. The output of the function repeats it."
+    )
 
 
 class OutputItem(Body):
-    """What a function answered."""
+    """The output of a function."""
 
-    harmless = HARMLESS_OUTPUT_ITEM
+    harmless = CallItem.harmless
     type: Literal["function_call_output"] = Field(description='"function_call_output".')
-    id: str | None = optional("What a client called it.", max_length=MAX_NAME)
-    call_id: str = Field(max_length=MAX_NAME, description="The call's.")
-    output: Parts = Field(description="A string, or a list of text parts.")
+    id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
+    output: Parts = Field(description="The text, or a list of text parts.")
 
 
 def _kind(item: Any) -> str | None:
@@ -76,7 +87,7 @@ Item = Annotated[
 
 
 def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[Json]:
-    """Chat messages: calls belong to the message of the assistant that they follow, if they do."""
+    """Messages as chat formats take them. Calls join the assistant message before them, or make a new one."""
     messages: list[Json] = []
     for item in items:
         if isinstance(item, OutputItem):
@@ -86,7 +97,7 @@ def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[J
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            call = plain_call(item.call_id, item.name, item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
 

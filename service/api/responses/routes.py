@@ -1,24 +1,34 @@
 """`POST /v1/responses`."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from service.api.answering import answer
-from service.api.body import read_body
-from service.api.encoding import order_chat, renamed
+from service.api.orders import order_chat
+from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
 from service.api.responses.schema import ResponsesBody
-from service.api.responses.shape import ResponseShape, repeated
-from service.structured.call_style import reader_of
+from service.api.responses.shape import ResponseShape, request_echo
+from service.api.routes import post
+from service.http.policy import Policy
+from service.structured.call_reader import reader_of
 
-router = APIRouter()
 
+@post(
+    "/v1/responses",
+    body=ResponsesBody,
+    request={"input": "Say hello.", "max_output_tokens": 8},
+    answer=ResponseAnswer,
+    answers=(RESPONSE, RESPONSE_CALL),
+    policy=Policy(generates=True),
+)
+async def responses(request: Request, body: ResponsesBody) -> Response:
+    """Answer a conversation, in OpenAI's Responses API
 
-@router.post("/v1/responses")
-async def responses(request: Request) -> Response:
-    body = await read_body(request, ResponsesBody)
+    The server stores nothing: each request holds the whole conversation.
+    """
     return await answer(
         request,
         body,
-        lambda served: renamed(order_chat(body.as_chat(), served), "text.format"),
-        lambda served, name: ResponseShape(name, repeated(body, served), reader_of(served, body.may_call)),
+        lambda served: order_chat(body.chat_request(), served),
+        lambda served, name: ResponseShape(name, request_echo(body, served), reader_of(served, body.may_call)),
     )

@@ -1,40 +1,37 @@
-"""Tools in the words of the Responses API, and what they are in chat's."""
+"""The tools of the Responses API, and the choice among them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.schema.fields import Body, Items, expect, optional
-from service.schema.harmless import HARMLESS_FUNCTION_TOOL
-from service.schema.tools import MAX_TOOLS, Function
-
-Json = dict[str, Any]
+from service.schema.fields import Body, Items, expect, narrowed, only, optional
+from service.schema.tools import MAX_TOOLS, AllowedCalls, Function, allowed_calls
 
 
 class FunctionTool(Function):
-    harmless = HARMLESS_FUNCTION_TOOL
-    type: Literal["function"] = Field(description='"function"; the tools of OpenAI are not here.')
+    """A function that the model may call."""
 
-    def as_chat(self) -> Json:
-        return {"type": "function", "function": self.model_dump(include=set(Function.model_fields))}
+    harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
+    type: Literal["function"] = Field(description='"function". The built-in tools of OpenAI are not supported.')
 
 
 class FunctionChoice(Body):
-    type: Literal["function"] = Field(description='"function".')
-    name: str = Field(max_length=64, description="One of the tools.")
+    """One of the tools: the model must call it."""
 
-    def as_chat(self) -> Json:
-        return {"type": "function", "function": {"name": self.name}}
+    type: Literal["function"] = Field(description='"function".')
+    name: str = Field(max_length=64, description="The name of one of the tools.")
 
 
 class AllowedTools(Body):
-    type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
-    mode: Literal["auto", "required"] = Field(description="auto or required.")
-    tools: Items[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS, description="Some of the tools.")
+    """Some of the tools."""
 
-    def as_chat(self) -> Json:
-        allowed = {"mode": self.mode, "tools": [tool.as_chat() for tool in self.tools]}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
+    type: Literal["allowed_tools"] = Field(description='"allowed_tools".')
+    mode: Literal["auto", "required"] = Field(
+        description="auto: the model may answer with text. required: it must call a tool."
+    )
+    tools: Items[FunctionChoice] = Field(
+        min_length=1, max_length=MAX_TOOLS, description="The tools that may be called."
+    )
 
 
 ToolsChoice = Annotated[
@@ -44,22 +41,25 @@ ToolsChoice = Annotated[
 
 
 class CallingBody(Body):
-    """A body that may offer functions to call."""
+    """A request with functions that the model may call, and a choice among them."""
 
-    tools: Items[FunctionTool] | None = optional("Functions that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[FunctionTool] | None = optional("The functions that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolsChoice | None = optional(
-        "none, auto, required, one function or `allowed_tools`. Default: auto with tools, else none."
+        "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
+        "tools, otherwise none."
     )
-    parallel_tool_calls: bool | None = optional("Several calls in one answer. Default: true.")
+    parallel_tool_calls: bool | None = optional("false: the answer has at most one call. Default: true.")
+
+    def allowed_calls(self) -> AllowedCalls:
+        """Raises InvalidRequest."""
+        offered = [narrowed(Function, tool) for tool in self.tools or ()]
+        choice, one = self.tool_choice, self.parallel_tool_calls is False
+        if isinstance(choice, FunctionChoice):
+            return allowed_calls(offered, [choice.name], must=True, one=True)
+        if isinstance(choice, AllowedTools):
+            return allowed_calls(offered, [tool.name for tool in choice.tools], must=choice.mode == "required", one=one)
+        return allowed_calls(offered, [] if choice == "none" else None, must=choice == "required", one=one)
 
     @property
     def may_call(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
-
-    def calls_as_chat(self) -> Json:
-        choice = self.tool_choice
-        return {
-            "tools": [tool.as_chat() for tool in self.tools or ()],
-            "tool_choice": choice if choice is None or isinstance(choice, str) else choice.as_chat(),
-            "parallel_tool_calls": self.parallel_tool_calls,
-        }
+        return bool(self.allowed_calls().functions)

@@ -1,67 +1,108 @@
 """`POST /tokenize`, `POST /detokenize` and `POST /apply-template`, in the shapes of vLLM and of llama.cpp's server.
 
-All take a place in the queue while they work.
+Each counts as a request in flight.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
-import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from model.sampling_params import check_ids
 from model.tokenizers.base import Tokenizer
-from service.api.admission import State
-from service.api.body import read_body
+from service.api.answering import computed_response
+from service.api.chat_request import ChatRequest
 from service.api.encoding import conversation, encode_chat, encode_text
+from service.api.examples import HELLO
+from service.api.routes import post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-
-router = APIRouter()
-
-
-@router.post("/tokenize")
-async def tokenize(request: Request) -> Response:
-    body = await read_body(request, TokenizeBody)
-    return await at_work(request, body.model, lambda served: tokenized(body, served))
+from service.schema.conversation import Message
 
 
-@router.post("/detokenize")
-async def detokenize(request: Request) -> Response:
-    body = await read_body(request, DetokenizeBody)
-    return await at_work(request, body.model, lambda served: text_of(body.tokens, served))
+class TokenPiece(TypedDict):
+    """A token and its text, or its bytes where they are not text."""
+
+    id: int
+    piece: str | list[int]
 
 
-@router.post("/apply-template")
-async def apply_template(request: Request) -> Response:
-    body = await read_body(request, ApplyTemplateBody)
-    return await at_work(request, body.model, lambda served: {"prompt": rendered(body, served)})
+class Tokenized(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int] | list[TokenPiece]
+    token_strs: list[str] | None
 
 
-async def at_work(request: Request, model: str | None, work: Callable[[ServedModel], dict[str, Any]]) -> Response:
-    """The JSON of what `work` makes of the served model, away from the event loop."""
-    state: State = request.app.state.noria
-    with state.admission.admitted():
-        served = state.admission.require(model)
-        content = await state.admission.off_loop(lambda: orjson.dumps(work(served)))
-    return Response(content, media_type="application/json")
+class Detokenized(TypedDict):
+    """The text, under the names of vLLM and llama.cpp."""
+
+    prompt: str
+    content: str
 
 
-def tokenized(body: TokenizeBody, served: ServedModel) -> dict[str, Any]:
+class AppliedTemplate(TypedDict):
+    prompt: str
+
+
+TOKENIZED: Tokenized = {"count": 1, "max_model_len": 8192, "tokens": [19556], "token_strs": None}
+HELLO_PIECE: TokenPiece = {"id": 19556, "piece": "Hello"}
+PIECES: Tokenized = {**TOKENIZED, "tokens": [HELLO_PIECE]}
+TEMPLATE: AppliedTemplate = {"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"}
+
+
+@post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized, answers=(TOKENIZED, PIECES))
+async def tokenize(request: Request, body: TokenizeBody) -> Response:
+    """Tokenize a prompt or a conversation"""
+    return await computed_response(request, body.model, lambda served: tokenized(body, served))
+
+
+@post(
+    "/detokenize",
+    body=DetokenizeBody,
+    request={"tokens": [19556]},
+    answer=Detokenized,
+    answers=({"prompt": "Hello", "content": "Hello"},),
+)
+async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+    """Turn token ids into text"""
+    return await computed_response(request, body.model, lambda served: text_of(body.tokens, served))
+
+
+@post(
+    "/apply-template",
+    body=ApplyTemplateBody,
+    request={"messages": HELLO},
+    answer=AppliedTemplate,
+    answers=(TEMPLATE,),
+)
+async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
+    """Render messages with the chat template"""
+
+    def apply(served: ServedModel) -> AppliedTemplate:
+        return {"prompt": rendered(body, served)}
+
+    return await computed_response(request, body.model, apply)
+
+
+def tokenized(body: TokenizeBody, served: ServedModel) -> Tokenized:
     tokens = encode(body, served)
-    pieces = [{"id": token, "piece": piece(token, served.tokenizer)} for token in tokens] if body.with_pieces else None
     return {
         "count": len(tokens),
         "max_model_len": served.info.max_model_len,
-        "tokens": tokens if pieces is None else pieces,
+        "tokens": pieces(tokens, served.tokenizer) if body.with_pieces else tokens,
         "token_strs": [served.tokenizer.name(token) for token in tokens] if body.return_token_strs else None,
     }
 
 
+def pieces(tokens: list[int], tokenizer: Tokenizer) -> list[TokenPiece]:
+    return [{"id": token, "piece": piece(token, tokenizer)} for token in tokens]
+
+
 def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
-    """llama.cpp's: a token's text, or its bytes where they are no text."""
+    """A token's text, or its bytes where they are not UTF-8, as llama.cpp has it."""
     data = tokenizer.piece(token)
     try:
         return data.decode() or tokenizer.name(token)
@@ -74,20 +115,20 @@ def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
         return encode_text(served, body.content, add_bos=bool(body.add_special), param="content")
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
-    messages = [message.plain() for message in body.messages]
-    return encode_chat(served, messages, body.offered, **body.template_options)
+    return encode_chat(request_of(body.messages, body), served)
 
 
 def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    chat, messages, tools = conversation(served, [message.plain() for message in body.messages], body.offered)
-    return chat.render(messages, tools=tools, **body.template_options)
+    chat, messages, options = conversation(request_of(body.messages, body), served)
+    return chat.render(messages, **options)
 
 
-def text_of(tokens: list[int], served: ServedModel) -> dict[str, Any]:
-    """The text, under the names of vLLM and llama.cpp.
+def request_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> ChatRequest:
+    return ChatRequest([message.plain() for message in messages], body.allowed_calls(), body.template_options)
 
-    Raises InvalidRequest or ParameterError for more ids than the context, or foreign ones.
-    """
+
+def text_of(tokens: list[int], served: ServedModel) -> Detokenized:
+    """Raises InvalidRequest or ParameterError for more ids than the context, or foreign ones."""
     limit = served.info.max_model_len
     if len(tokens) > limit:
         raise InvalidRequest(

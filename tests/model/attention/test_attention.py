@@ -1,6 +1,5 @@
 """The contract of every attention backend, against a dense computation that knows no pages."""
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,41 +17,13 @@ from model.kernels import cuda as triton_kernels
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention import flash
-from tests.model.attention.attending import CPU, attend, cut, forget, make, random_heads
+from tests.model.attention.attending import CPU, cut, forget, make
+from tests.model.attention.dense import check_rule
 
 
 @pytest.fixture(params=sorted(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Attention:
     return make(request.param)
-
-
-def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """q [n, heads, d], k and v [n, kv_heads, d] of one whole sequence, query by query in float64."""
-    n, heads, width = q.shape
-    out = torch.empty(n, heads, width, dtype=torch.float64)
-    for i, head in itertools.product(range(n), range(heads)):
-        first = 0 if window is None else max(0, i - window + 1)
-        key_head = head // (heads // k.shape[1])
-        keys, values = k[first : i + 1, key_head].double(), v[first : i + 1, key_head].double()
-        out[i, head] = (keys @ q[i, head].double() / width**0.5).softmax(0) @ values
-    return out
-
-
-def run(
-    backend: Attention,
-    lengths: list[int],
-    chunks: list[int] | list[list[int]],
-    window: int | None,
-    heads: tuple[int, int],
-    ordered: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Compute sequences of these lengths together, each cut into chunks, and compare all of them with `dense`."""
-    data = random_heads(lengths, heads, dtype=dtype)
-    results = attend(backend, data, chunks, window, ordered=ordered)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    for (q, k, v), result in zip(data, results, strict=True):
-        torch.testing.assert_close(result.double(), dense(q, k, v, window), atol=tolerance, rtol=tolerance)
 
 
 def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
@@ -63,13 +34,13 @@ def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
 @pytest.mark.parametrize("window", [None, 1, 5, 32, 33, 70])
 @pytest.mark.parametrize("chunks", [[1], [7], [200], [40, 1, 1, 3]])
 def test_rule_holds(backend: Attention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [75], chunks, window, heads(backend, 4, 2))
+    check_rule(backend, [75], chunks, window, heads(backend, 4, 2))
 
 
 @pytest.mark.parametrize("window", [None, 5, 40])
 @pytest.mark.parametrize("chunks", [[1], [33, 1, 1, 9], [3]])
 def test_packed_sequences_do_not_see_each_other(backend: Attention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
+    check_rule(backend, [1, 3, 64, 37, 38, 65], chunks, window, heads(backend, 4, 2))
 
 
 @pytest.mark.parametrize("window", [None, 5, 40])
@@ -80,21 +51,21 @@ def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     lengths = [68, 9, 70, 20, 71, 10, 66]
     chunks = [[length - 3, 1, 1, 1] for length in lengths]
     chunks[3] = [11, 3]
-    run(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
+    check_rule(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
     lengths = [40, 42, 41, 43]  # alike enough to share a group, and the whole batch
-    run(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
+    check_rule(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (6, 2), (9, 3), (5, 1)])
 def test_grouped_queries(backend: Attention, heads: tuple[int, int]) -> None:
-    run(backend, [35, 20], [6, 1, 1], 11, heads)
+    check_rule(backend, [35, 20], [6, 1, 1], 11, heads)
 
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_pages_in_order_and_lengths_of_a_page(backend: Attention, window: int | None) -> None:
     size = backend.page_size
-    run(backend, [2 * size - 1], [size, 1], window, (2, 1), ordered=True)
-    run(backend, [2 * size + 1], [size - 1, 1, 1], window, (2, 1), ordered=True)
+    check_rule(backend, [2 * size - 1], [size, 1], window, (2, 1), ordered=True)
+    check_rule(backend, [2 * size + 1], [size - 1, 1, 1], window, (2, 1), ordered=True)
 
 
 HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat16, torch.float16)]
@@ -102,7 +73,7 @@ HALVES = [(name, dtype) for name in sorted(BACKENDS) for dtype in (torch.bfloat1
 
 @pytest.mark.parametrize(("name", "dtype"), [pair for pair in HALVES if pair[1] in BACKENDS[pair[0]].dtypes])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    run(make(name), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
+    check_rule(make(name), [40, 41], [30, 1, 4], 35, (4, 2), dtype=dtype)
 
 
 def test_page_size_is_within_limits(backend: Attention) -> None:
@@ -150,7 +121,7 @@ def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPat
         return plain(*args, **more).transpose(1, 2).contiguous().transpose(1, 2)
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", efficient)
-    run(make("sdpa"), [20], [9, 1], None, (6, 2))
+    check_rule(make("sdpa"), [20], [9, 1], None, (6, 2))
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:

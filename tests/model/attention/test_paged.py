@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.cache import LayerCache
 from model.attention.paged import PagedAttention
-from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
-from model.sampling_params import SamplingParams
-from model.step.packing import pack
-from tests.model.attention.attending import CPU, Heads, forget, random_heads
+from tests.model.attention.attending import CPU, forget, random_heads
 from tests.model.attention.attending import attend as attend_in_chunks
-from tests.model.attention.test_attention import run
+from tests.model.attention.dense import check_rule, dense_at_once
+from tests.model.attention.two_sequences import attend, two_sequences
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8]
 
@@ -33,17 +30,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("window", [None, 1, 5, 32, 33])
 @pytest.mark.parametrize("chunks", [[1], [7], [200]])
 def test_rule_holds_in_every_variant(backend: PagedAttention, window: int | None, chunks: list[int]) -> None:
-    run(backend, [3, 75], chunks, window, (6, 2))
-
-
-def dense(heads: Heads, window: int | None) -> Tensor:
-    """The same as `test_attention.dense` for more and longer heads: all queries at once, in float64."""
-    q, k, v = (part.double() for part in heads)
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
-    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
-    visible = (distance >= 0) & (distance < (window or len(q)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v)
+    check_rule(backend, [3, 75], chunks, window, (6, 2))
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,7 +56,7 @@ def test_any_shape(backend: PagedAttention, dtype: torch.dtype, seed: int) -> No
     chunks = pick.choice([[1], [16], [17], [500], [1000], [pick.randrange(1, 150) for _ in range(5)]])
     results = attend_in_chunks(backend, data, chunks, window, kv_dtype=dtype)
     for (q, k, v), result in zip(data, results, strict=True):
-        expected = dense((q, stored(k, dtype), stored(v, dtype)), window)
+        expected = dense_at_once((q, stored(k, dtype), stored(v, dtype)), window)
         torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
@@ -79,56 +66,11 @@ def test_weights_of_bytes_are_relative_to_their_page(backend: PagedAttention) ->
     k[:], v[:64] = 0, v[:64] * 1000
     k[99], q[99] = 1, 1  # exp(4) = 54.6 times the weight of each other key
     (result,) = attend_in_chunks(backend, [(q, k, v)], [100], None, kv_dtype=torch.int8)
-    expected = dense((q, k, stored(v, torch.int8)), None)
+    expected = dense_at_once((q, k, stored(v, torch.int8)), None)
     torch.testing.assert_close(result.double()[99], expected[99], rtol=0.01, atol=0.01 * expected[99].abs().max())
 
 
 # The same bits
-
-
-class Sequence:
-    """Random q, k, v of one sequence and its pages, scattered in a pool."""
-
-    def __init__(self, length: int, pages: list[int]) -> None:
-        self.q, self.k, self.v = (torch.randn(length, heads, 24) for heads in (6, 2, 2))
-        self.pages, self.length = pages, length
-
-
-def attend(
-    backend: PagedAttention,
-    cache: LayerCache,
-    parts: list[tuple[Sequence, int, int]],
-    window: int | None,
-    shift: int = 0,
-) -> list[Tensor]:
-    """One step over positions start..stop-1 of each sequence; their rows. All stand `shift` positions later."""
-    slices = tuple(
-        Slice(
-            i,
-            range(shift + stop),
-            shift + stop,
-            shift + start,
-            shift + stop,
-            (PageTable(shift // backend.page_size, s.pages),),
-            SamplingParams(),
-        )
-        for i, (s, start, stop) in enumerate(parts)
-    )
-    inputs = pack(StepBatch(slices), backend.page_size, [window], CPU)
-    q, k, v = (torch.cat([getattr(s, name)[start:stop] for s, start, stop in parts]) for name in "qkv")
-    out = backend.attend(q, k, v, cache, backend.prepare(inputs.pools[0]))
-    return list(out.split([stop - start for _, start, stop in parts]))
-
-
-def two_sequences(
-    backend: PagedAttention, dtype: torch.dtype, lengths: tuple[int, int]
-) -> tuple[LayerCache, Sequence, Sequence]:
-    torch.manual_seed(1)
-    n_pages = [-(-length // backend.page_size) for length in lengths]
-    order = random.Random(1).sample(range(sum(n_pages)), sum(n_pages))
-    cache = backend.allocate((sum(n_pages), 2, 24), dtype, CPU)
-    forget(cache)
-    return cache, Sequence(lengths[0], order[: n_pages[0]]), Sequence(lengths[1], order[n_pages[0] :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

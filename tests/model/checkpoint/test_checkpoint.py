@@ -105,9 +105,9 @@ def test_a_tied_head_is_dropped(tmp_path: Path) -> None:
 
 
 def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight' that no supported family"):
+    with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight', which no supported model family"):
         open_checkpoint(_native(tmp_path, {"vision.conv.weight": torch.ones(1)}))
-    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype I8, supported are BF16, F16, F32"):
+    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype I8; Noria supports BF16, F16, F32"):
         open_checkpoint(_native(tmp_path, {"norm.weight": torch.ones(8, dtype=torch.int8)}, dtype="bfloat16"))
 
 
@@ -116,7 +116,7 @@ def test_a_missing_shard_is_named(llama: Path, keep_index: bool) -> None:
     sorted(llama.glob("model-*.safetensors"))[1].unlink()
     if not keep_index:
         (llama / "model.safetensors.index.json").unlink()
-    expected = "shard model-00002-of-" if keep_index else r"has \d of \d shards"
+    expected = "shard model-00002-of-" if keep_index else r"has only \d of its \d shards"
     with pytest.raises(ModelError, match=expected):
         open_checkpoint(llama)
 
@@ -134,24 +134,24 @@ def test_a_damaged_header_is_named(llama: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[9] ^= 0x55
     shard.write_bytes(data)
-    with pytest.raises(ModelError, match="its header is no safetensors header"):
+    with pytest.raises(ModelError, match="its header is not a safetensors header"):
         open_checkpoint(llama)
 
 
 def test_resolve_names_what_it_found(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model at '/nowhere/x': expected a directory, a \.gguf file, a hub name"):
+    with pytest.raises(ModelError, match=r"there is no model at '/nowhere/x': expected a directory, a \.gguf"):
         resolve("/nowhere/x")
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=r"expected config\.json or params\.json .* found pytorch_model\.bin"):
         resolve(str(tmp_path))
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a file, expected a \.gguf file or a directory"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a file; expected a \.gguf file or a model directory"):
         resolve(str(tmp_path / "pytorch_model.bin"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(ModelError, match=r"no weights in .*: expected \*\.safetensors, found config\.json, pytorch"):
+    with pytest.raises(ModelError, match=r"has no weights: expected \*\.safetensors, found config\.json, pytorch"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"cannot read config\.json of the model: Expecting property name"):
+    with pytest.raises(ModelError, match=r"the model's config\.json cannot be read: Expecting property name"):
         read_config(tmp_path)
 
 

@@ -8,7 +8,9 @@ import pytest
 from transformers import AutoConfig, LlamaConfig, MinistralConfig, MistralConfig, MixtralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from model.checkpoint.families import FAMILIES, canonical_name, read_config, read_generation
+from model.checkpoint.families import FAMILIES, read_config
+from model.checkpoint.generation import read_generation
+from model.checkpoint.names import canonical_name
 from model.config import ModelConfig, RopeScaling
 from model.errors import ModelError
 
@@ -158,22 +160,25 @@ def test_rope_fraction(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type 'qwen2', supported are mistral, ministral, mixtral, llama"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu', supported is silu"),
+        ({"model_type": "qwen2"}, "model_type 'qwen2'; Noria supports mistral, ministral, mixtral, llama"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope', supported are default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
         ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
-        ({"mlp_bias": True}, "mlp_bias true, supported is false"),
-        ({"attention_bias": True}, "attention_bias true, supported is false"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5, supported is 1\.0"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25, supported is 1\.0"),
-        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type 'proportional', supported are default, linear"),
+        ({"mlp_bias": True}, "mlp_bias true; Noria supports models without it"),
+        ({"attention_bias": True}, "attention_bias true; Noria supports models without it"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5; Noria supports 1\.0"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25; Noria supports 1\.0"),
+        (
+            {"rope_parameters": {"rope_type": "proportional"}},
+            "rope_type 'proportional'; Noria supports default",
+        ),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, "truncate false in its yarn scaling"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7}}, r"mscale 0\.7 in its yarn scaling"),
-        ({"hidden_size": None}, "a number hidden_size, it has None"),
-        ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn', supported are bfloat16"),
+        ({"hidden_size": None}, "a number in hidden_size, it has None"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; Noria supports bfloat16"),
     ],
 )
 def test_what_is_not_supported_is_named(changes: dict, message: str, tmp_path: Path) -> None:
@@ -205,7 +210,7 @@ def test_native_mixture_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["vision_encoder", "quantization", "yarn"])
 def test_native_refuses_what_would_be_ignored(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"params.json has '{key}', which is not supported yet"):
+    with pytest.raises(ModelError, match=f"params.json has '{key}'; Noria does not support it"):
         _native(tmp_path, **{key: {"some": 1}})
 
 
@@ -215,7 +220,7 @@ def test_names() -> None:
     assert canonical_name("model.layers.0.self_attn.rotary_emb.inv_freq") is None
     assert canonical_name("lm_head.weight", tied_head=True) is None
     for unknown in ("transformer.h.0.weight", "model.layers.0.self_attn.q_proj.bias", "layers.0.attention.wq.bias"):
-        with pytest.raises(ModelError, match=f"weight '{unknown}' that no supported family"):
+        with pytest.raises(ModelError, match=f"weight '{unknown}', which no supported model family"):
             canonical_name(unknown)
 
 

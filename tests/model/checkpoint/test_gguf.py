@@ -58,7 +58,7 @@ def test_an_entry_is_of_one_content_at_one_place(small: Path, monkeypatch: pytes
     link = resolve("link.gguf", cache_dir=small.parent / "cache")
     small.rename(small.parent / "Moved.gguf")
     for stale in (directory, link):
-        with pytest.raises(ModelError, match=r"cannot read Small\.gguf: No such file or directory; start again"):
+        with pytest.raises(ModelError, match=r"Small\.gguf cannot be read: No such file or directory; start again"):
             open_checkpoint(stale)
     moved = resolve("Moved.gguf", cache_dir=small.parent / "cache")
     assert [name for name, _ in open_checkpoint(moved).tensors()] == ["tok_embeddings.weight"]
@@ -69,7 +69,7 @@ def test_another_file_in_its_place_is_noticed(small: Path) -> None:
     data = bytearray(small.read_bytes())
     data[-1] ^= 1
     small.write_bytes(data)
-    with pytest.raises(ModelError, match=r"Small\.gguf is not the file any more that it was at the start; start again"):
+    with pytest.raises(ModelError, match=r"Small\.gguf has changed since it was converted; start again"):
         open_checkpoint(directory)
     assert converted(small) != directory
 
@@ -115,25 +115,25 @@ print(len(stages))
 
 def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
     (small.parent / "cache").touch()
-    with pytest.raises(ModelError, match=r"cannot write the model cache: .* --cache-dir"):
+    with pytest.raises(ModelError, match=r"the converted model cannot be written: .* --cache-dir"):
         converted(small)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_tokenizer_pre("qwen2"), "pre-tokenizer 'qwen2', supported are smollm, llama-bpe, gpt-2"),
-        (lambda w: w.add_tokenizer_model("bert"), "a 'bert' tokenizer, supported are gpt2, llama"),
+        (lambda w: w.add_tokenizer_pre("qwen2"), "pre-tokenizer 'qwen2'; Noria supports smollm, llama-bpe, gpt-2"),
+        (lambda w: w.add_tokenizer_model("bert"), "a 'bert' tokenizer; Noria supports gpt2, llama"),
         (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "RoPE scaling 'longrope'"),
         (lambda w: w.add_tensor("blk.0.ssm_a.weight", np.ones(4, np.float32)), "tensor 'blk.0.ssm_a.weight'"),
         (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(DIM, np.float32)), "tensor 'blk.0.attn_q.bias'"),
         (
             lambda w: w.add_tensor("output.weight", np.ones((VOCAB, DIM), np.int8)),
-            r"tensor 'output\.weight' in I8, which has no decoder",
+            r"'output\.weight' in I8; Noria has no decoder",
         ),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.full(4, 8, np.float32)),
-            r"rope_freqs\.weight \(RoPE factors of kind llama3\), which is not supported yet in GGUF",
+            r"rope_freqs\.weight \(RoPE factors of kind llama3\); Noria does not support them in GGUF",
         ),
     ],
 )
@@ -151,14 +151,14 @@ def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     write(new_file(tmp_path / "m.gguf", architecture="qwen2"))
-    with pytest.raises(ModelError, match="architecture 'qwen2', supported is llama"):
+    with pytest.raises(ModelError, match="architecture 'qwen2'; Noria supports llama"):
         converted(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 1000, -1000])
 def test_a_truncated_file_is_one_line(small: Path, size: int) -> None:
     small.write_bytes(small.read_bytes()[:size])
-    with pytest.raises(ModelError, match=r"Small\.gguf is no readable GGUF file") as caught:
+    with pytest.raises(ModelError, match=r"Small\.gguf is not a readable GGUF file") as caught:
         converted(small)
     assert "\n" not in str(caught.value)
 

@@ -152,9 +152,9 @@ def test_a_plan_needs_the_configuration_alone(hub: Hub, tmp_path: Path) -> None:
 def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
     models = (("org/absent", None), ("org/both", "no-such-branch"), ("org/pickled", None))
     absent, revision, pickled = (answer["error"] for answer in _resolve(hub, tmp_path, *models))
-    assert absent == "org/absent is neither a local path nor on the hub (or it is private: set HF_TOKEN)"
-    assert revision == "org/both has no revision 'no-such-branch' on the hub"
-    assert pickled == "org/pickled has no weights in safetensors format on the hub"
+    assert absent == "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"
+    assert revision == "org/both has no revision 'no-such-branch' on the hub; check --revision"
+    assert pickled == "org/pickled has no weights in safetensors format on the hub; choose another model"
 
 
 def test_no_connection_is_one_line_and_an_earlier_download_still_serves(hub: Hub, tmp_path: Path) -> None:
@@ -162,5 +162,5 @@ def test_no_connection_is_one_line_and_an_earlier_download_still_serves(hub: Hub
     unreachable = Hub("http://127.0.0.1:9")
     later, error = _resolve(unreachable, tmp_path, ("org/native", None), ("org/both", None))
     assert later["files"] == first["files"]
-    assert error["error"].startswith("cannot download org/both from the hub: ")
+    assert error["error"].startswith("org/both cannot be downloaded from the hub: ")
     assert "\n" not in error["error"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from model.kernels.cpu import build, native
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import ARGUMENTS, Kernels
 from model.kernels.cpu.packed import bfloat16
 from tests.model import records
-from tests.model.linear.test_block_products import KINDS, blocks
+from tests.model.records import KINDS, random_blocks
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +21,20 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     target = tmp_path_factory.mktemp("tiles") / "emulated.so"
     flags = [
         *build.FLAGS,
+        build.INCLUDE,
         *build.variants()["avx512vnni"],
         "-DVARIANT=emulated",
         "-DEMULATED_TILES",
         '-DFINGERPRINT=""',
     ]
-    sources = [str(build.HERE / name) for name in ("linear.c", "pool.c")]
+    sources = [str(build.HERE / name) for name in ("linear/linear.c", "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
     return Kernels("emulated", _function(target), None, None, None, None, None)
 
 
 def _function(library: Path) -> object:
     function = ctypes.CDLL(str(library)).linear_emulated
-    function.argtypes, function.restype = native.LINEAR_ARGUMENTS, None
+    function.argtypes, function.restype = ARGUMENTS["linear"], None
     return function
 
 
@@ -47,6 +48,6 @@ def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: in
         packed = bfloat16(72, 200)
         native.variant("avx512vnni").quantize(packed, 0, torch.randn(72, 200))
     else:
-        packed = records.packed(native.variant("avx512vnni"), *blocks(kind, 72, 6))
+        packed = records.packed(native.variant("avx512vnni"), *random_blocks(kind, 72, 6))
     x = torch.randn(n_rows, packed.n_in)
     assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))

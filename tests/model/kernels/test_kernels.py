@@ -1,13 +1,18 @@
 """The compiled kernels, every variant this processor runs, against integer arithmetic and against themselves."""
 
+import ctypes
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from model.errors import OptionError
+from model.errors import NoriaError, OptionError
 from model.kernels.cpu import native
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu import records as structs
+from model.kernels.cpu.functions import Kernels
+from model.kernels.cpu.records import AttentionCall
 from tests.model import records
 
 
@@ -122,3 +127,32 @@ def test_variable_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ENVIRONMENT, "sse9")
     with pytest.raises(OptionError, match=r"NORIA_KERNELS=sse9 is not there, choose one of: .*baseline, torch"):
         native.kernels()
+
+
+# Structs that Python fills
+
+
+class LongerCall(ctypes.Structure):
+    _fields_ = (*AttentionCall._fields_, ("extra", ctypes.c_int64))
+
+
+MOVED = np.dtype(
+    [("top_k", np.int32), *((name, np.float32) for name in "abc"), ("start", np.int32), ("step", np.int32)]
+)
+
+
+@pytest.mark.parametrize(
+    ("struct", "mirror", "said"),
+    [
+        ("attention_call", LongerCall, "144 bytes in C, integers from byte 72, but 152 bytes in Python"),
+        ("params", MOVED, "24 bytes in C, integers from byte 12, but 24 bytes in Python, integers from byte 0"),
+    ],
+)
+@pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
+def test_a_struct_that_differs_from_its_mirror_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, struct: str, mirror: Any, said: str
+) -> None:
+    """Loading fails. It neither crashes later nor leaves the work to PyTorch."""
+    monkeypatch.setattr(structs, "MIRRORS", {**structs.MIRRORS, struct: mirror})
+    with pytest.raises(NoriaError, match=f"struct {struct} of the compiled kernels has {said}"):
+        native._library.__wrapped__()

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from model.kernels.cpu import packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.linear.int8 import quantize
 from tests.model import records
-from tests.model.linear.test_block_products import KINDS, blocks
+from tests.model.records import KINDS, random_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -48,7 +48,7 @@ def test_rows_beyond_the_end_are_refused(kernels: Kernels) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n_out", "cuts"), [(16, ()), (80, (32,)), (80, (5, 37))])
 def test_blocks_are_permuted(kernels: Kernels, kind: str, n_out: int, cuts: tuple[int, ...]) -> None:
-    parts = blocks(kind, n_out, 3)
+    parts = random_blocks(kind, n_out, 3)
     if kind.startswith("q8"):
         parts[0][0, 0, 0] = -128
     made = packed.blocks(n_out, 96, parts[0].shape[2], with_minima=parts[2] is not None)
@@ -62,5 +62,5 @@ def test_blocks_are_permuted(kernels: Kernels, kind: str, n_out: int, cuts: tupl
 
 
 def test_outputs_beyond_the_last_are_zeros(kernels: Kernels) -> None:
-    found = records.packed(kernels, *blocks("q4", 50, 3)).packed
+    found = records.packed(kernels, *random_blocks("q4", 50, 3)).packed
     assert not found[-1].view(3, -1, 16, 2)[:, -1, 2:].any()  # the scales

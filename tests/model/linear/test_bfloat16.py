@@ -8,7 +8,7 @@ from model.attention import choose
 from model.checkpoint.matrices import BlockMatrix
 from model.errors import OptionError
 from model.kernels.cpu import native, packed
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.linear import choice, schemes
 from model.linear.bfloat16 import BFloat16Linear

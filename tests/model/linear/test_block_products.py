@@ -7,21 +7,10 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from model.kernels.cpu.native import Kernels
+from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from tests.model import records
-
-KINDS = {"q8": (32, False), "q8_min": (32, True), "q4": (16, False), "q4_min": (16, True)}
-
-
-def blocks(kind: str, n_out: int, n_groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    n_bytes, has_minima = KINDS[kind]
-    generator = torch.Generator().manual_seed(n_out)
-    shape = (n_out, n_groups, n_bytes)
-    quants = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
-    scales, mins = ((torch.randn(n_out, n_groups, generator=generator) / 50).half() for _ in range(2))
-    scales[0, 0] = 3e-7  # a subnormal of float16
-    return quants if n_bytes == 32 else quants.view(torch.uint8), scales, mins if has_minima else None
+from tests.model.records import KINDS, random_blocks
 
 
 def integers(quants: Tensor, has_minima: bool) -> np.ndarray:
@@ -48,7 +37,7 @@ def exact(x: Tensor, quants: Tensor, scales: Tensor, mins: Tensor | None) -> np.
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n_out", "n_groups", "n_rows"), [(16, 1, 1), (50, 3, 5), (208, 18, 13), (64, 48, 1)])
 def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int, n_groups: int, n_rows: int) -> None:
-    parts = blocks(kind, n_out, n_groups)
+    parts = random_blocks(kind, n_out, n_groups)
     x = torch.randn(n_rows, n_groups * 32)
     x[0, :32] = 0
     found = kernels.linear(records.packed(kernels, *parts), x).numpy()
@@ -59,7 +48,7 @@ def test_products_are_those_of_integers(kernels: Kernels, kind: str, n_out: int,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_row_gives_the_same_bits_beside_any_others(kernels: Kernels, kind: str, gated: bool) -> None:
-    packed = records.packed(kernels, *blocks(kind, 1040, 6))
+    packed = records.packed(kernels, *random_blocks(kind, 1040, 6))
     x = torch.randn(150, 192 * (1 + gated)) * 3
     whole = kernels.linear(packed, x, gated=gated)
     for n_rows in (1, 2, 3, 4, 16, 33):
@@ -90,7 +79,7 @@ def test_blocks_of_a_file_are_what_its_decoder_says(kernels: Kernels, name: str)
 @pytest.mark.parametrize("kind", ["q8", "q4_min"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_input_that_is_no_number_gives_no_number(kernels: Kernels, kind: str, bad: float) -> None:
-    packed = records.packed(kernels, *blocks(kind, 48, 6))
+    packed = records.packed(kernels, *random_blocks(kind, 48, 6))
     x = torch.randn(20, 192)
     x[7, 100] = bad
     finite = kernels.linear(packed, x).isfinite()

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.checkpoint.matrices import BlockMatrix
-from model.machine.transfers import Stage, uploaded
+from model.machine.transfers import Stage, uploader
 
 CPU = torch.device("cpu")
 
@@ -55,7 +54,6 @@ def test_every_byte_arrives(shape: tuple[int, ...], dtype: torch.dtype, monkeypa
         assert torch.equal(mine, theirs)
 
 
-def test_a_cpu_takes_tensors_where_they_are() -> None:
-    matrix = BlockMatrix(torch.zeros(2, 1, 16, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.float16))
-    given = [("a", torch.zeros(3)), ("b", matrix)]
-    assert all(mine is theirs for (_, mine), (_, theirs) in zip(uploaded(given, CPU), given, strict=True))
+def test_a_cpu_uses_tensors_where_they_are() -> None:
+    tensor = torch.zeros(3)
+    assert uploader(CPU)(tensor) is tensor

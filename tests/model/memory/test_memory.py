@@ -1,7 +1,5 @@
 """Pages from bytes, and what is said when they do not suffice."""
 
-from pathlib import Path
-
 import pytest
 
 from model.batch import max_pages
@@ -121,38 +119,3 @@ def test_cache_budget() -> None:
     assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cache_budget(2**31, 2**30, 0.25, "this machine")
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_free_memory_of_the_machine(tmp_path: Path) -> None:
-    root = write(tmp_path, {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:    500 kB\n"})
-    assert memory.free_memory(root) == 500 * 1024
-
-
-def test_control_group_two_counts_file_pages_as_free(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/memory.max": "100000\n",
-        "sys/fs/cgroup/a/memory.current": "60000\n",
-        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 5000\n",
-        "sys/fs/cgroup/a/b/memory.max": "max\n",
-        "sys/fs/cgroup/a/b/memory.current": "60000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 45000
-
-
-def test_control_group_one_in_a_container(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 500 kB\n",
-        "proc/self/cgroup": "4:memory:/docker/x\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "300000\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "100000\n",
-    }
-    assert memory.free_memory(write(tmp_path, files)) == 200_000

@@ -8,10 +8,11 @@ import torch
 
 from model import loading
 from model.batch import PoolSpec, StepBatch
-from model.config import ModelConfig, RunnerOptions
+from model.config import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
 from model.memory.sizes import PoolSizes
+from model.options import RunnerOptions
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -34,7 +35,7 @@ class Device:
     def watch(self) -> None:
         self.watched += 1
 
-    def most(self) -> int:
+    def peak(self) -> int:
         assert self.steps, "no step was watched"
         return 10_000 + WEIGHTS + self.pages * PAGE + STEP
 
@@ -123,7 +124,7 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
 )
 def test_utilization_is_of_a_gpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        loading.load(RunnerOptions("nowhere", device="cpu", **options), lambda stage, done: None)
+        loading.create(lambda stage, done: None, model="nowhere", device="cpu", **options)
     assert message in str(caught.value)
 
 
@@ -143,6 +144,6 @@ def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     memory = profile.CudaMemory(torch.device("cuda"))
-    assert (memory.total, memory.most()) == (100, 70)
+    assert (memory.total, memory.peak()) == (100, 70)
     assert isinstance(profile.watched(torch.device("cuda")), profile.CudaMemory)
     assert profile.watched(torch.device("cpu")) is None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model.attention.inputs import PackedInputs
 from model.batch import UNKNOWN, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
-from model.config import RunnerOptions
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import runner as runner_module
 from model.step import sampler

@@ -1,5 +1,6 @@
 """A parameter that is added as one row and one step acts on every path: compiled, PyTorch, ahead, and along a draft."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +11,15 @@ import torch
 from torch import Tensor
 
 from model.batch import UNKNOWN, PageTable, Slice, StepBatch
-from model.config import RunnerOptions
 from model.kernels.cpu import native
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
 from model.step import distribution, sampler
 from model.step.logits import HIDDEN, SamplingStep
 from model.step.runner import ModelRunner
 from service.engine import messages
-from service.engine.messages import Submit, decode, encode
+from service.engine.messages import Submit, from_json, to_json
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
@@ -163,9 +164,10 @@ def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRu
 
 
 def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "SamplingParams", Extended)
+    monkeypatch.setitem(Submit.__annotations__, "params", Extended)
+    monkeypatch.setitem(messages._READERS, "Submit", messages._record(Submit))
     sent = Submit(1, [1], Extended(even=True, an_end=3, a_report=0))
-    assert decode(encode(sent)) == sent
+    assert from_json(json.loads(to_json(sent))) == sent
 
 
 def test_a_parameter_without_a_step_stops_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
-from model.config import RunnerOptions
 from model.grammar.compiler import Vocabulary
 from model.loading import load_from
+from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.masks import Masks
 from model.step.retry import PATIENCE, TokenLimit, in_parts

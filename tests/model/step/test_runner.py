@@ -18,7 +18,6 @@ from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.loading import create
 from model.machine import device
-from model.memory import sizes as memory
 from model.sampling_params import SamplingParams
 from model.step import runner
 from model.step.runner import ModelRunner
@@ -269,10 +268,10 @@ def test_a_checkpoint_with_numbers_that_are_none_is_refused(
         ({"quantize": "q4"}, "--quantize q4 is not known"),
         ({"max_model_len": 129}, "--max-model-len 129 is more than the model's context of 128"),
         ({"max_model_len": 10**12, "sliding_window": 4}, "rotary positions of 1000000000000 tokens need 29802.32 GiB"),
-        ({"sliding_window": -1}, "--sliding-window must be at least 0, got -1"),
+        ({"sliding_window": -1}, "--sliding-window must be at least 1, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
-        ({"threads": 0}, "--threads must be 1.."),
+        ({"threads": 0}, "--threads must be 1 to "),
         ({"cache_memory": 1000}, "one sequence of 1 tokens needs 8.0 KiB"),
         ({"cache_memory": 2**60}, "--cache-memory 1073741824.00 GiB is more than this machine has free"),
     ],
@@ -304,16 +303,16 @@ def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pyte
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(Checkpoint, "tensors", read)
-    monkeypatch.setattr(memory, "free_memory", lambda: 80_000)
+    monkeypatch.setattr(device, "free_memory", lambda: 80_000)
     with pytest.raises(
         OptionError, match=r"weights need 84.6 KiB in float32, .* 78.1 KiB free; --dtype bfloat16 would"
     ):
         start(saved[0])
     for scheme, needed in (("int8", "26.4 KiB in int8"), ("int4", "17.3 KiB in int4")):
-        monkeypatch.setattr(memory, "free_memory", lambda: 10_000)
+        monkeypatch.setattr(device, "free_memory", lambda: 10_000)
         with pytest.raises(OptionError, match=rf"weights need {needed}, .* 9.8 KiB free; choose a smaller model"):
             start(saved[0], quantize=scheme, dtype="auto")
-    monkeypatch.setattr(memory, "free_memory", lambda: 180_000)
+    monkeypatch.setattr(device, "free_memory", lambda: 180_000)
     with pytest.raises(
         OptionError, match=r"100 tokens needs 32.0 KiB .* the cache has 22.8 KiB; --max-model-len 64 would fit"
     ):

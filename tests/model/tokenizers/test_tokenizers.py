@@ -281,12 +281,16 @@ def _refused(directory: Path, change: Callable[[Path], object]) -> str:
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "expected tokenizer.json or tokenizer.model" in _refused(tmp_path, lambda path: None)
-    assert "not supported yet" in _refused(tmp_path, lambda path: (path / "tekken.json").touch())
+    assert "has only a tekken.json tokenizer; Noria supports" in _refused(
+        tmp_path, lambda path: (path / "tekken.json").touch()
+    )
     broken = _refused(tmp_path, lambda path: (path / "tokenizer.model").write_bytes(b"x"))
-    assert broken == "tokenizer.model is no readable SentencePiece model; download it again"
-    assert "cannot read tokenizer.json: " in _refused(tmp_path, lambda path: (path / "tokenizer.json").write_text("{"))
+    assert broken == "tokenizer.model is not a readable SentencePiece model; download it again"
+    assert "tokenizer.json cannot be read: " in _refused(
+        tmp_path, lambda path: (path / "tokenizer.json").write_text("{")
+    )
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    assert "WordLevel model, supported is BPE" in _refused(
+    assert "WordLevel model; Noria supports BPE" in _refused(
         tmp_path, lambda path: words.save(str(path / "tokenizer.json"))
     )
     pieces = tokenizers.Tokenizer(models.BPE({"a": 0}, []))

@@ -7,12 +7,14 @@ import pytest
 
 from service.api.anthropic.schema import MessagesBody
 from service.api.anthropic.shape import MessageShape
+from service.api.examples import TIMINGS
+from service.api.openai.schema import ChatBody
 from service.generation.choice import Delta
 from service.generation.generation import Usage
-from service.schema.generation import ChatBody
-from service.structured.call_style import STYLES, CallReader
+from service.structured.call_reader import CallReader
+from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
@@ -195,12 +197,11 @@ def test_tools_are_chats_tools() -> None:
         ({"type": "none"}, "none", True),
         ({"type": "tool", "name": "weather"}, named, True),
     ):
-        asked = MessagesBody.model_validate(body | {"tool_choice": choice})
-        chat = ChatBody.model_validate({"messages": USER, "tool_choice": theirs, "tools": [OFFERED]})
-        assert asked.as_chat().tool_choice == chat.tool_choice
-        assert asked.as_chat().functions == chat.functions
-        assert asked.as_chat().parallel_tool_calls == parallel
-        assert asked.may_call == bool(chat.functions)
+        ours = MessagesBody.model_validate(body | {"tool_choice": choice})
+        others = {"tool_choice": theirs, "tools": [OFFERED], "parallel_tool_calls": parallel}
+        chat = ChatBody.model_validate({"messages": USER, **others})
+        assert ours.allowed_calls() == chat.allowed_calls()
+        assert ours.may_call == chat.may_call
 
 
 def test_calls_and_results_are_chats_messages() -> None:
@@ -212,9 +213,9 @@ def test_calls_and_results_are_chats_messages() -> None:
         {"role": "assistant", "content": [CALL | {"id": "call_3"}]},
         {"role": "user", "content": [RESULT | {"tool_use_id": "call_3", "content": None}]},
     ]
-    chat = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "tools": TOOLS}).as_chat()
+    chat = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "tools": TOOLS}).chat_request()
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "a"}}}
-    assert [message.plain() for message in chat.messages] == [
+    assert chat.messages == [
         *USER,
         {
             "role": "assistant",
@@ -261,7 +262,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
     assert len({call["id"] for call in calls} - {None}) == 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage())
+    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), TIMINGS)
     ids = {"id": None}
     assert [block | ids for block in said["content"]] == [block | ids for block in blocks]
 
@@ -269,7 +270,7 @@ def test_calls_become_blocks(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
     whole, text = TEXTS["hermes"]
     shape = MessageShape("m", CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
     assert said["content"] == [{"type": "text", "text": text}]
     assert said["stop_reason"] == "max_tokens"
 

@@ -1,101 +1,95 @@
-"""The tables of docs/api.md: what is written is what the schemas say, and what they say is what they do."""
+"""The tables of docs/api.md: what is written is what the bodies say, and what they say is what they do."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import ValidationError
 
-from service.api.document.api_table import document, rendered
-from service.api.document.openapi import BODIES, PARTS
-from service.schema.fields import Body
+from service.api.document.api_table import bodies_of, cell, document, names_of, parts_of
+from service.app import ROUTES
+from service.schema.fields import Body, Items, optional
 
 API = Path(__file__).parents[3] / "docs" / "api.md"
-LEAST = {
-    "/v1/completions": {"prompt": "a"},
-    "/v1/chat/completions": {"messages": []},
-    "/v1/responses": {"input": "a"},
-    "/v1/messages": {"messages": [], "max_tokens": 1},
-    "/v1/messages/count_tokens": {"messages": []},
-    "/v1/embeddings": {"input": "a"},
-    "/tokenize": {},
-    "/detokenize": {"tokens": []},
-    "/apply-template": {"messages": []},
-    "`messages`": {"role": "user", "content": "a"},
-    "a part of a message": {"type": "text", "text": "a"},
-    "`stream_options`": {},
-    "a message in `input`": {"role": "user", "content": "a"},
-    "a part of it": {"type": "input_text", "text": "a"},
-    "a `function_call` in `input`": {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-    "a `function_call_output` in `input`": {"type": "function_call_output", "call_id": "a", "output": "x"},
-    "`tools` of /v1/responses": {"type": "function", "name": "f"},
-    "a function as `tool_choice` there": {"type": "function", "name": "f"},
-    "`allowed_tools` there": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-    "`text`": {},
-    "`text.format`": {"type": "text"},
-    "`messages` of /v1/messages": {"role": "user", "content": "a"},
-    "a text block of theirs, and of `system`": {"type": "text", "text": "a"},
-    "a `tool_use` block": {"type": "tool_use", "id": "a", "name": "f", "input": {}},
-    "a `tool_result` block": {"type": "tool_result", "tool_use_id": "a"},
-    "`tools` of /v1/messages": {"name": "f", "input_schema": {}},
-    "`tool_choice` of /v1/messages": {"type": "auto"},
-    "`metadata` of /v1/messages": {},
-    "`output_config`": {},
-    "`output_config.format`": {"type": "json_schema", "schema": {}},
-    "`tools`": {"type": "function", "function": {"name": "f"}},
-    "their `function`": {"name": "f"},
-    "`tool_calls`": {"id": "a", "function": {"name": "f", "arguments": "{}"}},
-    "a call's `function`": {"name": "f", "arguments": "{}"},
-    "`response_format`": {"type": "text"},
-    "its `json_schema`": {"name": "a"},
-    "`structured_outputs`": {},
-}
+BODIES = bodies_of(ROUTES)
+KINDS = list(dict.fromkeys((*BODIES.values(), *parts_of(BODIES))))
+TEXTS = {"arguments": "{}", "role": "user"}
+"""Where "a" will not do."""
 
 
-def cells() -> Iterator[tuple[str, str, str]]:
-    """(body, field, cell) of the table of endpoints, and of the list of what is inside them."""
-    endpoints, inside = ([line.strip("| ").split(" | ") for line in part.splitlines()] for part in halves())
-    for name, *row in endpoints[2:]:
-        yield from ((body, name.strip("`"), cell) for body, cell in zip(BODIES, row, strict=False))
-    listed = [(body, name.strip("`"), cell.strip()) for body, name, cell, *_ in inside[2:]]
-    yield from listed
-    for name in {name for _, name, _ in listed}:
-        yield from ((body, name, "400") for body in PARTS if (body, name) not in {row[:2] for row in listed})
+def least(kind: type[Body]) -> dict[str, Any]:
+    """A valid body with nothing but the required fields, and a content where there may be one."""
+    return {
+        field.alias or name: value_of(name, field.annotation)
+        for name, field in kind.model_fields.items()
+        if field.is_required() or name == "content"
+    }
 
 
-def halves() -> list[str]:
-    return rendered().split("\n\n")[::2]
+def value_of(name: str, annotation: Any) -> Any:
+    """A value of the annotation, of a union's first member."""
+    if name in TEXTS:
+        return TEXTS[name]
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        return least(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return arguments[0]
+    if origin is list:
+        return [value_of(name, arguments[0])]
+    if origin is dict:
+        return {}
+    if arguments:
+        return value_of(name, arguments[0])
+    return 1 if annotation is int else "a"
 
 
-def refusals(column: str, name: str, value: object) -> str:
+def refusals(kind: type[Body], name: str, value: object) -> str:
     """What a body with this value in this field is told, if anything."""
-    kind: type[Body] = (BODIES | PARTS)[column]  # type: ignore[operator]
     try:
-        kind.model_validate_json(json.dumps(LEAST[column] | {name: value}))
+        kind.model_validate_json(json.dumps(least(kind) | {name: value}))
     except ValidationError as error:
         return " ".join(item["msg"] for item in error.errors())
     return ""
 
 
-def test_the_document_holds_what_the_schemas_say() -> None:
+def test_the_document_holds_what_the_bodies_say() -> None:
     text = API.read_text()
-    assert text == document(text), "run python -m service.api.document.api_table"
+    assert text == document(text, ROUTES), "run python -m service.api.document.api_table"
 
 
-@pytest.mark.parametrize("column", LEAST)
-def test_cells_are_true(column: str) -> None:
-    found = [(name, cell) for where, name, cell in cells() if where == column]
-    assert len(found) > 10
-    for name, cell in found:
-        if cell.startswith("default only: "):
-            values = [json.loads(text) for text in cell.removeprefix("default only: ").strip("`").split("`, `")]
-            assert not any(refusals(column, name, value) for value in (None, *values))
-            assert all("is not supported: only" in refusals(column, name, value) for value in ("else", 7, ["x"]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_cells_are_true(kind: type[Body]) -> None:
+    """Each name of any body is what its cell says; the object holds no others."""
+    for name in dict.fromkeys(name for other in KINDS for name in names_of(other)):
+        written = cell(kind, name)
+        if written.startswith("default only: "):
+            values = [json.loads(text) for text in written.removeprefix("default only: ").strip("`").split("`, `")]
+            assert not any(refusals(kind, name, value) for value in (None, *values))
+            assert all("is not supported: only" in refusals(kind, name, value) for value in ("else", 7, ["x"]))
         else:
-            assert ("unknown or unsupported field" in refusals(column, name, "x")) == (cell == "400")
+            assert ("unknown or unsupported field" in refusals(kind, name, "x")) == (written == "400")
 
 
 def test_every_field_has_a_meaning() -> None:
-    for body in (*BODIES.values(), *PARTS.values()):
-        assert all(field.description for field in body.model_fields.values())
+    for kind in KINDS:
+        assert all(field.description for field in kind.model_fields.values()), kind
+
+
+def test_objects_are_found_wherever_they_are() -> None:
+    class Inner(Body):
+        text: str = optional("Text.")
+
+    class Middle(Body):
+        pairs: Items[Items[Inner]] | None = optional("Lists of lists.")
+
+    class Outer(Body):
+        one: Middle | str | None = optional("One.")
+        inner: Inner | None = optional("Another.")
+
+    found = parts_of({"/x": Outer})
+    assert [(kind, [place.name for place in places]) for kind, places in found.items()] == [
+        (Middle, ["one"]),
+        (Inner, ["one.pairs[][]", "inner"]),
+    ]

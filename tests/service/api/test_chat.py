@@ -1,25 +1,10 @@
 """`/v1/chat/completions` against what the fake model must say."""
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.fakes import IntegerTokenizer
+from tests.service.api.streams import chat_stream, said
 from tests.service.live import Live, answer, running
-
-
-def said(text: str) -> str:
-    """The fake chat format of one user message."""
-    return f"u:{text};a:"
-
-
-def stream(live: Live, text: str, **body: Any) -> list[dict[str, Any]]:
-    body |= {"messages": [{"role": "user", "content": text}], "stream": True}
-    with live.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
 
 
 def test_a_plain_answer(live: Live) -> None:
@@ -91,7 +76,7 @@ def test_without_a_limit_the_answer_fills_the_context() -> None:
 
 
 def test_a_stream_opens_with_the_role_and_ends_with_an_empty_delta(live: Live) -> None:
-    chunks = stream(live, "hi", max_tokens=6)
+    chunks = chat_stream(live, "hi", max_tokens=6)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -102,7 +87,7 @@ def test_a_stream_opens_with_the_role_and_ends_with_an_empty_delta(live: Live) -
 
 
 def test_a_stream_of_choices_opens_each(live: Live) -> None:
-    chunks = stream(live, "hi", n=3, max_tokens=5)
+    chunks = chat_stream(live, "hi", n=3, max_tokens=5)
     for index in range(3):
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert deltas[0]["role"] == "assistant"
@@ -110,7 +95,7 @@ def test_a_stream_of_choices_opens_each(live: Live) -> None:
 
 
 def test_stream_usage(live: Live) -> None:
-    chunks = stream(live, "hi", max_tokens=4, stream_options={"include_usage": True, "include_obfuscation": False})
+    chunks = chat_stream(live, "hi", max_tokens=4, stream_options={"include_usage": True, "include_obfuscation": False})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 4
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
@@ -133,7 +118,7 @@ def test_logprobs(live: Live) -> None:
     ]
     plain = live.chat("hi", max_tokens=3, logprobs=True)["choices"][0]["logprobs"]["content"]
     assert [item["top_logprobs"] for item in plain] == [[], [], []]
-    parts = [chunk["choices"][0]["logprobs"] for chunk in stream(live, "hi", max_tokens=3, logprobs=True)]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chat_stream(live, "hi", max_tokens=3, logprobs=True)]
     assert [item for part in parts if part for item in part["content"]] == plain
 
 
@@ -150,7 +135,7 @@ def test_the_space_before_the_first_word_is_the_tokenizers_not_the_answers() -> 
     with running(tokenizer=SpacedTokenizer()) as live:
         words = " ".join(answer(said("hi"), 4))
         assert live.chat("hi", max_tokens=4)["choices"][0]["message"]["content"] == words
-        chunks = stream(live, "hi", max_tokens=4)
+        chunks = chat_stream(live, "hi", max_tokens=4)
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == words
         assert live.complete(prompt=said("hi"), max_tokens=4)["choices"][0]["text"] == " " + words
 

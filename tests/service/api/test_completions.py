@@ -1,31 +1,11 @@
 """`/v1/completions` against what the fake model must say."""
 
-import json
 from typing import Any
 
 import pytest
 
+from tests.service.api.streams import ending_prompt, stream, texts
 from tests.service.live import Live, answer, running
-
-
-def stream(live: Live, **body: Any) -> list[dict[str, Any]]:
-    """All chunks of a stream, which must end with [DONE]."""
-    with live.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["x-accel-buffering"] == "no"
-        assert response.headers["cache-control"] == "no-cache"
-        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
-
-
-def texts(chunks: list[dict[str, Any]]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
-    return found
 
 
 def test_a_plain_completion(live: Live) -> None:
@@ -119,16 +99,6 @@ def test_min_tokens_lets_an_early_stop_string_pass(live: Live) -> None:
     reply = live.complete(prompt="stopping", max_tokens=40, min_tokens=3, stop=whole[1])
     cut = whole.index(whole[1], 3)
     assert reply["choices"][0]["text"] == whole[:cut]
-
-
-def ending_prompt() -> tuple[str, int]:
-    """A prompt after which the greedy fake model ends by itself, and after how many characters."""
-    for number in range(100):
-        text = answer(f"p{number}", 30)
-        ends = [place for place, char in enumerate(text) if ord(char) % 29 == 0]
-        if ends and ends[0] > 3:
-            return f"p{number}", ends[0]
-    raise AssertionError("the fake model never ends")
 
 
 def test_the_models_end_token_ends_unless_ignored(live: Live) -> None:

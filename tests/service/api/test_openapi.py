@@ -1,14 +1,19 @@
-"""The OpenAPI document holds every route, its bodies are the schemas, its examples are what routes take and answer."""
+"""The OpenAPI document holds every route, and its schemas are what routes take and answer."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator
 
-from service.api.document.examples import EXAMPLES
-from service.api.document.openapi import BODIES, document, schema_of
-from service.app import ROUTERS
-from tests.service.live import Live
+from service.api.document.openapi import document
+from service.api.routes import Route
+from service.app import ROUTES
+from tests.service.live import Live, running
+
+POSTED = [route for route in ROUTES if route.body is not None]
+HELLO = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.fixture(scope="module")
@@ -16,58 +21,149 @@ def described(live: Live) -> dict[str, Any]:
     return live.http.get("/openapi.json").json()
 
 
-def test_every_route_is_described(live: Live, described: dict[str, Any]) -> None:
-    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    shown = {route.path_format for route in routes if route.include_in_schema}
-    assert shown == set(described["paths"]) == set(EXAMPLES)
+@pytest.fixture(scope="module")
+def schemas(described: dict[str, Any]) -> dict[str, Any]:
+    """The components, with every object closed: an answer may have no key that its type does not name."""
+    components = described["components"]["schemas"]
+    for node in nodes(components):
+        if "properties" in node:
+            node.setdefault("additionalProperties", False)
+    return {"$defs": components}
+
+
+def nodes(node: Any) -> Iterator[dict[str, Any]]:
+    """Every object in JSON."""
+    if isinstance(node, dict):
+        yield node
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from nodes(value)
+
+
+def validate(value: Any, name: str, schemas: dict[str, Any]) -> None:
+    local = {"$defs": {key: moved(schema) for key, schema in schemas["$defs"].items()}, "$ref": f"#/$defs/{name}"}
+    Draft202012Validator(local).validate(value)
+
+
+def moved(node: Any) -> Any:
+    """The schema with references to `$defs`."""
+    if isinstance(node, dict):
+        return {key: moved(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [moved(value) for value in node]
+    return node.replace("#/components/schemas/", "#/$defs/") if isinstance(node, str) else node
+
+
+def test_every_route_is_described(described: dict[str, Any]) -> None:
+    assert {route.path.replace(":path", "") for route in ROUTES} == set(described["paths"])
     operations = [item for path in described["paths"].values() for item in path.values()]
     assert all(operation["summary"] and "200" in operation["responses"] for operation in operations)
-    assert described == document(live.server._app)
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_examples_of_requests_are_answered(live: Live, path: str) -> None:
-    response = live.post(path, EXAMPLES[path].request)
-    fake_tokens_only = path == "/detokenize"
-    assert response.status_code == (400 if fake_tokens_only else 200), response.text
-    if not fake_tokens_only:
-        check(response.json(), schema_of(*EXAMPLES[path].answers))
-
-
-def check(value: Any, schema: dict[str, Any]) -> None:
-    """A validator of the few words that `schema_of` uses."""
-    kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
-    kinds["number"] = int | float
-    assert isinstance(value, kinds.get(schema.get("type", ""), object)), (value, schema)
-    for name in schema.get("required", ()):
-        check(value[name], schema["properties"][name])
-    for item in value if "items" in schema else ():
-        check(item, schema["items"])
+    assert len({operation["operationId"] for operation in operations}) == len(ROUTES)
+    assert described == document(ROUTES)
 
 
 def test_references_lead_somewhere(described: dict[str, Any]) -> None:
-    def walk(node: Any) -> None:
-        if isinstance(node, dict):
-            if isinstance(node.get("$ref"), str):
-                assert node["$ref"].removeprefix("#/components/schemas/") in described["components"]["schemas"]
-            for value in node.values():
-                walk(value)
-        elif isinstance(node, list):
-            for value in node:
-                walk(value)
-
-    walk(described)
-
-
-def test_a_schema_of_an_example() -> None:
-    schema = schema_of(
-        {"a": 1, "b": [0.5, 1.5], "c": None, "d": []}, {"a": 2, "b": [], "c": "x", "d": [], "e": [1, "x"]}
+    references = [node["$ref"] for node in nodes(described) if isinstance(node.get("$ref"), str)]
+    assert {name.removeprefix("#/components/schemas/") for name in references} <= set(
+        described["components"]["schemas"]
     )
-    assert schema["required"] == ["a", "b", "c", "d"]
-    assert schema["properties"] == {
-        "a": {"type": "integer"},
-        "b": {"type": "array", "items": {"type": "number"}},
-        "c": {},
-        "d": {"type": "array"},
-        "e": {"type": "array", "items": {}},
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_examples_of_answers_are_as_their_types_say(route: Route, schemas: dict[str, Any]) -> None:
+    for example in route.answers:
+        validate(example, route.answer.__name__, schemas)
+
+
+@pytest.mark.parametrize("route", POSTED, ids=lambda route: route.path)
+def test_examples_of_requests_are_answered(live: Live, route: Route, schemas: dict[str, Any]) -> None:
+    request = {"tokens": [104]} if route.path == "/detokenize" else route.request  # the fake knows no others
+    response = live.post(route.path, request)
+    assert response.status_code == 200, response.text
+    validate(response.json(), route.answer.__name__, schemas)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "bodies"),
+    [
+        (
+            "/v1/completions",
+            "Completion",
+            [
+                {"prompt": "hi", "logprobs": 3, "echo": True, "n": 2, "best_of": 3},
+                {"prompt": "hi", "logprobs": 3, "max_tokens": 0, "echo": True},
+                {"prompt": ["hi", "you"], "prompt_logprobs": 2, "return_token_ids": True},
+                {"prompt": "hi", "timeout": 1e-9},
+            ],
+        ),
+        (
+            "/v1/chat/completions",
+            "ChatCompletion",
+            [
+                {"logprobs": True, "top_logprobs": 2, "n": 2},
+                {"prompt_logprobs": 2, "return_token_ids": True},
+                {"timeout": 1e-9, "return_token_ids": True, "prompt_logprobs": 1},
+                {"tools": TOOLS},
+            ],
+        ),
+        (
+            "/v1/responses",
+            "ResponseAnswer",
+            [
+                {"temperature": 0, "top_p": 0.5, "instructions": "be"},
+                {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "f"}},
+                {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}},
+            ],
+        ),
+        (
+            "/v1/messages",
+            "MessageAnswer",
+            [{"stop_sequences": list("abcdefghijklmnop")}, {"tools": [{"name": "f", "input_schema": {}}]}],
+        ),
+    ],
+)
+def test_every_kind_of_answer_is_as_its_type_says(
+    live: Live, path: str, answer: str, bodies: list[dict[str, Any]], schemas: dict[str, Any]
+) -> None:
+    prompts: dict[str, Any] = {
+        "/v1/completions": {"max_tokens": 8},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 8},
     }
+    for body in bodies:
+        response = live.post(path, prompts.get(path, {"messages": HELLO, "max_tokens": 8}) | body)
+        assert response.status_code == 200, response.text
+        validate(response.json(), answer, schemas)
+
+
+def test_tokens_probes_models_and_errors_are_as_their_types_say(schemas: dict[str, Any]) -> None:
+    with running(api_keys=("k",)) as live:
+        key = {"authorization": "Bearer k"}
+        for body in ({"content": "hé", "with_pieces": True}, {"prompt": "a", "return_token_strs": True}):
+            validate(live.post("/tokenize", body, headers=key).json(), "Tokenized", schemas)
+        for route in ROUTES:
+            if route.body is None and route.answer is not str:
+                path = route.path.replace("{name:path}", "fake")
+                validate(live.http.get(path, headers=key).json(), route.answer.__name__, schemas)
+        for path, name in (("/v1/completions", "OpenAIError"), ("/v1/messages", "AnthropicError")):
+            for headers in ({}, key):
+                validate(live.post(path, {"thread": 1}, headers=headers).json(), name, schemas)
+    with running(model="large", wait="loading") as live:
+        for path, name in (("/ready", "Readiness"), ("/health", "Status"), ("/version", "Version")):
+            validate(live.http.get(path).json(), name, schemas)
+
+
+def test_calls_are_as_their_types_say(schemas: dict[str, Any]) -> None:
+    """The model repeats its prompt, which is a call as it is written for it."""
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    message = [{"role": "user", "content": call}]
+    with running(model="recite") as live:
+        chat = live.post("/v1/chat/completions", {"messages": message, "tools": TOOLS}).json()
+        assert chat["choices"][0]["message"]["tool_calls"]
+        validate(chat, "ChatCompletion", schemas)
+        tool = {"type": "function", "name": "f"}
+        response = live.post("/v1/responses", {"input": message, "tools": [tool]}).json()
+        assert response["output"][0]["type"] == "function_call"
+        validate(response, "ResponseAnswer", schemas)
+        tool = {"name": "f", "input_schema": {}}
+        answer = live.post("/v1/messages", {"messages": message, "tools": [tool], "max_tokens": 100}).json()
+        assert answer["content"][0]["type"] == "tool_use"
+        validate(answer, "MessageAnswer", schemas)

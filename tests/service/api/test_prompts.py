@@ -9,12 +9,12 @@ import pytest
 from mistral_common.protocol.fim.request import FIMRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-from model.config import GenerationDefaults
+from model.checkpoint.generation import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
-from service.api.encoding import order_completion
+from service.api.openai.completion_order import order_completion
+from service.api.openai.schema import CompletionBody
 from service.generation.served import ServedModel, longest_piece
 from service.http.errors import InvalidRequest
-from service.schema.generation import CompletionBody
 from tests.fakes import make_info
 
 DATA = Path(str(files("mistral_common") / "data"))

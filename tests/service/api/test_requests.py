@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from service.api.openai.schema import ChatBody, CompletionBody
+from service.schema.conversation import Message
 from service.schema.fields import Body
-from service.schema.generation import ChatBody, CompletionBody, Message, StreamOptions
+from service.schema.generation import StreamOptions
 from tests.fakes import END, IntegerTokenizer
-from tests.service.api.test_chat import said
-from tests.service.api.test_chat import stream as chat_stream
-from tests.service.api.test_completions import ending_prompt, stream, texts
-from tests.service.http.test_limits import begun, busy, idle, rest
-from tests.service.live import Live, answer, eventually, running
+from tests.service.api.streams import chat_stream, ending_prompt, said, stream, texts
+from tests.service.live import Live, answer, begun, busy, idle, remaining, running
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize(("kind", "least"), [(CompletionBody, {"prompt": "a"}), (ChatBody, {"messages": []})])
@@ -200,7 +200,7 @@ def test_the_lowest_priority_is_served_first() -> None:
             threads.append(threading.Thread(target=ask, args=[priority]))
             threads[-1].start()
             eventually(busy(live, number), "it waits")
-        rest(lines)
+        remaining(lines)
         for thread in threads:
             thread.join()
     assert done == [-5, 0, 5]

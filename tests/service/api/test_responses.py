@@ -8,14 +8,16 @@ import openai
 import pytest
 from openai.types.responses import Response as ResponseModel
 
+from service.api.examples import TIMINGS
+from service.api.openai.schema import ChatBody
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, output_text
 from service.generation.choice import Delta
 from service.generation.generation import Usage
-from service.schema.generation import ChatBody
-from service.structured.call_style import STYLES, CallReader
+from service.structured.call_reader import CallReader
+from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running
-from tests.service.structured.test_calls import ARGUMENTS, TEXTS
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 PATH = "/v1/responses"
 PROMPT = "u:hi;a:"
@@ -141,7 +143,7 @@ def test_only_defaults_pass(live: Live) -> None:
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", ["json_schema"]),
         ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format", ["strin"]),
         ({"max_output_tokens": 0}, "max_output_tokens", ["0", "1"]),
-        ({"max_output_tokens": 10**6}, "max_tokens", ["512"]),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", ["512"]),
         ({"temperature": 3}, "temperature", ["3", "2"]),
         ({"background": True}, "background", ["False"]),
         ({"stop": "x"}, "stop", ["'stop'"]),
@@ -178,11 +180,10 @@ def test_tools_are_chats_tools() -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [theirs]}}
     user = [{"role": "user", "content": "hi"}]
     for choice, chats in ((None, None), ("none", "none"), ("required", "required"), (named, theirs), (some, allowed)):
-        asked = ResponsesBody.model_validate({"input": "hi", "tools": [TOOL], "tool_choice": choice})
+        ours = ResponsesBody.model_validate({"input": "hi", "tools": [TOOL], "tool_choice": choice})
         chat = ChatBody.model_validate({"messages": user, "tools": [offered], "tool_choice": chats})
-        assert asked.as_chat().functions == chat.functions
-        assert asked.as_chat().must_call == chat.must_call
-        assert asked.may_call == bool(chat.functions)
+        assert ours.allowed_calls() == chat.allowed_calls()
+        assert ours.may_call == chat.may_call
 
 
 def test_calls_and_outputs_are_chats_messages() -> None:
@@ -195,9 +196,9 @@ def test_calls_and_outputs_are_chats_messages() -> None:
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "dry"}]},
         CALL | {"call_id": "call_3"},
     ]
-    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).as_chat()
+    chat = ResponsesBody.model_validate({"input": items, "tools": [TOOL]}).chat_request()
     call = {"type": "function", "function": {"name": "weather", "arguments": json.loads(ARGUMENTS)}}
-    assert [message.plain() for message in chat.messages] == [
+    assert chat.messages == [
         {"role": "user", "content": "hi"},
         {
             "role": "assistant",
@@ -262,7 +263,7 @@ def test_calls_become_items(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_incomplete() -> None:
     whole, _ = TEXTS["hermes"]
     shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage())
+    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
     assert [item["status"] for item in said["output"]] == ["completed", "incomplete"]
     assert said["output"][1]["arguments"] == '{"'
     assert said["status"] == "incomplete"

@@ -2,33 +2,39 @@
 
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.waiting import PATIENCE, children, ended, eventually
 
 COMMAND = [sys.executable, "-m", "service", "chat"]
 
 
 def pipe(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=PATIENCE)
 
 
 class Terminal:
     """A chat on a pseudo-terminal: what it shows, and keys for it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+            [*COMMAND, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env=os.environ | variables,
         )
         os.close(theirs)
         self.shown = ""
@@ -39,12 +45,13 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         """Until `text` is shown after what was waited for before; everything up to it is then forgotten."""
         while text not in self.shown:
+            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {text!r} in {self.shown!r}"
             data = os.read(self._ours, 4096)  # an OSError when the chat has ended
             self.shown += data.decode()
         self.shown = self.shown.split(text, 1)[1]
 
     def end(self) -> int:
-        code = self.process.wait(30)
+        code = self.process.wait(PATIENCE)
         os.close(self._ours)
         return code
 
@@ -67,7 +74,7 @@ def test_a_piped_message_gets_a_plain_answer() -> None:
             *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
         )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("The capital of France[31m is Paris.\n", "", 0)
-    assert fake.asked == [
+    assert fake.requests == [
         {
             "model": "fake-1",
             "messages": [
@@ -114,7 +121,7 @@ def test_an_empty_pipe_is_refused() -> None:
 def test_a_conversation_is_remembered_until_reset() -> None:
     fake = FakeOpenAI(pieces=("Yes", "."))
     with serving(fake) as url, terminal(url) as chat:
-        chat.wait_for("fake-1 listens")
+        chat.wait_for("fake-1 is ready")
         for line, shown in (
             ("/help", "/reset"),
             ("/nothing", "no command /nothing"),
@@ -130,7 +137,7 @@ def test_a_conversation_is_remembered_until_reset() -> None:
         chat.wait_for("> ")
         chat.type("/exit\n")
         assert chat.end() == 0
-    said = [[message["content"] for message in body["messages"]] for body in fake.asked]
+    said = [[message["content"] for message in body["messages"]] for body in fake.requests]
     assert said == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
 
 
@@ -142,7 +149,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
         chat.wait_for("endless endless")
         os.kill(chat.process.pid, signal.SIGINT)
         chat.wait_for("[stopped]")
-        assert fake.closed_early.wait(5)
+        assert fake.closed_early.wait(PATIENCE)
         chat.wait_for("> ")
         fake.pieces = ("short",)
         chat.type("And now?\n")
@@ -150,35 +157,17 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
         chat.wait_for("> ")
         chat.type("\x04")
         assert chat.end() == 0
-    first, second = fake.asked[0]["messages"], fake.asked[1]["messages"]
+    first, second = fake.requests[0]["messages"], fake.requests[1]["messages"]
     assert second[0] == first[0]
     assert second[1]["content"].startswith("endless endless")
     assert second[2]["content"] == "And now?"
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet counts as ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
+@pytest.mark.timeout(300)  # three processes that import PyTorch or half the service, and a model to load
 def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
-    chat = Terminal(str(embedded_model), "--temperature", "0")
+    chat = Terminal(str(embedded_model), "--temperature", "0", "--max-tokens", "8", NORIA_DTYPE="float32")
     try:
-        chat.wait_for("listens")
+        chat.wait_for("is ready")
         (server,) = children(chat.process.pid)
         (engine,) = children(server)
         chat.wait_for("> ")
@@ -187,21 +176,22 @@ def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path
     finally:
         chat.process.kill()  # the hard way: nothing of ours runs any more
     chat.process.wait()
-    wait_until(lambda: gone(server) and gone(engine))
+    eventually(lambda: ended(server) and ended(engine), "server and engine end")
 
 
+@pytest.mark.timeout(300)
 def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
     with subprocess.Popen([*COMMAND, str(embedded_model)], stdin=subprocess.PIPE) as chat:
-        wait_until(lambda: children(chat.pid))
+        eventually(lambda: children(chat.pid), "the server starts")
         (server,) = children(chat.pid)
-        wait_until(lambda: children(server))
+        eventually(lambda: children(server), "its engine starts")
         chat.send_signal(signal.SIGINT)
-        assert chat.wait(30) == 130
-    assert gone(server)
+        assert chat.wait(PATIENCE) == 130
+    assert ended(server)
 
 
 def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
     ran = pipe("Hi", "/nowhere/at/all")
     assert ran.returncode == 1
-    assert ran.stderr.startswith("noria: no model at '/nowhere/at/all'")
+    assert ran.stderr.startswith("noria: there is no model at '/nowhere/at/all'")
     assert len(ran.stderr.splitlines()) == 1

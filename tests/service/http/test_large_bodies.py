@@ -8,12 +8,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
-from service.schema.generation import ChatBody, CompletionBody, Content, Prompts
+from service.schema.conversation import Content
+from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
-from tests.service.http.test_limits import begun
-from tests.service.live import Live, eventually, ready, running
+from tests.service.live import Live, begun, ready, running
+from tests.waiting import eventually
 
 MANY = 3000
 

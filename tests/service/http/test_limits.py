@@ -5,42 +5,17 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from model.config import RunnerOptions
-from tests.service.live import Live, answer, eventually, ready, running
+from model.options import RunnerOptions
+from tests.service.live import LONG, Live, answer, begun, busy, idle, ready, remaining, running
+from tests.waiting import PATIENCE, eventually
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "long", "max_tokens": 400}
-
-
-def idle(live: Live) -> Callable[[], bool]:
-    return lambda: live.metric("noria_requests_running") == 0 and live.metric("noria_requests_waiting") == 0
-
-
-def busy(live: Live, n: int = 1) -> Callable[[], bool]:
-    return lambda: live.metric("noria_requests_running") + live.metric("noria_requests_waiting") >= n
-
-
-@contextlib.contextmanager
-def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has given its first chunk."""
-    with (
-        httpx.Client(base_url=live.url, timeout=20) as http,
-        http.stream("POST", COMPLETIONS, json={**LONG, **body, "stream": True}) as response,
-    ):
-        assert response.status_code == 200
-        lines = response.iter_lines()
-        assert next(lines).startswith("data: {")
-        yield lines
-
-
-def rest(lines: Iterator[str]) -> list[str]:
-    return [line.removeprefix("data: ") for line in lines if line]
 
 
 class Parallel:
@@ -52,7 +27,7 @@ class Parallel:
         self._thread.start()
 
     def _run(self, url: str, body: dict[str, Any]) -> None:
-        self.response = httpx.post(url + COMPLETIONS, json=body, timeout=20)
+        self.response = httpx.post(url + COMPLETIONS, json=body, timeout=PATIENCE)
 
     def result(self) -> httpx.Response:
         self._thread.join()
@@ -114,7 +89,7 @@ def test_a_client_that_leaves_a_stream_frees_the_engine(body: dict[str, Any]) ->
             eventually(busy(live, body.get("n", 1)), "the request runs")
         eventually(idle(live), "the engine forgets the request")
         eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it counts as aborted")
-        assert live.metric("noria_generated_tokens_total") < 400
+        assert live.metric("noria_generated_tokens_total") < LONG["max_tokens"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -146,7 +121,7 @@ def test_a_dead_engine_ends_streams_with_an_error_event_and_a_fresh_one_serves()
             eventually(busy(live, 4), "all requests run")
             live.hosts[0].kill()
             for lines in (one, two):
-                last = rest(lines)[-1]
+                last = remaining(lines)[-1]
                 assert json.loads(last)["error"]["code"] == "engine_died"
             response = plain.result()
             assert response.status_code == 503
@@ -169,7 +144,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "shutting_down"
         assert "retry-after" in response.headers
-        events = rest(lines)
+        events = remaining(lines)
         assert events[-1] == "[DONE]"
         text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
         assert answer("long", 60).endswith(text)
@@ -181,7 +156,7 @@ def test_a_drain_that_lasts_too_long_ends_with_an_error_event() -> None:
         plain = Parallel(live)
         eventually(busy(live, 2), "both run")
         live.server.handle_exit(signal.SIGTERM, None)
-        assert json.loads(rest(lines)[-1])["error"]["code"] == "shutting_down"
+        assert json.loads(remaining(lines)[-1])["error"]["code"] == "shutting_down"
         assert plain.result().status_code == 503
         eventually(lambda: live.server.should_exit, "the server ends by itself")
 
@@ -193,8 +168,9 @@ def test_an_idle_server_drains_at_once() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with running(model="broken", wait="failed") as live:
-        eventually(lambda: live.server.failed and live.server.should_exit, "the server gives up")
+    with running(model="broken", wait="stopped") as live:  # "failed" lasts for a moment only
+        assert live.server.failed
+        assert live.server.should_exit
     assert capsys.readouterr().err == "noria: found nothing at 'broken', expected a model\n"
 
 

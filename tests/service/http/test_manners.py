@@ -6,11 +6,12 @@ from typing import Any
 import openai
 import pytest
 
-from model.config import GenerationDefaults
+from model.checkpoint.generation import GenerationDefaults
 from service.api.openai.models import card
 from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
-from tests.service.live import Live, answer, eventually, running
+from tests.service.live import Live, answer, running
+from tests.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "twelve chars"
@@ -163,6 +164,6 @@ def test_a_client_that_leaves_in_the_silence_is_forgotten(monkeypatch: pytest.Mo
     with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
         with live.http.stream("POST", COMPLETIONS, json={"prompt": "p" * 400, "stream": True}) as response:
             next(response.iter_lines())
-        eventually(lambda: not live.server._app.state.noria.admission.in_flight, "its place is free")
+        eventually(lambda: not live.server.config.app.state.noria.admission.in_flight, "its place is free")
         eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it is counted as gone")
         assert live.complete(prompt="hi", max_tokens=1)["usage"]["completion_tokens"] == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import PATIENCE, Live, answer, eventually, running
+from tests.service.live import Live, answer, running
+from tests.waiting import PATIENCE, eventually
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 5}).encode()
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"

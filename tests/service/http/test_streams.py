@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.histogram import Histogram
+from service.metrics import Histogram
 from tests.service.live import Live, answer
 
 
@@ -36,7 +36,7 @@ def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:
 
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
-        await live.server._app(scope, receive, send)
+        await live.server.config.app(scope, receive, send)
 
     assert live.server._loop is not None
     asyncio.run_coroutine_threadsafe(main(), live.server._loop).result(20)

@@ -4,20 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import Live
+from tests.service.live import USER, Live, refused
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-USER = [{"role": "user", "content": "hi"}]
-
-
-def refused(live: Live, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-    response = live.post(path, body)
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert "\n" not in error["message"]
-    return error
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from model.grammar.compiler import Compiler
-from service.schema.tools import ToolsBody
-from service.structured.call_grammar import call_grammar, explained
-from service.structured.call_style import STYLES, CallDelta, CallReader, gathered
-from service.structured.forms import json_grammar
+from service.api.openai.tool_choice import ToolsBody
+from service.structured.call_grammar import call_constraint
+from service.structured.call_reader import CallDelta, CallReader, gathered
+from service.structured.call_style import STYLES
+from service.structured.constraint import Constraint, json_constraint
+from service.structured.tool_prompt import explained
 from tests.fakes import IntegerTokenizer
-from tests.service.live import Live, running
-from tests.service.schema.test_refusals import refused
+from tests.service.live import Live, refused, running
+from tests.service.structured.call_texts import ARGUMENTS, TEXTS
 
 WEATHER = {
     "type": "object",
@@ -31,28 +33,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
     {"type": "function", "function": {"name": "time.now", "description": "Tells the time."}},
 ]
-ARGUMENTS = '{"city": "a}\\\\\\"{"}'
-TEXTS = {
-    "hermes": (
-        f'Well <tool\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>',
-        "Well <tool\n",
-    ),
-    "llama": (
-        f'{{"name": "weather", "parameters": {ARGUMENTS}}}; {{"name": "time.now", "parameters": {{}}}}',
-        "",
-    ),
-    "mistral": (
-        f'Well [TOOL[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcdefgh1"}}, '
-        '{"name": "time.now", "arguments": {}}]',
-        "Well [TOOL",
-    ),
-    "mistral-v3": (
-        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
-        "",
-    ),
-    "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
-}
 
 
 class Tokenizer(IntegerTokenizer):
@@ -84,10 +64,9 @@ def accepts(grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-def grammar(style: str, form: str | None = None, **fields: Any) -> str:
+def grammar(style: str, otherwise: Constraint | None = None, **fields: Any) -> str:
     body = ToolsBody.model_validate_json(json.dumps({"tools": TOOLS, **fields}))
-    body.check_tools()
-    return call_grammar(body, STYLES[style], TOKENIZER, form)
+    return call_constraint(body.allowed_calls(), STYLES[style], TOKENIZER, otherwise).serialized()
 
 
 def read(style: str, parts: list[str]) -> tuple[str, list[tuple[str, str]], str | None]:
@@ -200,9 +179,9 @@ def test_by_itself_a_model_keeps_to_the_schema_of_strict_functions_only(style: s
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_form_goes_beside_calls(style: str) -> None:
+def test_structured_output_goes_beside_calls(style: str) -> None:
     whole, text = TEXTS[style]
-    both = grammar(style, json_grammar({"type": "array"}, "response_format"))
+    both = grammar(style, json_constraint({"type": "array"}, "response_format"))
     assert accepts(both, "[1, 2]")
     assert accepts(both, whole.removeprefix(text))
     assert not accepts(both, "Just text.")
@@ -264,7 +243,7 @@ def test_tools_are_explained_where_a_format_has_none() -> None:
     ]
     called = '<tool_call>\n{"name": "weather", "arguments": {"city": "é"}}\n</tool_call>'
     results = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>"
-    words, *others = explained(conversation, body.functions)
+    words, *others = explained(conversation, body.offered)
     assert words["role"] == "system"
     assert '{"name": "time.now", "description": "Tells the time.", "parameters": {}}' in words["content"]
     assert others == [
@@ -273,7 +252,7 @@ def test_tools_are_explained_where_a_format_has_none() -> None:
         {"role": "user", "content": results},
     ]
     assert explained(conversation, []) == others
-    told = explained([{"role": "system", "content": "Be brief."}, *conversation[:1]], body.functions)
+    told = explained([{"role": "system", "content": "Be brief."}, *conversation[:1]], body.offered)
     assert told == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
 
 

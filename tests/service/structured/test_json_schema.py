@@ -8,7 +8,7 @@ import pytest
 
 from model.errors import ParameterError
 from model.grammar.compiler import Compiler
-from service.structured.forms import json_grammar
+from service.structured.constraint import json_constraint
 from service.structured.json_schema import closed
 from tests.fakes import IntegerTokenizer
 
@@ -98,7 +98,7 @@ NUMBERS = (
 def test_bounds_of_numbers_hold(lower: Any, upper: Any) -> None:
     schema = {"type": "number", **lower, **upper}
     try:
-        matcher = COMPILER.compile(json_grammar(schema, "schema"))
+        matcher = COMPILER.compile(json_constraint(schema, "schema").serialized())
     except ParameterError:
         assert not any(takes(schema, json.loads(text)) for text in NUMBERS)
         return
@@ -114,7 +114,7 @@ def test_a_discriminator_is_required_and_keeps_closed_branches_apart() -> None:
     two = {"type": "object", "properties": {"kind": {"const": "b", "default": "b"}}}
     union = {"oneOf": [{"$ref": "#/$defs/a"}, two], "discriminator": {"propertyName": "kind"}}
     schema = {"type": "object", "properties": {"item": union}, "required": ["item"], "$defs": {"a": one}}
-    matcher = COMPILER.compile(json_grammar(schema, "schema"))
+    matcher = COMPILER.compile(json_constraint(schema, "schema").serialized())
     for item, passes in (
         ({"kind": "a", "a": 1}, True),
         ({"kind": "b"}, True),

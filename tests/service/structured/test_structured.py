@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import Live
-from tests.service.schema.test_refusals import USER, refused
+from tests.service.live import USER, Live, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
@@ -53,8 +52,8 @@ def test_every_way_to_ask_passes(live: Live, fields: dict[str, Any], chat: bool)
         ({"guided_choice": [1]}, "guided_choice.0", ["string"]),
         ({"guided_regex": "("}, "guided_regex", ["cannot be enforced", "regex"]),
         ({"guided_regex": "(?=a)b"}, "guided_regex", ["look-around"]),
-        ({"guided_json": "{"}, "guided_json", ["no JSON schema"]),
-        ({"guided_json": "[" * 100_000}, "guided_json", ["no JSON schema"]),
+        ({"guided_json": "{"}, "guided_json", ["not a JSON schema"]),
+        ({"guided_json": "[" * 100_000}, "guided_json", ["not a JSON schema"]),
         ({"guided_json": {"type": "strin"}}, "guided_json", ["strin"]),
         ({"guided_json": {"x-guidance": {"lenient": True}, "not": {}}}, "guided_json", ["x-guidance", "lenient"]),
         ({"guided_json": {"$ref": "http://localhost/x"}}, "guided_json", ["http://localhost/x"]),

@@ -13,6 +13,9 @@
 enum { ROWS = 16, MAX_QUERIES = 64, BLOCK = 4, SPLIT = 16, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
+MIRRORED(task_t, row)
+MIRRORED(join_t, row)
+MIRRORED(attention_call, n_rows)
 
 INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
     return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);

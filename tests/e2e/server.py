@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +14,19 @@ from pathlib import Path
 import httpx
 import openai
 
+from tests.waiting import PATIENCE, children, eventually
+
 MODEL = "smollm2-135m-instruct"
 
 
 class LiveServer:
-    """The process, its address, and what a test wants to know of it."""
+    """The process, its address, and what a test wants to know about it."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self._log = log
 
     @property
@@ -35,9 +36,8 @@ class LiveServer:
     @property
     def engine_pid(self) -> int:
         """The engine: the server's only child process."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        (engine,) = children(self.process.pid)
+        return engine
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample of /metrics."""
@@ -47,25 +47,20 @@ class LiveServer:
         assert found, f"no sample {sample}"
         return float(found[1])
 
-    def wait_ready(self, seconds: float = 60) -> float:
-        """Wait until /ready says so; returns the seconds it took."""
-        started = time.monotonic()
-        while time.monotonic() - started < seconds:
-            assert self.process.poll() is None, self.log
-            try:
-                if self.http.get("/ready").status_code == 200:
-                    return time.monotonic() - started
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError(f"not ready after {seconds} s: {self.log}")
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.log
+        try:
+            return self.http.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
 
-    def wait_idle(self, seconds: float = 10) -> None:
-        """Wait until nothing runs and no page is held."""
-        deadline = time.monotonic() + seconds
-        while self.metric("noria_requests_running") or self.metric("noria_requests_waiting"):
-            assert time.monotonic() < deadline, "requests are still running"
-            time.sleep(0.05)
+    def wait_ready(self) -> None:
+        eventually(self.ready, "the server is ready")
+
+    def wait_idle(self) -> None:
+        """Wait until nothing runs and nothing waits."""
+        names = ("noria_requests_running", "noria_requests_waiting")
+        eventually(lambda: not any(map(self.metric, names)), "the server is idle")
 
 
 def free_port() -> int:
@@ -90,7 +85,7 @@ def serving(*flags: str, **variables: str) -> Iterator[LiveServer]:
                 server.wait_ready()
                 yield server
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(timeout=40) == 0, server.log
+                assert process.wait(PATIENCE) == 0, server.log
             finally:
                 server.http.close()
                 server.openai.close()

@@ -1,4 +1,4 @@
-"""RoPE as `config.json` writes it: `rope_theta` + `rope_scaling` (published) or `rope_parameters` (transformers 5)."""
+"""RoPE in `config.json`: `rope_theta` and `rope_scaling` (published), or `rope_parameters` (transformers 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _SUPPORTED = "default, linear, dynamic, llama3, yarn"
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Base, context in tokens, share of the pairs that turn, and scaling."""
+    """Base, context in tokens, fraction of the pairs that are rotated, and scaling."""
 
     theta: float
     max_position: int
@@ -28,13 +28,15 @@ def read_rope(
     max_position: int,
     max_model_len: int | None,
 ) -> Rope:
-    """RoPE of a `config.json`; `rope_parameters` wins where both forms are present.
+    """RoPE of a `config.json`; `rope_parameters` overrides `rope_scaling`.
 
     Raises ModelError for a type or a combination that is not supported.
     """
     parameters = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     if nested := [key for key, value in parameters.items() if isinstance(value, dict)]:
-        raise ModelError(f"config.json has RoPE parameters per layer type ({', '.join(nested)}), supported is one set")
+        raise ModelError(
+            f"config.json has RoPE parameters per layer type ({', '.join(nested)}); Noria supports one set"
+        )
     theta = parameters.get("rope_theta") or raw.get("rope_theta") or default_theta
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     fraction = _fraction(raw, parameters)
@@ -45,15 +47,15 @@ def read_rope(
         theta = dynamic_theta(theta, factor, served / max_position, head_dim)
         return Rope(theta, min(served, int(factor * max_position)), fraction)
     if kind not in _SCALINGS:
-        raise ModelError(f"config.json has rope_type {kind!r}, supported are {_SUPPORTED}")
+        raise ModelError(f"config.json has rope_type {kind!r}; Noria supports {_SUPPORTED}")
     original = parameters.get("original_max_position_embeddings") or max_position
     return Rope(theta, max_position, fraction, _SCALINGS[kind](parameters, original))
 
 
 def dynamic_theta(theta: float, factor: float, stretch: float, head_dim: int) -> float:
-    """Base of dynamic NTK scaling, fixed for one length: `stretch` is that length over the trained one.
+    """Base of dynamic NTK scaling for one length; `stretch` is that length divided by the trained one.
 
-    theta * (factor * stretch - (factor - 1)) ** (d / (d - 2)), as transformers computes it. Nothing changes at 1.
+    theta * (factor * stretch - (factor - 1)) ** (d / (d - 2)), as transformers computes it; theta itself at stretch 1.
     """
     return theta * (factor * stretch - (factor - 1)) ** (head_dim / (head_dim - 2))
 
@@ -61,7 +63,7 @@ def dynamic_theta(theta: float, factor: float, stretch: float, head_dim: int) ->
 def _fraction(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if partial not in (None, 1.0):
-        raise ModelError(f"config.json has partial_rotary_factor {partial}, supported is 1.0")
+        raise ModelError(f"config.json has partial_rotary_factor {partial}; Noria supports 1.0")
     fraction = raw.get("rope_fraction")
     return 1.0 if fraction is None else fraction
 
@@ -89,10 +91,10 @@ def _llama3(parameters: Mapping[str, Any], original: int) -> RopeScaling:
 
 def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
     if parameters.get("truncate") is False:
-        raise ModelError("config.json has truncate false in its yarn scaling, supported is true")
+        raise ModelError("config.json has truncate false in its yarn scaling; Noria supports true only")
     for key in ("mscale", "mscale_all_dim"):
         if parameters.get(key):
-            raise ModelError(f"config.json has {key} {parameters[key]} in its yarn scaling, which is not supported")
+            raise ModelError(f"config.json has {key} {parameters[key]} in its yarn scaling; Noria does not support it")
     return RopeScaling(
         "yarn",
         _factor(parameters),

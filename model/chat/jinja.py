@@ -1,0 +1,148 @@
+"""The chat format of a model with a Jinja template; contents of messages stay plain text.
+
+While the template runs, contents are between random marks. The marks divide the rendering into the template's own
+words, where the names of control tokens become those tokens, and contents, where they remain text.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from model.chat.conversation import NOTHING, TEXTS, Message, checked
+from model.chat.template import call_style, compile_template
+from model.chat.variables import RESERVED, check_variables
+from model.errors import ParameterError, one_line
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import control_pattern, encode_inner
+
+
+class JinjaChat:
+    """A chat template as transformers runs it: with the same environment and functions.
+
+    The ids are those of transformers too, unless a content contains the name of a control token. `tool_source` is the
+    template for conversations with tools, None if it is the same.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
+        self._template, declared = compile_template(source)
+        self._tool_template, known = compile_template(tool_source) if tool_source else (self._template, declared)
+        self._variables = (declared | known).difference(RESERVED)
+        self.call_style = call_style(tool_source or source, tokenizer) if "tools" in known else None
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self._control = control_pattern(tokenizer.control)
+
+    def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+        known = checked(messages)
+        plain = self._renderer(tools=tools, **options)(known)
+        for mark in (_mark_whole, self._mark_control):
+            secret = secrets.token_hex(16)
+            opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
+            marked = [
+                {
+                    key: mark(value, opening, closing) if key in TEXTS else self._marked(value, opening, closing)
+                    for key, value in message.items()
+                }
+                for message in known
+            ]
+            render = self._renderer(tools=self._marked(tools, opening, closing), **options)
+            texts = _split(render(marked), opening, closing)
+            if texts is not None and "".join(texts) == plain:
+                return self._encode(plain, texts)
+        # The template reads or rewrites contents, and one of them contains the name of a control token.
+        raise ParameterError(
+            "messages",
+            "a message contains the name of a control token; this chat template cannot keep it as text",
+        )
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._renderer(**options)(checked(messages))
+
+    def _renderer(
+        self,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Any] | None = None,
+    ) -> Callable[[Sequence[Message]], str]:
+        check_variables(variables, self._variables, self._control)
+        render = self._render_open if continue_final_message else self._render
+        return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt, "tools": tools})
+
+    def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
+        """Ids of the rendering `plain`, divided into `texts`: the template's own words and contents, alternating.
+
+        If no content contains a control token, the rendering is encoded as a whole. Merges then cross the borders of
+        contents, as in training.
+        """
+        own = [name for text in texts[0::2] for name in self._control.findall(text)]
+        if self._control.findall(plain) == own:
+            return self._tokenizer.encode(plain, add_bos=False, parse_control=True)
+        ids: list[int] = []
+        for index, text in enumerate(texts):
+            own_words = index % 2 == 0
+            if ids:
+                ids += encode_inner(self._tokenizer, text, parse_control=own_words)
+            else:
+                ids += self._tokenizer.encode(text, add_bos=False, parse_control=own_words)
+        return ids
+
+    def _mark_control(self, content: str, opening: str, closing: str) -> str:
+        return self._control.sub(lambda match: opening + match[0] + closing, content)
+
+    def _marked(self, value: Any, opening: str, closing: str) -> Any:
+        """JSON-like data with marks around the names of control tokens in all its strings."""
+        if isinstance(value, str):
+            return self._mark_control(value, opening, closing)
+        if isinstance(value, Mapping):
+            parts = ((self._marked(key, opening, closing), item) for key, item in value.items())
+            return {key: self._marked(item, opening, closing) for key, item in parts}
+        return [self._marked(item, opening, closing) for item in value] if isinstance(value, list) else value
+
+    def _render_open(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
+        """The rendering up to the end of the last content, cut as transformers does. A final space may remain."""
+        *others, last = messages
+        mark = f"\ue004{secrets.token_hex(16)}\ue005"
+        text = self._render([*others, {**last, "content": f"{last['content']}{mark} "}], values)
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise ParameterError("messages", "the chat template leaves out the last message, which is to be continued")
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
+        from jinja2 import TemplateError
+
+        template = self._tool_template if values["tools"] else self._template
+        try:
+            return template(
+                messages=messages,
+                documents=None,
+                **values,
+                **self._special_tokens,
+            )
+        except TemplateError as error:
+            raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise ParameterError(
+                "messages", f"the chat template cannot render these messages: {one_line(error)}"
+            ) from error
+
+
+def _mark_whole(content: str, opening: str, closing: str) -> str:
+    """The content with marks inside its surrounding white space, which templates may remove."""
+    core = content.strip()
+    return content.replace(core, opening + core + closing, 1) if core else content
+
+
+def _split(marked: str, opening: str, closing: str) -> list[str] | None:
+    """Texts outside and inside the marks, alternating. None if the template has separated a pair of marks."""
+    parts = re.split(f"({opening}|{closing})", marked)
+    marks = parts[1::2]
+    if marks != [opening, closing] * (len(marks) // 2):
+        return None
+    return parts[0::2]

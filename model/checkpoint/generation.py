@@ -1,0 +1,35 @@
+"""Generation defaults of a model directory: end tokens and sampling parameters. No torch."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model.checkpoint.files import read_json
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Tokens that end an output, and sampling parameters of requests that do not set them."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    sampling: dict[str, float | int] = field(default_factory=dict)
+
+
+def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDefaults:
+    """The defaults in `generation_config.json`. End tokens are else those in `config.json`, else `eos_id`.
+
+    `eos_id` is the tokenizer's end token.
+    """
+    path = directory / "generation_config.json"
+    raw = read_json(path) if path.is_file() else {}
+    ends = raw.get("eos_token_id")
+    if ends is None and (directory / "config.json").is_file():
+        ends = read_json(directory / "config.json").get("eos_token_id")
+    if ends is None:
+        ends = [] if eos_id is None else [eos_id]
+    sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
+    return GenerationDefaults(
+        eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
+        sampling=sampling if raw.get("do_sample") is not False else {},
+    )

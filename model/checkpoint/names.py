@@ -1,0 +1,80 @@
+"""Names of weights: what Hugging Face and GGUF call them, as Mistral's native names, which the network uses."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from model.errors import ModelError
+
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""Patterns of one format's names, each with the native name as a template for `re.Match.expand`."""
+
+
+def _names(prefix: str, pairs: Iterable[tuple[str, str]]) -> Names:
+    """Pairs of names; in a layer, "L." stands for `prefix` and the number of the layer."""
+    return tuple(
+        (re.compile(theirs.replace("L.", prefix)), ours.replace("L.", r"layers.\1.")) for theirs, ours in pairs
+    )
+
+
+HUGGING_FACE = _names(
+    r"model\.layers\.(\d+)\.",
+    (
+        (r"model\.embed_tokens\.weight", "tok_embeddings.weight"),
+        (r"model\.norm\.weight", "norm.weight"),
+        (r"lm_head\.weight", "output.weight"),
+        (r"L.input_layernorm\.weight", "L.attention_norm.weight"),
+        (r"L.post_attention_layernorm\.weight", "L.ffn_norm.weight"),
+        (r"L.self_attn\.([qkvo])_proj\.weight", r"L.attention.w\2.weight"),
+        (r"L.mlp\.gate_proj\.weight", "L.feed_forward.w1.weight"),
+        (r"L.mlp\.down_proj\.weight", "L.feed_forward.w2.weight"),
+        (r"L.mlp\.up_proj\.weight", "L.feed_forward.w3.weight"),
+        (r"L.block_sparse_moe\.gate\.weight", "L.feed_forward.gate.weight"),
+        (r"L.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight", r"L.feed_forward.experts.\2.\3.weight"),
+    ),
+)
+GGUF = _names(
+    r"blk\.(\d+)\.",
+    (
+        (r"token_embd\.weight", "tok_embeddings.weight"),
+        (r"output_norm\.weight", "norm.weight"),
+        (r"output\.weight", "output.weight"),
+        (r"L.attn_norm\.weight", "L.attention_norm.weight"),
+        (r"L.ffn_norm\.weight", "L.ffn_norm.weight"),
+        (r"L.attn_([qkv])\.weight", r"L.attention.w\2.weight"),
+        (r"L.attn_output\.weight", "L.attention.wo.weight"),
+        (r"L.ffn_gate\.weight", "L.feed_forward.w1.weight"),
+        (r"L.ffn_down\.weight", "L.feed_forward.w2.weight"),
+        (r"L.ffn_up\.weight", "L.feed_forward.w3.weight"),
+        (r"L.ffn_gate_inp\.weight", "L.feed_forward.gate.weight"),
+        (r"L.ffn_gate_exps\.weight", "L.feed_forward.experts.*.w1.weight"),
+        (r"L.ffn_down_exps\.weight", "L.feed_forward.experts.*.w2.weight"),
+        (r"L.ffn_up_exps\.weight", "L.feed_forward.experts.*.w3.weight"),
+    ),
+)
+"""A GGUF tensor holds the matrices of all experts; the star stands for the number of an expert."""
+
+_NATIVE = re.compile(
+    r"(tok_embeddings|norm|output)\.weight"
+    r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
+    r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
+)
+_DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
+
+
+def native_name(name: str, names: Names) -> str | None:
+    """The native name of a weight, None if `names` have none."""
+    matches = ((pattern.fullmatch(name), template) for pattern, template in names)
+    return next((match.expand(template) for match, template in matches if match), None)
+
+
+def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
+    """The native name of a weight in safetensors; None for a derived one (inv_freq) or a copy of the embedding.
+
+    Raises ModelError for a name that no supported family has.
+    """
+    if _DERIVED.fullmatch(name):
+        return None
+    known = name if _NATIVE.fullmatch(name) else native_name(name, HUGGING_FACE)
+    if known is None:
+        raise ModelError(f"the checkpoint has a weight {name!r}, which no supported model family has")
+    return None if tied_head and known == "output.weight" else known

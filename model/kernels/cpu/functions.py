@@ -1,0 +1,166 @@
+"""The compiled kernels as functions of tensors: they check arguments, own scratch memory and run one at a time."""
+
+import ctypes
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.kernels.cpu.packed import PackedWeights
+from model.kernels.cpu.records import DRAW, AttentionCall, Grid, Layer
+from model.kernels.groups import BLOCK_GROUP
+
+POOL = threading.Lock()
+"""All variants share one pool of threads, which takes one call at a time."""
+_PLAIN, _NORMED, _GATED = range(3)
+_FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""Kinds of pack.c."""
+_pointer, _integer = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
+    "attention": (_pointer,),
+    "draw": (_pointer, _integer, _integer, _pointer, _pointer),
+    "network": (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer),
+    "quantize": (_pointer, _integer, _pointer, _integer, _integer),
+    "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
+}
+"""Argument types of each kernel, in the order of the fields of `Kernels`."""
+
+
+@dataclass(slots=True)
+class Kernels:
+    """One variant of the kernels. Only one thread at a time is inside a call."""
+
+    variant: str
+    _linear: Any
+    _attention: Any
+    _draw: Any
+    _network: Any
+    _quantize: Any
+    _pack: Any
+    _lock: threading.Lock = POOL
+    _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
+        """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.
+
+        In int8 each row's greatest magnitude becomes 127. Worked example: [1.0, -0.5] gets the scale 1/127 and becomes
+        [127, -64] (-63.5 to the even neighbour).
+        Raises ValueError if a value is not finite.
+        """
+        n, n_in = rows.shape
+        _check_rows(weights, first, n, n_in)
+        rows = rows.contiguous()
+        with self._lock:
+            broken = self._quantize(ctypes.byref(weights.record), first, rows.data_ptr(), _FLOATS[rows.dtype], n)
+        if broken:
+            raise ValueError("a value is not finite")
+
+    def pack(self, weights: PackedWeights, first: int, quants: Tensor, scales: Tensor, mins: Tensor | None) -> None:
+        """Store rows in blocks of 32 channels, w = scale * q (+ min), as outputs first.. of `weights`.
+
+        quants [n, n_in/32, 32] int8 (-128 counts as -127), or [n, n_in/32, 16] uint8: channel i in the low half of
+        byte i and channel i + 16 in the high half. Each q is 0..15, and 8 less where there are no minima.
+        scales, mins [n, n_in/32] float16. All may be views of a file's bytes.
+        """
+        n, n_groups, n_bytes = quants.shape
+        _check_rows(weights, first, n, n_groups * BLOCK_GROUP)
+        parts = [None if part is None else ctypes.byref(Grid.of(part)) for part in (quants, scales, mins)]
+        with self._lock:
+            self._pack(ctypes.byref(weights.record), first, n, parts[0], n_bytes, parts[1], parts[2])
+
+    def linear(
+        self,
+        weights: PackedWeights,
+        x: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """W x, as a new [T, n_out] or added to `onto`; x [T, n_in] float32.
+
+        With `norm` [n_in], x is RMS-normalised and scaled first; with `gated`, x [T, 2 n_in] becomes silu(gate) * up.
+        """
+        width = weights.n_in * (1 + gated)
+        x = _floats(x, width)
+        n_rows = x.shape[0]
+        y = x.new_empty(n_rows, weights.n_out) if onto is None else onto
+        if onto is not None and (onto.dtype is not torch.float32 or onto.shape != (n_rows, weights.n_out)):
+            raise ValueError(f"cannot add [{n_rows}, {weights.n_out}] to {onto.dtype} {list(onto.shape)}")
+        if norm is not None and (norm.dtype is not torch.float32 or len(norm) != weights.n_in):
+            raise ValueError(f"expected a float32 norm of {weights.n_in} values, got {norm.dtype} {list(norm.shape)}")
+        kind = _GATED if gated else _PLAIN if norm is None else _NORMED
+        with self._lock:
+            self._linear(
+                ctypes.byref(weights.record),
+                x.data_ptr(),
+                n_rows,
+                kind,
+                None if norm is None else norm.data_ptr(),
+                eps,
+                y.data_ptr(),
+                onto is not None,
+                self._scratch_of(weights.scratch_bytes(n_rows)),
+            )
+        return y
+
+    def attention(self, call: AttentionCall) -> None:
+        """Store keys and values, then attend."""
+        with self._lock:
+            self._attention(ctypes.byref(call))
+
+    def network(
+        self,
+        layers: "ctypes.Array[Layer]",
+        pools: "ctypes.Array[AttentionCall]",
+        x: Tensor,
+        eps: float,
+        gate_up: Tensor,
+        scratch_bytes: int,
+    ) -> None:
+        """All layers over x [T, dim] float32, in place. `pools` point to the tensors of the attention.
+
+        gate_up is memory of [T, 2 hidden_dim].
+        """
+        with self._lock:
+            scratch = self._scratch_of(scratch_bytes)
+            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
+
+    def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
+        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are of DRAW."""
+        if rows.dtype != DRAW or logits.dtype is not torch.float32 or len(rows) != len(logits):
+            raise ValueError(f"expected {len(logits)} rows of {DRAW} and float32 logits, got {logits.dtype}")
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        with self._lock:
+            self._draw(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
+        return tokens
+
+    def _scratch_of(self, n_bytes: int) -> int:
+        if len(self._scratch) < n_bytes:
+            self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
+        return self._scratch.data_ptr()
+
+
+def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:
+    if n_in != weights.n_in or not 0 <= first <= weights.n_out - n:
+        raise ValueError(f"rows {first}..{first + n - 1} of {n_in} are not in {weights.n_out} of {weights.n_in}")
+
+
+def _floats(x: Tensor, width: int) -> Tensor:
+    if x.dim() != 2 or x.shape[1] != width:
+        raise ValueError(f"expected rows of {width} values, got {list(x.shape)}")
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def bind(library: ctypes.CDLL, variant: str) -> Kernels:
+    """The kernels of `library` that were compiled for `variant`."""
+    functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
+    for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
+        function.argtypes, function.restype = types, ctypes.c_int if kernel == "quantize" else None
+    return Kernels(variant, *functions)

@@ -1,0 +1,89 @@
+"""Structs of the C kernels as Python fills them, and the limits of attention.c. native.py compares them at load."""
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
+"""Limits of attention.c."""
+
+
+class WeightsRecord(ctypes.Structure):
+    """`weights` of linear.h."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("n_out", ctypes.c_int64),
+        ("n_in", ctypes.c_int64),
+        ("format", ctypes.c_int64),
+    )
+
+
+class AttentionCall(ctypes.Structure):
+    """One layer's attention: `call` of attention.c. Pointers to what the caller keeps alive."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("qkv", "turn", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
+        ),
+        ("part_queries", ctypes.c_int64),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`layer` of network.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "cells")),
+        ("pool", ctypes.c_int64),
+    )
+
+
+class Grid(ctypes.Structure):
+    """`grid` of pack.c."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("output", ctypes.c_int64), ("group", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, part: Tensor) -> "Grid":
+        """The grid of part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
+        return cls(part.data_ptr(), *(stride * part.itemsize for stride in part.stride()[:2]))
+
+
+DRAW = np.dtype(
+    [(name, np.float32) for name in ("temperature", "min_p", "top_p")]
+    + [(name, np.int32) for name in ("top_k", "start", "step")]
+)
+"""How to sample from a row of logits: `params` of draw.c."""
+TASK = np.dtype([(name, np.int64) for name in ("row", "n_rows", "position", "page", "block", "end", "part")])
+"""Rows of one sequence and their pages: `task_t` of attention.h."""
+JOIN = np.dtype([(name, np.int64) for name in ("row", "n_rows", "first", "n")])
+"""Tasks whose sums are joined: `join_t` of attention.h."""
+
+MIRRORS: Mapping[str, type[ctypes.Structure] | np.dtype[np.void]] = {
+    "weights": WeightsRecord,
+    "attention_call": AttentionCall,
+    "task_t": TASK,
+    "join_t": JOIN,
+    "layer": Layer,
+    "grid": Grid,
+    "params": DRAW,
+}
+"""The structs by their names in C."""
+
+
+def extent(mirror: type[ctypes.Structure] | np.dtype[np.void]) -> tuple[int, int]:
+    """Bytes of a struct, and the offset of its first integer."""
+    if isinstance(mirror, np.dtype):
+        fields = (mirror.fields or {}).values()
+        return mirror.itemsize, min(offset for kind, offset, *_ in fields if kind.kind == "i")
+    integers = (name for name, kind, *_ in mirror._fields_ if kind is ctypes.c_int64)
+    return ctypes.sizeof(mirror), getattr(mirror, next(integers)).offset

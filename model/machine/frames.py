@@ -1,0 +1,64 @@
+"""One frame between our processes: two lengths, JSON text, bytes. Standard library only."""
+
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader
+
+HEADER = struct.Struct("!II")
+"""Bytes of the text, bytes of the data behind it."""
+to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def pack(value: Any, data: bytes = b"", *, to_json: Callable[[Any], str] = to_json) -> bytes:
+    """The frame of a JSON value and some bytes. `to_json` may write what JSON has no word for."""
+    text = to_json(value).encode()
+    return b"".join((HEADER.pack(len(text), len(data)), text, data))
+
+
+def received(buffer: bytearray) -> Iterator[tuple[Any, bytes]]:
+    """Values and data of the frames that are whole in `buffer`, which they leave. Raises ValueError for no JSON."""
+    while len(buffer) >= HEADER.size:
+        n_text, n_data = HEADER.unpack_from(buffer)
+        end = HEADER.size + n_text + n_data
+        if len(buffer) < end:
+            return
+        body = bytes(buffer[HEADER.size : end])
+        del buffer[:end]
+        yield _unpack(body, n_text)
+
+
+def send(sock: socket.socket, value: Any, data: bytes = b"") -> None:
+    """Write a frame to a blocking socket. Raises OSError when the other end is gone."""
+    sock.sendall(pack(value, data))
+
+
+def receive(sock: socket.socket) -> tuple[Any, bytes]:
+    """The next frame of a blocking socket. Raises OSError when the other end is gone."""
+    n_text, n_data = HEADER.unpack(_exactly(sock, HEADER.size))
+    return _unpack(_exactly(sock, n_text + n_data), n_text)
+
+
+async def read(reader: "StreamReader") -> tuple[Any, bytes]:
+    """The next frame of a stream. Raises EOFError or OSError when the other end is gone."""
+    n_text, n_data = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return _unpack(await reader.readexactly(n_text + n_data), n_text)
+
+
+def _exactly(sock: socket.socket, n: int) -> bytes:
+    data = bytearray(n)
+    view = memoryview(data)
+    while view:
+        n_read = sock.recv_into(view)
+        if not n_read:
+            raise ConnectionResetError
+        view = view[n_read:]
+    return bytes(data)
+
+
+def _unpack(body: bytes, n_text: int) -> tuple[Any, bytes]:
+    return json.loads(body[:n_text].decode()), body[n_text:]

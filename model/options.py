@@ -1,0 +1,170 @@
+"""How a model is loaded and run, as the user chooses it: every option is declared once, with its flag. No torch.
+
+`service/settings.py` adds the options of the service. `service/commands/flags.py` makes flags, environment variables
+and the table in the documentation from both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from model.errors import OptionError
+from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES, VALUE_BYTES
+
+T = TypeVar("T")
+
+STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
+"""Default number of sequences and of tokens in a step. A step reads the weights once for all of them. On a CPU the
+limits are lower, because a longer step would delay every sequence's next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The command-line side of an option: what its field's name, type and default do not say.
+
+    `name` replaces the field's name. `unset` says what None, or an empty tuple, stands for. `least` and `most` are
+    inclusive limits, `above` is an exclusive one. A size is a number of bytes; people write it as 4GiB. `noria plan`
+    takes the options with `in_plan`.
+    """
+
+    help: str
+    name: str = ""
+    unset: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    is_size: bool = False
+    is_argument: bool = False
+    in_plan: bool = False
+
+    @property
+    def limits(self) -> str:
+        """The range in words, such as "at least 1"; empty without limits."""
+        words = (("at least", self.least), ("above", self.above), ("at most", self.most))
+        return " and ".join(f"{word} {limit}" for word, limit in words if limit is not None)
+
+    def allows(self, value: float) -> bool:
+        """Whether `value` is within the limits."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
+
+
+def option(default: T, help: str, **about: Any) -> T:
+    """A dataclass field that is also a flag: `about` are the other fields of `Flag`."""
+    return field(default=default, metadata={Flag: Flag(help, **about)})
+
+
+def flags(options: Any) -> Iterator[tuple[Field[Any], Flag]]:
+    """The fields of a dataclass, or of an instance, that are flags."""
+    return ((declared, declared.metadata[Flag]) for declared in fields(options) if Flag in declared.metadata)
+
+
+def flag_name(declared: Field[Any]) -> str:
+    """The flag of a field: "--max-model-len" of `max_model_len`."""
+    return "--" + (declared.metadata[Flag].name or declared.name).replace("_", "-")
+
+
+def check_limits(options: Any) -> None:
+    """Raise OptionError for the first field outside the limits of its flag; None is always within."""
+    for declared, flag in flags(options):
+        value = getattr(options, declared.name)
+        if flag.limits and value is not None and not flag.allows(value):
+            raise OptionError(f"{flag_name(declared)} must be {flag.limits}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
+
+    None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
+    """
+
+    model: str
+    device: str = option(
+        "auto",
+        "Device that runs the model. auto is a GPU if there is one.",
+        choices=("auto", "cpu", "cuda"),
+        in_plan=True,
+    )
+    dtype: str = option(
+        "auto",
+        "Data type of weights and activations. auto is the model's own if the device computes it natively.",
+        choices=("auto", *VALUE_BYTES),
+        in_plan=True,
+    )
+    quantize: str = option(
+        "auto",
+        "Quantization of the weights. auto is none on a GPU or with --dtype, else int4 for a quantized GGUF file, "
+        "else int8.",
+        choices=QUANTIZE_NAMES,
+        in_plan=True,
+    )
+    attention: str = option("auto", "Attention backend. auto is the fastest one that runs on the device.")
+    kv_dtype: str = option(
+        "auto",
+        "Data type of the KV cache. auto is the model's. int8 (CPU only) and fp8 (GPU only) need half the memory.",
+        choices=KV_DTYPES,
+        in_plan=True,
+    )
+    deterministic: bool = option(
+        False, "Make every answer independent of the requests served with it, bit by bit. Slower for some schemes."
+    )
+    sliding_window: int | None = option(
+        None, "Attention window of every layer, in tokens.", unset="the model's", least=1, in_plan=True
+    )
+    max_model_len: int | None = option(
+        None,
+        "Longest prompt plus output, in tokens.",
+        unset="as long as the model allows and the KV cache holds",
+        least=1,
+        in_plan=True,
+    )
+    max_sequences: int | None = option(
+        None,
+        "Maximum number of sequences in a step.",
+        unset="{}, on a GPU {}; never above --max-step-tokens".format(*(limits[0] for limits in STEP_LIMITS.values())),
+        least=1,
+        in_plan=True,
+    )
+    max_step_tokens: int | None = option(
+        None,
+        "Maximum number of tokens in a step.",
+        unset="{}, on a GPU {}; never below --max-sequences".format(*(limits[1] for limits in STEP_LIMITS.values())),
+        least=1,
+        most=2**20,
+        in_plan=True,
+    )
+    cache_memory: int | None = option(
+        None,
+        "Memory of the KV cache, such as 4GiB.",
+        unset="a quarter of the free memory, on a GPU see --gpu-memory-utilization",
+        is_size=True,
+        in_plan=True,
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "Share of the GPU's memory that all programs together may fill. The KV cache gets what is left of it.",
+        unset="0.9",
+        above=0,
+        most=1,
+        in_plan=True,
+    )
+    threads: int | None = option(
+        None,
+        "Number of CPU threads that compute.",
+        unset="OMP_NUM_THREADS, else one for each core that the process may use",
+        least=1,
+    )
+
+    def step_limits(self, device: str) -> tuple[int, int]:
+        """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".
+
+        An option that is None gets its default, adapted to the other option.
+        """
+        sequences, tokens = STEP_LIMITS[device]
+        tokens = self.max_step_tokens or max(tokens, self.max_sequences or 0)
+        return self.max_sequences or min(sequences, tokens), tokens

@@ -1,0 +1,84 @@
+"""Answers of Anthropic's API, as types, with examples."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
+
+from service.api.examples import MODEL, TIMINGS
+from service.generation.generation import Timings
+
+StopReason = Annotated[str | None, WithJsonSchema({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]})]
+"""None only while a stream begins."""
+
+
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseContent(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ToolUseContent
+
+
+class InputTokens(TypedDict):
+    input_tokens: int
+
+
+class MessageUsage(InputTokens):
+    """`input_tokens` leaves out the tokens that were read from the cache."""
+
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Ending(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageState(Ending):
+    """A message as the first event has it."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Content]
+    usage: MessageUsage
+
+
+class MessageAnswer(MessageState):
+    """The answer of `POST /v1/messages`."""
+
+    timings: Timings
+
+
+MESSAGE: MessageAnswer = {
+    "id": "msg_1b9d",
+    "type": "message",
+    "role": "assistant",
+    "model": MODEL,
+    "content": [{"type": "text", "text": "Hello!"}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {
+        "input_tokens": 31,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 2,
+    },
+    "timings": TIMINGS,
+}
+MESSAGE_CALL: MessageAnswer = {
+    **MESSAGE,
+    "content": [{"type": "tool_use", "id": "call_1b9d", "name": "weather", "input": {"city": "Paris"}}],
+    "stop_reason": "tool_use",
+}

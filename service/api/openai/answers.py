@@ -1,0 +1,180 @@
+"""Answers of completions, chat and models, as types, with an example of each."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
+
+from service.api.examples import ARGUMENTS, FINGERPRINT, MODEL, TIMINGS
+from service.generation.generation import Timings
+
+FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "timeout", "tool_calls"]})]
+"""None only in the chunks of a stream."""
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class TokenUsage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptLogprob(TypedDict):
+    logprob: float | None
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
+"""By token id for each token of the prompt; the first has none."""
+
+
+class AnswerHead(TypedDict):
+    """What every object of an answer begins with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    prompt_token_ids: NotRequired[Sequence[int] | None]
+    token_ids: NotRequired[Sequence[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class Completion(AnswerHead):
+    """The answer of `POST /v1/completions`."""
+
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+    timings: Timings
+
+
+class ChatTokenLogprob(TypedDict):
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+    top_logprobs: NotRequired["list[ChatTokenLogprob]"]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None
+    token_ids: NotRequired[Sequence[int]]
+
+
+class ChatCompletion(AnswerHead):
+    """The answer of `POST /v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    timings: Timings
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[Sequence[int] | None]
+
+
+class ModelCard(TypedDict):
+    """A model as vLLM describes it, and how it is run. `window`: of attention, in tokens; null is full attention, and
+    a list has the windows of layers that differ."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    parent: None
+    max_model_len: int
+    window: int | list[int | None] | None
+    quantization: str | None
+    adapters: list[Any]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+USAGE: TokenUsage = {
+    "prompt_tokens": 31,
+    "completion_tokens": 2,
+    "total_tokens": 33,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+COMPLETION: Completion = {
+    "id": "cmpl-1b9d",
+    "object": "text_completion",
+    "created": 1760000000,
+    "model": MODEL,
+    "system_fingerprint": FINGERPRINT,
+    "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}],
+    "usage": USAGE,
+    "timings": TIMINGS,
+}
+
+
+def _chat(finish: str, message: ChatMessage) -> ChatCompletion:
+    choice: ChatChoice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    return {**COMPLETION, "id": "chatcmpl-1b9d", "object": "chat.completion", "choices": [choice]}
+
+
+CHAT = _chat("stop", {"role": "assistant", "content": "Hello!", "refusal": None})
+CALL: ToolCall = {
+    "id": "call_1b9d",
+    "type": "function",
+    "function": {"name": "weather", "arguments": ARGUMENTS},
+}
+CHAT_CALL = _chat("tool_calls", {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]})
+CARD: ModelCard = {
+    "id": MODEL,
+    "object": "model",
+    "created": 1760000000,
+    "owned_by": "noria",
+    "parent": None,
+    "max_model_len": 8192,
+    "window": None,
+    "quantization": "int8",
+    "adapters": [],
+}

@@ -1,0 +1,82 @@
+"""The engine's order for a completion request: its prompts as token ids, with what `echo` needs."""
+
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import encode_inner
+from service.api.encoding import check_prompt, check_size, encode_text, n_begin_tokens, sampling, truncated
+from service.api.openai.schema import CompletionBody
+from service.api.orders import enforceable
+from service.generation.order import Order, Prompt
+from service.generation.served import ServedModel
+from service.generation.text import TextStream
+from service.http.errors import InvalidRequest, quoted
+from service.structured.constraint import constraint
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def order_completion(body: CompletionBody, served: ServedModel) -> Order:
+    """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    grammar, fields = enforceable(constraint(body), served)
+    ranked = body.n_generated > body.n_choices
+    scored = (body.prompt_logprobs, body.logprobs if body.echo else None)
+    params = sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        prompt_logprobs=max((count for count in scored if count is not None), default=None),
+        grammar=grammar,
+        return_progress=bool(body.return_progress),
+    )
+    return Order(
+        tuple(_prompt(prompt, body, max_tokens, served) for prompt in body.prompts),
+        params,
+        body.n_generated,
+        n_best=body.n_choices,
+        scores_end=True,
+        options=body.options,
+        grammar_fields=fields,
+    )
+
+
+def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, served: ServedModel) -> Prompt:
+    whole = _encoded(prompt, body.suffix, served) if isinstance(prompt, str) else prompt
+    n_begin = n_begin_tokens(whole, served.tokenizer) if isinstance(prompt, str) else 0
+    tokens = truncated(whole, n_begin, body.truncate_prompt_tokens, max_tokens, served)
+    check_prompt(tokens, max_tokens, served)
+    if not body.echo:
+        return Prompt(tokens)
+    if isinstance(prompt, str) and len(tokens) == len(whole):
+        text = prompt
+    else:
+        text = served.tokenizer.decode(tokens[n_begin:], keep_control=True)
+    return Prompt(tokens, text, () if body.logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
+
+
+def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
+    """Token ids of a prompt. A suffix comes before it, as in mistral-common's fill-in-the-middle."""
+    if not suffix:
+        return encode_text(served, prompt)
+    check_size([prompt, suffix], "suffix", served)
+    tokenizer = served.tokenizer
+    if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
+        message = (
+            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {quoted(suffix)}"
+        )
+        raise InvalidRequest(message, param="suffix")
+    return [
+        *tokenizer.encode("", add_bos=True, parse_control=True),
+        tokenizer.control["[SUFFIX]"],
+        *encode_inner(tokenizer, suffix),
+        tokenizer.control["[PREFIX]"],
+        *tokenizer.encode(prompt, add_bos=False, parse_control=False),
+    ]
+
+
+def _starts(tokens: list[int], n_begin: int, text: str, tokenizer: Tokenizer) -> list[int]:
+    """The index in `text` at which each token starts. The first `n_begin` tokens are not in the text: 0."""
+    stream = TextStream(tokenizer, strip_leading_space=tokenizer.strips_leading_space, keep_control=True)
+    for token in tokens[n_begin:]:
+        stream.push(token)
+    return [0] * n_begin + [min(start, len(text)) for start in stream.take(final=True).starts]

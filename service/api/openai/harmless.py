@@ -1,0 +1,81 @@
+"""Fields of OpenAI and of other servers that have no effect here, with the values that are accepted.
+
+These values, and null, describe what this server does. An empty tuple: null only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    # OpenAI
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    # vLLM
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncation_side": ("left",),
+    "logits_processors": ([],),
+    "guided_decoding_backend": ("auto", "guidance"),
+    "guided_whitespace_pattern": (),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": (),
+    "vllm_xargs": (),
+    # llama.cpp
+    "cache_prompt": (True,),
+    "n_probs": (0,),
+    "typical_p": (1, 1.0),
+    "mirostat": (0,),
+    "mirostat_tau": (5, 5.0),
+    "mirostat_eta": (0.1,),
+    "repeat_penalty": (1, 1.0),
+    "dynatemp_range": (0, 0.0),
+    "dynatemp_exponent": (1, 1.0),
+    "dry_multiplier": (0, 0.0),
+    "dry_base": (1.75,),
+    "dry_allowed_length": (2,),
+    "dry_penalty_last_n": (-1,),
+    "xtc_probability": (0, 0.0),
+    "xtc_threshold": (0.1,),
+    "top_n_sigma": (-1, -1.0),
+    "min_keep": (0,),
+    "n_keep": (0,),
+    "n_indent": (0,),
+    "t_max_predict_ms": (0, -1),
+    "grammar": ("",),
+    "json_schema": (),
+    "id_slot": (-1,),
+    "lora": ([],),
+    "return_tokens": (False,),
+    "timings_per_token": (False,),
+    "post_sampling_probs": (False,),
+}
+HARMLESS_COMPLETION: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS,
+    "add_special_tokens": (True,),
+}
+HARMLESS_CHAT: Mapping[str, tuple[Any, ...]] = {
+    **HARMLESS,
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "reasoning_format": ("none", "auto"),
+    "include_reasoning": (True,),
+    "mm_processor_kwargs": (),
+    "echo": (False,),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "best_of": (1,),
+}

@@ -1,0 +1,120 @@
+"""The request bodies of OpenAI's completions and chat endpoints."""
+
+from pydantic import Field
+
+from service.api.chat_request import ChatRequest
+from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
+from service.api.openai.tool_choice import ToolsBody
+from service.http.errors import InvalidRequest
+from service.schema.conversation import Message, TemplateBody
+from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
+from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
+from service.schema.prompts import Prompts, check_prompts, listed
+from service.schema.sampling import SamplingBody
+from service.structured.constraint import constraint
+
+MAX_SEQUENCES = 1024
+CHAT_TOKENS = (
+    "The maximum number of generated tokens. Prompt and answer together must fit the context. "
+    "Default: what the prompt leaves of the context."
+)
+
+
+class CompletionBody(GenerationBody):
+    """The request body of `POST /v1/completions`."""
+
+    harmless = HARMLESS_COMPLETION
+    prompt: Prompts = Field(
+        description="A string, a list of strings, token ids, or a list of token ids. At most 1024 prompts."
+    )
+    suffix: str | None = optional(
+        "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
+        "tokens `[SUFFIX]` and `[PREFIX]`. Not allowed with `echo`."
+    )
+    echo: bool | None = optional(
+        "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
+    )
+    logprobs: int | None = optional("Report the logprob of each token, with this many alternatives.", ge=0, le=5)
+    best_of: int | None = optional(
+        "The number of choices to generate. The answer has the `n` with the highest mean logprob. Not allowed with "
+        "`stream`. Default: n.",
+        ge=1,
+        le=MAX_CHOICES,
+    )
+
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def n_generated(self) -> int:
+        return self.best_of or self.n_choices
+
+    @property
+    def prompts(self) -> list[str] | list[TokenIds]:
+        return listed(self.prompt)
+
+    def check(self) -> None:
+        super().check()
+        n_prompts = check_prompts("prompt", self.prompts)
+        if self.n_generated < self.n_choices:
+            message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if self.stream and self.n_generated > self.n_choices:
+            message = f"best_of must equal n ({self.n_choices}) when stream is true, got {self.best_of}"
+            raise InvalidRequest(message, param="best_of")
+        if n_prompts * self.n_generated > MAX_SEQUENCES:
+            name = "best_of" if self.best_of else "n"
+            message = f"prompts x {name} must be at most {MAX_SEQUENCES}, got {n_prompts} x {self.n_generated}"
+            raise InvalidRequest(message, param=name)
+        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
+            message = (
+                "suffix cannot be used with echo or truncate_prompt_tokens, because the suffix comes before the prompt"
+            )
+            raise InvalidRequest(message, param="suffix")
+        if self.suffix and not isinstance(self.prompts[0], str):
+            raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
+
+
+class ChatBody(GenerationBody, TemplateBody, ToolsBody):
+    """The request body of `POST /v1/chat/completions`."""
+
+    harmless = HARMLESS_CHAT
+    messages: Items[Message] = Field(max_length=MAX_ITEMS, description="The conversation: at least one message.")
+    max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
+    max_completion_tokens: int | None = ranged("max_tokens", "Another name for `max_tokens`.", least=1)
+    prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    logprobs: bool | None = optional("Report the logprob of each token.")
+    top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+        self.check_continuation(self.messages)
+        self.allowed_calls()
+        if self.top_logprobs and not self.logprobs:
+            message = f"top_logprobs needs logprobs to be true, got {self.top_logprobs} without"
+            raise InvalidRequest(message, param="top_logprobs")
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            message = f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) differ"
+            raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
+
+    def chat_request(self) -> ChatRequest:
+        """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
+        has_new_name = self.max_completion_tokens is not None
+        return ChatRequest(
+            [message.plain() for message in self.messages],
+            self.allowed_calls(),
+            self.template_options,
+            constraint(self),
+            narrowed(SamplingBody, self),
+            max_tokens=self.max_completion_tokens if has_new_name else self.max_tokens,
+            n=self.n_choices,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            options=self.options,
+            max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
+        )

@@ -1,0 +1,167 @@
+"""The answer of the Responses API, as a type, with an example."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
+
+from service.api.examples import ARGUMENTS, MODEL, TIMINGS
+from service.generation.generation import Timings
+
+ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
+"""In events also "in_progress"."""
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class OutputMessage(TypedDict):
+    type: Literal["message"]
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class FunctionCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | FunctionCall
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class Reasoning(TypedDict):
+    effort: None
+    summary: None
+
+
+class TextFormat(TypedDict):
+    format: dict[str, Any]
+
+
+class RequestEcho(TypedDict):
+    """The fields of a response that repeat its request, with the defaults that took effect."""
+
+    background: Literal[False]
+    error: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: Reasoning
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: TextFormat
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+
+
+class ResponseState(RequestEcho):
+    """A response as events have it, from its beginning to its end."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: ItemStatus
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
+class ResponseAnswer(ResponseState):
+    """The answer of `POST /v1/responses`."""
+
+    timings: Timings
+
+
+RESPONSE: ResponseAnswer = {
+    "id": "resp_1b9d",
+    "object": "response",
+    "created_at": 1760000000,
+    "completed_at": 1760000001,
+    "status": "completed",
+    "incomplete_details": None,
+    "model": MODEL,
+    "output": [
+        {
+            "type": "message",
+            "id": "msg_1b9d",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}],
+        }
+    ],
+    "usage": {
+        "input_tokens": 31,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 33,
+    },
+    "background": False,
+    "error": None,
+    "instructions": None,
+    "max_output_tokens": 8,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "timings": TIMINGS,
+}
+CALL: FunctionCall = {
+    "type": "function_call",
+    "id": "fc_1b9d",
+    "call_id": "call_1b9d",
+    "status": "completed",
+    "name": "weather",
+    "arguments": ARGUMENTS,
+}
+RESPONSE_CALL: ResponseAnswer = {**RESPONSE, "output": [CALL]}

@@ -1,0 +1,164 @@
+"""`noria bench`: load an OpenAI endpoint and report how fast it answers."""
+
+import asyncio
+import json
+import random
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from model.errors import OptionError
+from model.options import option
+from service.commands.bench.connections import Connections
+from service.commands.bench.prompts import Prompt, bodies, file_prompts, random_prompts
+from service.commands.bench.summary import machine, summarize, tables, versions
+from service.commands.bench.workload import Result, Workload, run
+from service.commands.endpoint import base_url, find_model, headers, server_version
+from service.commands.flags import takes
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+REQUESTS = 100
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The options of `noria bench`."""
+
+    url: str = option("http://127.0.0.1:8000", "Address of the server.")
+    model: str | None = option(None, "Model id.", unset="the first one that the server lists")
+    endpoint: str = option("completions", "Endpoint that is called.", choices=tuple(PATHS))
+    requests: int | None = option(
+        None, "Number of requests.", unset=f"{REQUESTS}, with --prompts one for each line", least=1
+    )
+    concurrency: int | None = option(
+        None, "Number of requests in flight at any time.", unset=f"{CONCURRENCY} unless --rate is set", least=1
+    )
+    rate: float | None = option(
+        None,
+        "Requests per second, which arrive at random times (Poisson). Excludes --concurrency.",
+        unset="none",
+        least=0.001,
+    )
+    input_tokens: int = option(64, "Words of a prompt; a word is about a token.", least=1)
+    output_tokens: int = option(64, "Value of max_tokens in each request.", least=1)
+    shared_prefix: int = option(0, "Number of input tokens that are the same in all prompts.", least=0)
+    prompts: Path | None = option(None, "File with one prompt per line (text or JSON).", unset="random words")
+    api_key: str | None = option(None, "API key of the server.")
+    seed: int | None = option(
+        None, "Seed of prompts and arrival times.", unset="a random number, which the report contains"
+    )
+    warmup: int = option(1, "Number of requests that are sent before the measured ones.", least=0)
+    json: Path | None = option(None, "File for the report and the result of every request.")
+    ignore_eos: bool = option(
+        True, "Send ignore_eos, so that every answer has --output-tokens tokens. Some servers refuse the field."
+    )
+    timeout: float = option(600.0, "Seconds that a request may take.", least=0.001)
+
+
+@takes(BenchOptions, "NORIA_BENCH_")
+def bench(options: BenchOptions) -> None:
+    """Load an OpenAI endpoint and report its speed.
+
+    The requests are streamed. The report has throughput and latencies. The exit code is 1 if a request failed.
+    """
+    if execute(options)["requests"]["failed"]:
+        raise typer.Exit(1)
+
+
+def execute(options: BenchOptions) -> dict[str, Any]:
+    """Send the load, print tables and write the JSON file; returns the report.
+
+    Raises OptionError for options that exclude each other, a file or server that cannot be used, or a failed warm-up.
+    """
+    if options.rate and options.concurrency:
+        raise OptionError("--rate and --concurrency exclude each other; give one of them")
+    if options.json:
+        _write(options.json, {})  # a file that cannot be written fails now, not after the run
+    options = replace(options, seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed)
+    prompts = _prompts(options)
+    with httpx.Client(
+        base_url=base_url(options.url), headers=headers(options.api_key), timeout=options.timeout
+    ) as client:
+        options = replace(options, model=find_model(client, options.model), requests=len(prompts))
+        server = server_version(client)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    results, seconds = asyncio.run(_send(options, prompts))
+    report = {
+        "started": started,
+        "configuration": _configuration(options),
+        "versions": versions() | {"server": server},
+        "machine": machine(),
+        **summarize(results, seconds),
+    }
+    for table in tables(report):
+        Console().print(table)
+    if options.json:
+        _write(options.json, report | {"results": [asdict(result) for result in results]})
+    return report
+
+
+def _prompts(options: BenchOptions) -> list[Prompt]:
+    if options.prompts:
+        return file_prompts(options.prompts, options.requests)
+    return random_prompts(options.requests or REQUESTS, options.input_tokens, options.shared_prefix, options.seed or 0)
+
+
+def _workload(options: BenchOptions, prompts: list[Prompt]) -> Workload:
+    common: dict[str, Any] = {
+        "model": options.model,
+        "max_tokens": options.output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.ignore_eos:
+        common["ignore_eos"] = True
+    return Workload(
+        path=PATHS[options.endpoint],
+        bodies=tuple(bodies(prompts, options.endpoint, common)),
+        concurrency=options.concurrency or CONCURRENCY,
+        rate=options.rate,
+        seed=options.seed or 0,
+        timeout=options.timeout,
+    )
+
+
+async def _send(options: BenchOptions, prompts: list[Prompt]) -> tuple[list[Result], float]:
+    workload = _workload(options, prompts)
+    other_words = random_prompts(options.warmup, options.input_tokens, 0, (options.seed or 0) + 1)
+    async with Connections(base_url(options.url), headers(options.api_key)) as connections:
+        for result in await run(connections, replace(_workload(options, other_words), rate=None), lambda _: None):
+            if result.error:
+                raise OptionError(f"a warm-up request failed ({result.error}): {result.detail}")
+        with _progress() as progress:
+            task = progress.add_task("requests", total=len(prompts))
+            results = await run(connections, workload, lambda _: progress.advance(task))
+    return results, max(result.start + result.seconds for result in results)
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+
+def _configuration(options: BenchOptions) -> dict[str, Any]:
+    """The options that repeat the run, without the API key and paths."""
+    configuration = {name: value for name, value in asdict(options).items() if name not in ("api_key", "json")}
+    if options.rate is None:
+        configuration["concurrency"] = options.concurrency or CONCURRENCY
+    return configuration | {"url": base_url(options.url), "prompts": options.prompts.name if options.prompts else None}
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--json {path} cannot be written: {error.strerror}") from error

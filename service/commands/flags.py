@@ -1,0 +1,124 @@
+"""Declared options as flags of a command, as environment variables, and as the table of docs/configuration.md.
+
+`python -m service.commands.flags` writes the table there.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import Field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_origin
+
+import typer
+
+from model.options import Flag, flag_name, flags
+
+Options = TypeVar("Options")
+
+PREFIX = "NORIA_"
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+START, END = "<!-- flags: python -m service.commands.flags -->", "<!-- end of flags -->"
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "4GiB", "512MiB", "1.5G" or a plain number; all units are powers of 1024."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write 4GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def takes(
+    options: type[Options], prefix: str = PREFIX, *, only_plan: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command that gets an instance of `options` first: their flags become its parameters.
+
+    Each flag can also be set by the environment variable of its name after `prefix`.
+    """
+    declared = {
+        field.name: _parameter(field, flag, prefix) for field, flag in flags(options) if flag.in_plan or not only_plan
+    }
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(run).parameters.values()
+
+        @functools.wraps(run)
+        def command(**values: Any) -> None:
+            chosen = {name: values.pop(name) for name in declared}
+            run(options(**{name: tuple(v) if isinstance(v, list) else v for name, v in chosen.items()}), **values)
+
+        command.__signature__ = inspect.Signature([*own, *declared.values()])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def variable(field: Field[Any], prefix: str = PREFIX) -> str:
+    """The environment variable of a field: NORIA_MAX_MODEL_LEN of `max_model_len`."""
+    return prefix + flag_name(field).removeprefix("--").replace("-", "_").upper()
+
+
+def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
+    """The parameter of a command, as Typer reads it."""
+    about: dict[str, Any] = {"help": flag.help, "envvar": variable(field, prefix), "show_envvar": True}
+    kind: Any = field.type
+    default: Any = field.default
+    if flag.unset:
+        about["show_default"] = flag.unset
+    if flag.is_size:
+        about |= {"parser": parse_size, "metavar": "SIZE"}
+        default = default and _size(default)
+    elif flag.limits:
+        about |= {"min": flag.least if flag.above is None else flag.above, "max": flag.most}
+    if flag.choices:
+        kind = Literal[flag.choices]
+    elif get_origin(kind) is tuple:
+        kind, default = list[str], list(default)
+    name = flag_name(field)
+    switch = f"{name}/--no-{name[2:]}" if kind is bool else name
+    made = typer.Argument(**about) if flag.is_argument else typer.Option(switch, **about)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
+    )
+
+
+def _size(n_bytes: int) -> str:
+    """The shortest text that `parse_size` reads as `n_bytes`: "8MiB"."""
+    unit = next(unit for unit in reversed(UNITS) if n_bytes % UNITS[unit] == 0)
+    return f"{n_bytes // UNITS[unit]}{unit}iB" if unit else str(n_bytes)
+
+
+def table(options: type) -> str:
+    """The flags of `options` as a Markdown table."""
+    lines = ["| flag | variable | meaning | default | `plan` |", "|---" * 5 + "|"]
+    for field, flag in flags(options):
+        name = "MODEL" if flag.is_argument else flag_name(field)
+        choices = f" One of {', '.join(flag.choices)}." if flag.choices else ""
+        limits = f" {flag.limits.capitalize()}." if flag.limits else ""
+        cells = (f"`{name}`", f"`{variable(field)}`", flag.help + choices + limits, _default(field.default, flag))
+        lines.append(f"| {' | '.join(cells)} | {'yes' if flag.in_plan else ''} |")
+    return "\n".join(lines)
+
+
+def _default(default: Any, flag: Flag) -> str:
+    if default in (None, ()):
+        return flag.unset or "none"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"`{_size(default) if flag.is_size else default}`"
+
+
+def document(text: str, options: type) -> str:
+    """`text` with the table between its marks as the declarations have it now. Raises ValueError without marks."""
+    before, after = text[: text.index(START)], text[text.index(END) :]
+    return f"{before}{START}\n{table(options)}\n{after}"
+
+
+if __name__ == "__main__":
+    from service.settings import Settings
+
+    DOCUMENT.write_text(document(DOCUMENT.read_text(), Settings))

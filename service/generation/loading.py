@@ -1,0 +1,98 @@
+"""The loading of the served model: the service reads tokenizer and chat format while the engine loads the network."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from model.chat.formats import ChatFormat, load_chat
+from model.checkpoint.generation import GenerationDefaults, read_generation
+from model.checkpoint.resolve import default_name, resolve
+from model.errors import OptionError, ParameterError
+from model.options import RunnerOptions
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.load import load_tokenizer
+from service.engine.client import EngineClient
+from service.generation.served import ServedModel, longest_piece
+from service.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What the service reads from a model's directory."""
+
+    tokenizer: Tokenizer
+    chat: ChatFormat | None
+    defaults: GenerationDefaults
+    longest_piece: int
+
+
+async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
+    """The served model: its files are found, then tokenizer and network load at the same time. Raises NoriaError."""
+    directory = await _in_thread(
+        lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
+    )
+    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template)))
+    try:
+        await client.start(runner_options(settings, directory))
+        side = await text
+    finally:
+        text.cancel()
+    assert client.info is not None
+    names = settings.served_model_name or (default_name(settings.model),)
+    return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
+
+
+def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
+    """The tokenizer, chat format and generation defaults of a model directory."""
+    tokenizer = load_tokenizer(directory)
+    chat = load_chat(directory, tokenizer, _read(chat_template))
+    if chat is not None and chat_template is not None:
+        _try_template(chat, chat_template)
+    return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
+
+
+def _try_template(chat: ChatFormat, path: Path) -> None:
+    """Refuse a template that cannot write the simplest conversation. Raises OptionError."""
+    try:
+        chat.encode([{"role": "user", "content": "Hello"}])
+    except ParameterError as error:
+        raise OptionError(f"--chat-template {path} cannot render a single user message: {error}") from error
+
+
+def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
+    """Keyword arguments of the runner: the fields of RunnerOptions."""
+    options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
+    return options | {"model": str(directory)}
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return path.read_text() if path else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--chat-template {path}: cannot be read ({type(error).__name__})") from error
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, done on a daemon thread: an executor's thread would keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def resolve_future(setter: Callable[..., None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            loop.call_soon_threadsafe(resolve_future, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(resolve_future, future.set_result, result)
+
+    threading.Thread(target=run, name="noria-load", daemon=True).start()
+    return await future

@@ -1,0 +1,42 @@
+"""The order: what one request asks of the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from model.sampling_params import SamplingParams
+from service.schema.generation import RequestOptions
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, the text to return before the answer (None: no echo), and the index in it at which each token starts.
+
+    `starts` is empty where tokens have no logprobs. A begin token, which is not in the text, starts at 0.
+    """
+
+    tokens: list[int]
+    echo: str | None = None
+    starts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request, checked and tokenized: `n` choices for each prompt.
+
+    The answer has the `n_best` choices with the highest mean logprob (None: all). `starts_message`: the text begins a
+    message, so a tokenizer's leading space is no part of it. `scores_end`: a stop token has its logprob reported.
+    `grammar_fields` are the client's names of the fields that made the grammar. `visible_control` are the names of
+    control tokens that are part of the text, as they mark calls.
+    """
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    n: int
+    n_best: int | None = None
+    starts_message: bool = False
+    scores_end: bool = False
+    options: RequestOptions = DEFAULT_OPTIONS
+    grammar_fields: tuple[str, ...] = ()
+    visible_control: frozenset[str] = frozenset()

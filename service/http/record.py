@@ -1,0 +1,35 @@
+"""What the server notes of one request."""
+
+import time
+from dataclasses import dataclass, field
+
+from service.http.policy import Policy
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The facts of one request, for its log line and the metrics. They are added while the request is served.
+
+    Times are in seconds. None: the request did not get that far.
+    """
+
+    id: str
+    method: str
+    path: str
+    policy: Policy
+    started: float = field(default_factory=time.perf_counter)
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    outcome: str | None = None
+    user: str | None = None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every response: the id, and the wait for the engine once it is known."""
+        headers = [(b"x-request-id", self.id.encode())]
+        if self.queue_seconds is not None:
+            headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
+        return headers

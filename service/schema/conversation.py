@@ -1,0 +1,117 @@
+"""The messages of a chat request, and the options of the chat template."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from service.http.errors import InvalidRequest, quoted
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
+from service.schema.tools import MAX_CALLS, Call
+
+MAX_NAME = 256
+
+
+class TextPart(Body):
+    type: Literal["text"] = Field(description='"text".')
+    text: str = Field(description="The text. The parts of a message are joined.")
+
+
+Content = Annotated[
+    str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)],
+    expect(
+        f"a string or a list of at most {MAX_ITEMS} parts {{'type': 'text', 'text': ...}} (images and other parts are "
+        "not supported)"
+    ),
+]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class Message(Body):
+    """One message of a conversation. Only an assistant message may have null as its content."""
+
+    harmless = only(
+        refusal=(),
+        annotations=([],),
+        audio=(),
+        function_call=(),
+        reasoning=("",),
+        reasoning_content=("",),
+        thinking_blocks=([],),
+        images=([],),
+        provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
+    )
+    role: str = Field(description="system, developer, user, assistant or tool.")
+    content: Content | None = optional("The text, or a list of text parts. Only an assistant message may have null.")
+    name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
+    tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
+    tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
+    parsed: Any = optional("The content as an SDK parsed it. It has no effect.")
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.role not in ROLES:
+            raise unsupported("role", f"role {quoted(self.role)} is not supported: expected one of {', '.join(ROLES)}")
+        if self.content is None and self.role != "assistant":
+            raise unsupported("content", f"content is required in a message of role {self.role}")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise unsupported(
+                "tool_call_id",
+                f"a message of role {self.role} {'needs' if self.role == 'tool' else 'has no'} tool_call_id",
+            )
+        if self.tool_calls and self.role != "assistant":
+            raise unsupported(
+                "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
+            )
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """The message as `ChatFormat.encode` takes it."""
+        content = self.content or ""
+        plain: dict[str, Any] = {
+            "role": self.role,
+            "content": content if isinstance(content, str) else "".join(part.text for part in content),
+        }
+        calls = [call.plain() for call in self.tool_calls or ()]
+        others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
+        return plain | {name: value for name, value in others.items() if value is not None}
+
+
+class TemplateOptions(NamedTuple):
+    """Keyword arguments of `ChatFormat.encode`."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = MappingProxyType({})
+
+
+class TemplateBody(Body):
+    """Options of the chat template."""
+
+    add_generation_prompt: bool | None = optional(
+        "End the prompt with the words that open the answer. Default: true, unless `continue_final_message` is true."
+    )
+    continue_final_message: bool | None = optional(
+        "The answer continues the last message, which must be an assistant message."
+    )
+    chat_template_kwargs: dict[str, Any] | None = optional(
+        "Values for variables of the model's chat template: numbers, true, false, null, or strings of up to 1024 "
+        "characters."
+    )
+
+    @property
+    def template_options(self) -> TemplateOptions:
+        continues = bool(self.continue_final_message)
+        opens = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return TemplateOptions(opens, continues, self.chat_template_kwargs or {})
+
+    def check_continuation(self, messages: list[Message]) -> None:
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt cannot both be true"
+            raise InvalidRequest(message, param="add_generation_prompt")
+        if messages[-1].role != "assistant":
+            message = f"continue_final_message needs a last message of role assistant, got {messages[-1].role}"
+            raise InvalidRequest(message, param="continue_final_message")

@@ -1,0 +1,133 @@
+"""Structured output: the grammar that a request's fields ask for. `model/grammar/compiler.py` compiles it."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from model.sampling_params import MAX_GRAMMAR_CHARS
+from service.http.errors import InvalidRequest, quoted
+from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
+from service.structured.json_schema import bounded, closed
+
+Json = dict[str, Any]
+SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
+"""White space in JSON: a space or an indented new line. Small models would otherwise write it until max_tokens."""
+ANY_OBJECT: Json = {"type": "object"}
+
+
+class Constraint(NamedTuple):
+    """A grammar as llguidance takes it, and the client's names of the fields that made it. Errors name the first."""
+
+    grammar: Json
+    fields: tuple[str, ...]
+
+    def serialized(self) -> str:
+        """The grammar as text. Raises InvalidRequest if it is too long, or has numbers that are not JSON."""
+        names, first = " and ".join(self.fields), self.fields[0]
+        try:
+            text = json.dumps(self.grammar, allow_nan=False)
+        except ValueError as error:
+            raise InvalidRequest(f"{names} cannot be enforced: {error}", param=first) from None
+        if len(text) > MAX_GRAMMAR_CHARS:
+            message = f"{names} may have at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(text)}"
+            raise InvalidRequest(message, param=first)
+        return text
+
+
+def constraint(body: StructuredOutputBody) -> Constraint | None:
+    """The constraint that a request asks for, if any. Raises InvalidRequest for two of them, or a wrong schema."""
+    found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
+    if len(found) > 1:
+        message = f"{found[0][0]} and {found[1][0]} exclude each other: send only one of them"
+        raise InvalidRequest(message, param=found[1][0])
+    return next((Constraint(make(value, field), (field,)) for field, make, value in found), None)
+
+
+def json_constraint(schema: Json, field: str) -> Constraint:
+    """The constraint of a field with a JSON schema. Raises InvalidRequest."""
+    return Constraint(json_grammar(schema, field), (field,))
+
+
+Found = tuple[str, "Make", Any]
+Make = Callable[[Any, str], Json]
+
+
+def _response_format(wanted: ResponseFormat | None) -> list[Found]:
+    if wanted is None or wanted.type == "text":
+        return []
+    if wanted.type == "json_object":
+        return [("response_format", json_grammar, ANY_OBJECT)]
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        param = "response_format.json_schema"
+        raise InvalidRequest(f"{param}.schema is required with type json_schema", param=param)
+    return [("response_format", json_grammar, wanted.json_schema.schema_)]
+
+
+def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
+    if wanted is None:
+        return []
+    found = _named("structured_outputs.", wanted.model_dump(by_alias=True))
+    if not found:
+        names = ", ".join([*_MAKERS, "json_object"])
+        raise InvalidRequest(f"structured_outputs must have one of {names}", param="structured_outputs")
+    return found
+
+
+def _guided(body: StructuredOutputBody) -> list[Found]:
+    return _named("guided_", {name: getattr(body, f"guided_{name}") for name in _MAKERS})
+
+
+def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
+    found = [(prefix + name, make, values[name]) for name, make in _MAKERS.items() if values[name] is not None]
+    return [*found, (prefix + "json_object", json_grammar, ANY_OBJECT)] if values.get("json_object") else found
+
+
+# The makers of grammars
+
+
+def json_grammar(schema: Json | str, field: str) -> Json:
+    """The grammar of JSON that follows a schema."""
+    try:
+        value = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise InvalidRequest(f"{field} is not a JSON schema: {error}", param=field) from None
+    return {"grammars": [{"json_schema": with_spaces(value, field) if isinstance(value, dict) else value}]}
+
+
+def with_spaces(schema: Json, field: str) -> Json:
+    """The schema with options for llguidance.
+
+    Raises InvalidRequest for options of the client: they could make llguidance ignore parts of the schema.
+    """
+    if "x-guidance" in schema:
+        raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
+    return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
+
+
+def regex_grammar(regex: str, field: str) -> Json:
+    """The grammar of texts that match a regular expression as a whole."""
+    from llguidance import regex_to_lark
+
+    return lark_grammar(f"start: /{regex_to_lark(regex)}/")
+
+
+def choice_grammar(choices: list[str], field: str) -> Json:
+    """The grammar of a choice among texts."""
+    if not choices:
+        raise InvalidRequest(f"{field} must not be an empty list", param=field)
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return lark_grammar(f"start: CHOICE\nCHOICE: {alternatives}")
+
+
+def lark_grammar(grammar: str, field: str = "") -> Json:
+    return {"grammars": [{"lark_grammar": grammar}]}
+
+
+_MAKERS: Mapping[str, Make] = {
+    "json": json_grammar,
+    "regex": regex_grammar,
+    "choice": choice_grammar,
+    "grammar": lark_grammar,
+}

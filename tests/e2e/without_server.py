@@ -1,0 +1,28 @@
+"""Requests to a runner behind a scheduler, without a server."""
+
+from model.batch import TokenLogprob
+from model.sampling_params import SamplingParams
+from model.step.runner import ModelRunner
+from service.engine.messages import Submit
+from service.engine.scheduler import Scheduler
+
+Answer = list[tuple[int, TokenLogprob | None]]
+Request = tuple[list[int], SamplingParams]
+"""A prompt and its parameters."""
+
+
+def serve(runner: ModelRunner, requests: list[Request], max_step_tokens: int = 512) -> tuple[list[Answer], Scheduler]:
+    """The answers of requests that are served together, and the scheduler afterwards."""
+    scheduler = Scheduler(runner.info, max_sequences=min(64, max_step_tokens), max_step_tokens=max_step_tokens)
+    return serve_with(scheduler, runner, requests), scheduler
+
+
+def serve_with(scheduler: Scheduler, runner: ModelRunner, requests: list[Request]) -> list[Answer]:
+    answers: list[Answer] = [[] for _ in requests]
+    for number, (tokens, params) in enumerate(requests):
+        scheduler.submit(Submit(number, tokens, params))
+    while scheduler.has_work:
+        for update in scheduler.commit(runner.step(scheduler.plan())):
+            answers[update.id] += zip(update.tokens, update.logprobs, strict=True)
+    scheduler.check_idle()
+    return answers

@@ -1,0 +1,43 @@
+"""A matrix product for Triton's interpreter whose additions have a fixed order, on every processor.
+
+The interpreter multiplies with `np.matmul`. On a processor with AVX2 but not AVX-512, OpenBLAS gives a row other bits
+at another place in the matrix. A test of bit-identity would then test NumPy.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def in_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """a [..., m, k] @ b [..., k, n] in `dtype`, k after k: a result has the same bits at any place."""
+    columns, rows = (np.moveaxis(part.astype(dtype), axis, 0) for part, axis in ((a, -1), (b, -2)))
+    sums = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
+    for column, row in zip(columns[..., None], rows[..., None, :], strict=True):
+        sums += column * row
+    return sums
+
+
+def create_dot(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """In place of `InterpreterBuilder.create_dot`: a @ b + d."""
+    from triton.runtime.interpreter import TensorHandle
+
+    assert a.dtype.primitive_bitwidth >= 16, "no kernel here multiplies float8 as it is"
+    return TensorHandle(in_order(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def product_in_order() -> Iterator[None]:
+    """Triton's kernels add in the order of `in_order` where they run under the interpreter."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or not importlib.util.find_spec("triton"):
+        yield
+        return
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        yield

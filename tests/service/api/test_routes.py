@@ -1,0 +1,173 @@
+"""A route declares itself: what it says once is what the server, the metrics, the log and the documents know of it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from fastapi import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from model.sampling_params import SamplingParams
+from service.api.answering import submit, whole_response
+from service.api.document.api_table import rendered
+from service.api.routes import Route, get, json_response, post
+from service.app import ROUTES
+from service.generation.choice import Order, Prompt
+from service.http.dialects import ANTHROPIC, OPENAI
+from service.http.policy import Policies, Policy
+from service.schema.fields import Body, optional
+from tests.service.live import Live, running
+
+
+class Echo(TypedDict):
+    """How many tokens were generated."""
+
+    generated: int
+
+
+class Options(Body):
+    loud: bool | None = optional("Whether it echoes loudly.")
+
+
+class EchoBody(Body):
+    """`POST /v1/echo`."""
+
+    model: str | None = optional("An id.")
+    options: Options | None = optional("How it echoes.")
+
+    @property
+    def end_user(self) -> str | None:
+        return None
+
+
+def declared(**policy: Any) -> Route:
+    """The whole of a new endpoint."""
+
+    @post("/v1/echo", body=EchoBody, request={}, answer=Echo, answers=({"generated": 3},), policy=Policy(**policy))
+    async def echo(request: Request, body: EchoBody) -> Response:
+        """Echo nothing
+
+        It generates three tokens.
+        """
+        order = Order((Prompt([1, 2]),), SamplingParams(max_tokens=3), 1)
+        with ExitStack() as stack:
+            _, generation = await submit(stack, request, body, lambda served: order)
+            return await whole_response(request, generation, lambda parts, usage, timings: {"generated": 3})
+
+    return echo
+
+
+ECHO = declared(dialect=ANTHROPIC, generates=True)
+
+
+@pytest.fixture(scope="module")
+def echoing() -> Iterator[Live]:
+    with running(api_keys=("k",), routes=(*ROUTES, ECHO)) as live:
+        live.http.headers["x-api-key"] = "k"
+        yield live
+
+
+def test_it_is_served_and_counted(echoing: Live) -> None:
+    before = outcomes(echoing)
+    assert echoing.post("/v1/echo", {}).json() == {"generated": 3}
+    assert echoing.post("/v1/echo", {"loud": True}).status_code == 400
+    assert echoing.http.get("/v1/echo").status_code == 405
+    after = outcomes(echoing)
+    assert {name: after[name] - before[name] for name in after} == {"length": 1, "refused": 2}
+
+
+def outcomes(live: Live) -> dict[str, float]:
+    live.http.headers["authorization"] = "Bearer k"  # for /metrics
+    found = {name: live.metric("noria_requests_total", outcome=name) for name in ("length", "refused")}
+    del live.http.headers["authorization"]
+    return found
+
+
+def test_its_errors_have_the_shape_that_it_declares(echoing: Live) -> None:
+    refused = echoing.http.post("/v1/echo", json={}, headers={"x-api-key": "wrong"})
+    assert refused.status_code == 401
+    assert refused.json()["error"]["type"] == "authentication_error"
+    assert "x-api-key" in refused.json()["error"]["message"]
+    for response in (echoing.post("/v1/echo", {"x": 1}), echoing.http.get("/v1/echo"), echoing.http.get("/v1/echo/x")):
+        assert response.json()["type"] == "error"
+
+
+def test_it_is_in_the_openapi_document(echoing: Live) -> None:
+    headers = {"authorization": "Bearer k"}
+    described = echoing.http.get("/openapi.json", headers=headers).json()
+    operation = described["paths"]["/v1/echo"]["post"]
+    assert (operation["summary"], operation["description"]) == ("Echo nothing", "It generates three tokens.")
+    assert {"x-api-key": []} in operation["security"]
+    content = operation["responses"]["200"]["content"]["application/json"]
+    assert content["schema"] == {"$ref": "#/components/schemas/Echo"}
+    assert content["examples"]["example 1"]["value"] == {"generated": 3}
+    assert "x-queue-ms" in operation["responses"]["200"]["headers"]
+    refused = operation["responses"]["401"]["content"]["application/json"]["schema"]
+    assert refused == {"$ref": "#/components/schemas/AnthropicError"}
+    schemas = described["components"]["schemas"]
+    assert schemas["Echo"]["required"] == ["generated"]
+    assert set(schemas["EchoBody"]["properties"]) == {"model", "options"}
+
+
+def test_it_is_in_the_field_table() -> None:
+    text = rendered((*ROUTES, ECHO))
+    assert "| /v1/echo | meaning |" in text
+    assert "`options` of /v1/echo:\n\n| field | | meaning |\n|---|---|---|\n| `loud` | yes |" in text
+
+
+def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFixture) -> None:
+    with running(routes=(*ROUTES, declared())) as live:
+        assert live.post("/v1/echo", {}).status_code == 500
+    assert "must declare generates=True" in caplog.text
+
+
+def test_a_quiet_open_route_needs_no_key_and_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    @get("/hush/{name}", answer=Echo, policy=Policy(open=True, quiet=True))
+    async def hush(request: Request) -> Response:
+        """Be quiet"""
+        return json_response({"generated": 0})
+
+    caplog.set_level(logging.INFO, logger="noria.access")
+    with running(api_keys=("k",), routes=(*ROUTES, hush)) as live:
+        assert live.http.get("/hush/a").status_code == 200
+        assert live.http.get("/hush/a/b").status_code == 401
+    lines = [record.getMessage() for record in caplog.records if record.name == "noria.access"]
+    assert [line for line in lines if "hush" in line] == ["GET /hush/a/b"]
+
+
+async def silent(request: Request) -> Response:
+    return json_response({})
+
+
+@pytest.mark.parametrize("answer", [None, Any, dict, dict[str, Any], EchoBody])
+def test_a_route_without_an_answers_type_is_refused(answer: Any) -> None:
+    silent.__doc__ = "Say nothing"
+    with pytest.raises(TypeError, match="/x: the answer must be a TypedDict or str"):
+        get("/x", answer=answer)(silent)
+    with pytest.raises(TypeError, match="answer"):
+        get("/x")(silent)  # type: ignore[call-arg]
+
+
+def test_a_route_without_words_is_refused() -> None:
+    silent.__doc__ = None
+    with pytest.raises(TypeError, match="/x: the handler needs a docstring"):
+        get("/x", answer=Echo)(silent)
+
+
+def test_policies_of_paths() -> None:
+    policies = Policies(
+        [
+            ("/v1/a", Policy(ANTHROPIC, open=True, generates=True, quiet=True)),
+            ("/v1/b", Policy()),
+            ("/v1/b/{name:path}", Policy(ANTHROPIC, generates=True)),
+        ]
+    )
+    assert policies.of("/v1/a") == Policy(ANTHROPIC, open=True, generates=True, quiet=True)
+    assert policies.of("/v1/a/x/y") == Policy(ANTHROPIC)
+    assert policies.of("/v1/ab") == policies.of("/v1") == policies.of("") == Policy(OPENAI)
+    assert policies.of("/v1/b/x/y") == Policy(ANTHROPIC, generates=True)
+    with pytest.raises(ValueError, match="/v1/a declare different policies"):
+        Policies([("/v1/a", Policy()), ("/v1/a", Policy(open=True))])

@@ -1,0 +1,26 @@
+"""One call of each style as a model writes it."""
+
+ARGUMENTS = '{"city": "a}\\\\\\"{"}'
+
+
+TEXTS = {
+    "hermes": (
+        f'Well <tool\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time.now", "arguments": {}}\n</tool_call>',
+        "Well <tool\n",
+    ),
+    "llama": (
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}}; {{"name": "time.now", "parameters": {{}}}}',
+        "",
+    ),
+    "mistral": (
+        f'Well [TOOL[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcdefgh1"}}, '
+        '{"name": "time.now", "arguments": {}}]',
+        "Well [TOOL",
+    ),
+    "mistral-v3": (
+        f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
+        "",
+    ),
+    "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
+}
