@@ -143,7 +143,7 @@ def test_a_length_beyond_the_context(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model in"):
+    with pytest.raises(ModelError, match="is not a model directory"):
         make_plan(tmp_path, options(), None)
 
 
