@@ -64,7 +64,7 @@ def serve(profile: bool) -> None:
     from service import logs
     from service.app import create_server
     from service.engine.client import EngineClient
-    from service.engine.process import ProcessHost
+    from service.engine.process import EngineProcess
     from service.http.listening import listen
     from service.metrics import Metrics
     from service.settings import Settings
@@ -72,7 +72,7 @@ def serve(profile: bool) -> None:
     settings = Settings()
     with listen(settings.host, 0) as sock:
         client = EngineClient(
-            lambda: ProcessHost("benchmarks.api_path:create"),
+            lambda: EngineProcess("benchmarks.api_path:create"),
             on_report=lambda report: metrics.observe_report(report),
         )
         metrics = Metrics(lambda: client.stats)

@@ -120,7 +120,7 @@ class SamplingParams:
         1.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Samples from the fewest likeliest tokens whose probabilities reach this sum; 0: the likeliest only. Default: 1.",
+        "Samples from the fewest likeliest tokens whose probabilities reach this sum; 0: the likeliest. Default: 1.",
     )
     top_k: int = parameter(
         0,
@@ -146,7 +146,7 @@ class SamplingParams:
         0.0,
         Stage.LOGITS,
         (-2.0, 2.0),
-        "Subtracted from a token's logit each time it is in the output so far. Default: 0.",
+        "Subtracted from a token's logit for each time it is in the output so far. Default: 0.",
         reads_output=True,
     )
     repetition_penalty: float = parameter(

@@ -1,8 +1,8 @@
-"""The HTTP service. Never imports torch: tensors live in the engine process."""
+"""The HTTP service. It never imports torch: tensors are in the engine process."""
 
 
 def version() -> str:
-    """Of the installed package, as pip shows it; "unknown" when run from a checkout that was never installed."""
+    """The version of the installed package; "unknown" for a checkout that was never installed."""
     from importlib import metadata
 
     try:

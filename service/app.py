@@ -1,4 +1,4 @@
-"""The application: routes, middleware, and the life of engine and model behind them. And the server that serves it."""
+"""The application (its routes, middleware, model and engine), and the server that runs it."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ from service.structured.trial import Grammars
 log = logging.getLogger("noria")
 
 Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
-"""Loads tokenizer and network of the model that the settings name."""
+"""A function that loads the tokenizer and the network of `Settings.model`."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
     chat.chat_completions,
@@ -67,9 +67,9 @@ def create_server(
     load: Loader = load_served,
     routes: tuple[Route, ...] = ROUTES,
 ) -> Server:
-    """A server of the application, which tells the person at the terminal how loading goes and how it ended.
+    """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `measured` must be what `client` reports to, `port` the port of the socket to serve on.
+    `client` must report to `measured`. `port` is that of the socket to serve on.
     """
 
     def on_ready(served: ServedModel) -> None:
@@ -104,7 +104,7 @@ def create_app(
     on_failed: Callable[[Exception], None],
     routes: tuple[Route, ...],
 ) -> FastAPI:
-    """The ASGI application. It answers at once and loads the model in the background."""
+    """The ASGI application. It serves at once, and loads the model in the background."""
 
     async def bring_up(admission: Admission) -> None:
         try:

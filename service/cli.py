@@ -35,9 +35,9 @@ def plan(
     ] = None,
     json: Annotated[bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.")] = False,
 ) -> None:
-    """Show the memory that MODEL needs and how many sequences fit, without loading it.
+    """Show how much memory MODEL needs and how many sequences fit.
 
-    The plan is for a GPU unless --device is cpu.
+    The model is not loaded. The plan is for a GPU unless --device is cpu.
     """
     from service.commands.plan import show
 
@@ -76,7 +76,7 @@ def build(arguments: list[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: what a person can cause is one line on stderr; exit code 2 for the command line, else 1."""
+    """Entry point. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1."""
     arguments = sys.argv[1:] or ["--help"]
     try:
         raise SystemExit(build(arguments)(arguments, standalone_mode=False))

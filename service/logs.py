@@ -1,4 +1,4 @@
-"""Log lines for people or machines. No prompt and no answer ever gets into them."""
+"""Log lines for people or machines. They never contain a prompt or an answer."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def configure(log_format: str, log_level: str) -> None:
 
 
 def hashed(name: str | None) -> str | None:
-    """What a log may say of a person: the same for the same name."""
+    """A hash of a user's name, which may be logged."""
     return hashlib.sha256(name.encode()).hexdigest()[:16] if name else None
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts rest on them."""
+"""Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts use them."""
 
 import asyncio
 from bisect import bisect_left
@@ -25,11 +25,11 @@ LATENCY_BUCKETS = tuple(
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
 OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
 COUNTERS = {
-    "preemptions": ("preemptions", "Sequences put back to be recomputed."),
+    "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
     "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
     "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
-    "draft_tokens": ("draft_tokens", "Tokens proposed by prompt look-up."),
-    "accepted_draft_tokens": ("accepted_draft_tokens", "Proposed tokens that were drawn."),
+    "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
+    "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
 }
 """Field of `Stats` -> metric."""
 LAG_INTERVAL = 0.25
@@ -37,9 +37,9 @@ LAG_SAMPLES = 60
 
 
 class Histogram(Collector):
-    """How many values were at most each of `bounds`, which ascend.
+    """A histogram that needs no lock, because only the event loop writes it: a token costs less than a microsecond.
 
-    It costs a token less than a microsecond, because it has one writer, the event loop, and therefore no lock.
+    `bounds` are the upper bounds of its buckets, in ascending order.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
@@ -61,10 +61,10 @@ class Histogram(Collector):
 
 
 class Metrics:
-    """All that is counted. `stats` gives the engine's latest; its counters are totals of one engine life.
+    """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
-    Outcomes of requests: "stop", "length" and "timeout" as finish_reason says ("timeout", else "length", if any choice
-    says so), "abort" the client went away, "error" a failure of ours after admission, "refused" any 4xx, and 503 before
+    Outcomes of requests: "stop", "length" and "timeout" are finish reasons ("timeout", then "length", if any choice has
+    it). "abort": the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before
     admission.
     """
 
@@ -118,7 +118,7 @@ class Metrics:
         self._first.observe(seconds)
 
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
-        """`n_tokens` came together, `seconds` after the one before them (None: they open their sequence)."""
+        """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""
         self._generated += n_tokens
         gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
         self._between.observe(gap, gaps)
@@ -129,7 +129,7 @@ class Metrics:
             self._request.observe(seconds)
 
     async def watch_event_loop(self) -> None:
-        """Measure, until cancelled, how late the event loop wakes us."""
+        """Measure the delay of the event loop until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_INTERVAL
@@ -137,12 +137,12 @@ class Metrics:
             self._lags.append(max(0.0, loop.time() - due))
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class EngineTotals:
-    """The engine's counters across restarts: what past engines counted, plus the latest of this one."""
+    """The engine's counters across restarts: the sums of past engines, plus those of the present one."""
 
     def __init__(self) -> None:
         self._past: Tally[str] = Tally()
@@ -160,7 +160,7 @@ class EngineTotals:
 
 
 class EngineCollector(Collector):
-    """The engine's state, read when Prometheus asks, so that a step costs nothing here."""
+    """The engine's statistics. They are read when Prometheus asks, and cost a step nothing."""
 
     def __init__(self, stats: Callable[[], Stats], totals: EngineTotals) -> None:
         self._stats = stats
@@ -169,7 +169,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         stats = self._stats()
         yield GaugeMetricFamily("noria_requests_running", "Sequences being computed.", stats.running)
-        yield GaugeMetricFamily("noria_requests_waiting", "Sequences waiting for room.", stats.waiting)
+        yield GaugeMetricFamily("noria_requests_waiting", "Sequences waiting to be computed.", stats.waiting)
         pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["window", "state"])
         usage = [0.0]
         for pool in stats.pools:

@@ -13,7 +13,7 @@ from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces
 from service.engine.wire import Wire
-from service.engine.worker import Child
+from service.engine.worker import Worker
 
 VOCAB = 256
 END = 0
@@ -194,7 +194,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What a host loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "large",
+    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "large",
     "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
@@ -210,7 +210,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
 
 
-class ThreadHost:
+class EngineThread:
     """The engine on a thread of this process: no start-up cost, no isolation."""
 
     def __init__(self, runner: str) -> None:
@@ -221,8 +221,8 @@ class ThreadHost:
     def spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._wire = Wire(theirs)
-        child = Child(self._wire, on_orphaned=lambda: None)
-        self._thread = threading.Thread(target=child.run, args=[self._runner], name="noria-engine", daemon=True)
+        worker = Worker(self._wire, on_orphaned=lambda: None)
+        self._thread = threading.Thread(target=worker.run, args=[self._runner], name="noria-engine", daemon=True)
         self._thread.start()
         return ours
 

@@ -1,4 +1,4 @@
-"""Attention backends by name. A new one is a file here and a row below; the contract test finds it."""
+"""Attention backends by name. To add one, add a file here and a row below. The contract test finds it."""
 
 import torch
 
@@ -20,12 +20,10 @@ BACKENDS: dict[str, type[Attention]] = {
     "varlen": VarlenAttention,
 }
 ON_CUDA = ("triton", "varlen")
-"""What serves there, best first, before sdpa."""
+"""Backends to try on CUDA, best first. The last resort is sdpa."""
 
 NARROW = {
-    getattr(torch, kept.dtype): f"--kv-dtype {kept.name} needs {kept.needs}"
-    for kept in CACHE_FORMATS.values()
-    if kept.needs
+    getattr(torch, row.dtype): f"--kv-dtype {row.name} needs {row.needs}" for row in CACHE_FORMATS.values() if row.needs
 }
 
 
@@ -37,11 +35,12 @@ def choose(
     *,
     deterministic: bool = False,
 ) -> tuple[str, Attention]:
-    """The backend called `name` for keys and values in `dtype`, and its name.
+    """The name of a backend and the backend, for keys and values in `dtype`.
 
-    "auto" is paged on a CPU with compiled kernels for float32 `activations` or keys and values in int8; triton or
-    varlen on a CUDA device where they run; else sdpa. With `deterministic` a row has the same bits in any step.
-    Raises OptionError for an unknown name or one that does not serve `device` or `dtype`, or is not deterministic.
+    "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8. On a CUDA
+    device it chooses triton or varlen where they run. Otherwise it chooses sdpa. With `deterministic`, a row has the
+    same bits in every step.
+    Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
     if name == "auto":
         name = _auto(device, dtype, activations, deterministic)

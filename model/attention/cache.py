@@ -14,9 +14,9 @@ from model.config import ModelConfig
 class LayerCache:
     """Keys and values of one layer, each [n_pages, page_size, n_kv_heads, head_dim].
 
-    Slot `page * page_size + position % page_size` holds one position; a backend may order what a page holds in a way of
-    its own (see `Attention.allocate`), if it alone reads and writes it. Memory that no one has written holds anything,
-    NaN included, and must not be read.
+    Slot `page * page_size + position % page_size` holds one position. A backend may choose its own layout inside a page
+    (see `Attention.allocate`) if nothing else reads or writes it. Memory that was not written may hold any value, also
+    NaN, and must not be read.
     """
 
     k: Tensor
@@ -27,7 +27,7 @@ class LayerCache:
         return self.k.flatten(0, 1), self.v.flatten(0, 1)
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k, v [T, n_kv_heads, head_dim] at `slots` [T]; in float8, what is beyond its range as its largest."""
+        """Store k and v [T, n_kv_heads, head_dim] at `slots` [T]. In float8, values out of range become the limit."""
         for rows, new in zip(self.slots(), (k, v), strict=True):
             if rows.dtype is torch.float8_e4m3fn:
                 limit = torch.finfo(rows.dtype).max
@@ -46,9 +46,9 @@ class PagePools:
     def allocate(
         cls, config: ModelConfig, specs: Sequence[PoolSpec], layer: Callable[[tuple[int, int, int]], LayerCache]
     ) -> "PagePools":
-        """Reserve memory for `specs` (one a distinct window, in the order of `config.pool_windows`).
+        """The cache with memory for `specs` (one for each distinct window, in the order of `config.pool_windows`).
 
-        `layer` makes the cache of one layer for n_pages, n_kv_heads and head_dim.
+        `layer` makes the cache of one layer from (n_pages, n_kv_heads, head_dim).
         """
         pool_of_layer = tuple(config.pool_windows.index(window) for window in config.windows)
         layers = (layer((specs[i].n_pages, config.n_kv_heads, config.head_dim)) for i in pool_of_layer)

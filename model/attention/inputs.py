@@ -1,4 +1,4 @@
-"""A step as tensors: what the network reads of it, and what attention reads of it in one pool."""
+"""A step as tensors, for the network; and the part of it in one pool, for attention."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ TABLE_WIDTH = 5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One slice in one pool, on the host.
+    """One slice in one pool, in host memory.
 
-    Rows `row..row+n_queries-1` of the batch are positions `start..` of the sequence. Its visible keys are positions
-    `first_key..start+n_queries-1`; they lie in `n_pages` pages from entry `page` of `PoolInputs.pages`, beginning
-    `offset` slots into the first. `first_slot` is the slot of the first key if the pages follow one another, else None.
+    Rows `row..row+n_queries-1` of the batch are the positions of the sequence from `start` on. The visible keys are
+    positions `first_key..start+n_queries-1`. They are in `n_pages` pages, from entry `page` of `PoolInputs.pages` on,
+    and begin `offset` slots into the first page. `first_slot` is the slot of the first key if the page ids are
+    consecutive, else None.
     """
 
     row: int
@@ -35,8 +36,9 @@ class Span:
 class PoolInputs:
     """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
 
-    `table` [S, 5] is what kernels read of `spans`: row, n_queries, start, first_key and page, int64. Who fills a step
-    up to a fixed size gives the rows that are too many slot -1, which is never written, and the slices no queries.
+    `table` [S, 5] int64 has the fields of `spans` that kernels read: row, n_queries, start, first_key and page.
+    A step may be padded to a fixed size: a padding row has slot -1, which is never written, and a padding slice has no
+    queries.
     """
 
     window: int | None
@@ -49,10 +51,10 @@ class PoolInputs:
 
 @dataclass(frozen=True, slots=True)
 class PackedInputs:
-    """A step as tensors: `tokens` [T], `positions` [T], one entry a pool, and where logits are wanted.
+    """A step as tensors: `tokens` [T], `positions` [T], one entry for each pool, and the rows that need logits.
 
-    `sample_rows` [D] are the rows after which a token is drawn, those of drafts among them; `score_rows[i]` are the first
-    row and the number of rows of slice i whose logits score prompt tokens.
+    After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them. `score_rows[i]` is the
+    first row and the number of rows of slice i whose logits score prompt tokens.
     """
 
     tokens: Tensor

@@ -1,7 +1,7 @@
-"""Attention by the compiled kernels: keys and values are read where they lie, nothing is gathered or masked.
+"""Attention by the compiled kernels: they read keys and values in their pages, without a gather or a mask.
 
-Inside a page the layout is the kernel's own, see kernels/cells.h. A row gives the same bits in a decode step, in a
-chunk of any size and beside any other sequences.
+Inside a page the layout is the kernel's own, see kernels/cells.h. A row has the same bits in a decode step, in a chunk
+of any size, and together with any other sequences.
 """
 
 import math
@@ -25,30 +25,30 @@ from model.machine.device import name_of
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
-"""With fewer tasks than this, long ones are split, so that every thread has something to do."""
+"""With fewer tasks than this, long tasks are split, to give every thread work."""
 
 SPLIT = records.SPLIT_PAGES
 WHOLE = -1
 """The part of a task that is not split."""
 
 Task = tuple[int, int, int, int, int, int, int]
-"""row, rows, position of the first row, entry of `pages`, its logical block, the block after the last, part."""
+"""row, number of rows, position of the first row, entry of `pages`, its logical block, end block, part."""
 Join = tuple[int, int, int, int]
-"""row, rows, first part, parts."""
+"""row, number of rows, first part, number of parts."""
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A step of one pool: `call` is made by the first layer, which knows the heads, and used by all; `kept` is what it
-    points to."""
+    """A step of one pool. The first layer, which knows the heads, makes `call`; all layers use it. `referenced` keeps
+    the memory that it points to alive."""
 
     inputs: PoolInputs
     call: records.AttentionCall | None = None
-    kept: tuple[Tensor | NDArray[np.void], ...] = ()
+    referenced: tuple[Tensor | NDArray[np.void], ...] = ()
 
 
 class PagedAttention(Attention):
-    """On CPUs, over pages in bfloat16, float32 or int8: bytes, and a scale for each position, head, key or value."""
+    """For CPUs. Pages are in bfloat16, float32 or int8; in int8, each key and value of a head has a scale."""
 
     page_size = records.PAGE_SIZE
     dtypes = frozenset(_KINDS)
@@ -67,7 +67,7 @@ class PagedAttention(Attention):
         return super().obstacle(device, dtype)
 
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """As the interface says; keys and values of a page lie side by side."""
+        """See `Attention.allocate`. The keys of a page are followed by its values."""
         n_pages, n_kv_heads, head_dim = shape
         width = CACHE_FORMATS[name_of(dtype)].head_bytes(head_dim) // dtype.itemsize
         both = torch.empty(n_pages, 2, self.page_size, n_kv_heads, width, dtype=dtype, device=device)
@@ -77,7 +77,7 @@ class PagedAttention(Attention):
         return Prepared(inputs)
 
     def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> records.AttentionCall:
-        """What is the same for all layers; shape is [T, n_heads + 2 n_kv_heads, head_dim], dtype that of the cache."""
+        """The arguments that all layers share. qkv is [T, n_heads + 2 n_kv_heads, head_dim], the cache has `dtype`."""
         if prepared.call is None:
             prepared.call = _call(prepared, shape, n_heads, _KINDS[dtype])
         return prepared.call
@@ -87,16 +87,18 @@ class PagedAttention(Attention):
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
 
     def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rotations: Tensor, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
-        return self._attend(qkv.float(), n_heads, turn, cache, prepared).to(qkv.dtype)
+        return self._attend(qkv.float(), n_heads, rotations, cache, prepared).to(qkv.dtype)
 
-    def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def _attend(
+        self, qkv: Tensor, n_heads: int, rotations: Tensor | None, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] float32 -> [T, n_heads, head_dim] float32."""
         call = self.call(prepared, qkv.shape, n_heads, cache.k.dtype)
         out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
         call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
-        call.turn = None if turn is None else turn.data_ptr()
+        call.turn = None if rotations is None else rotations.data_ptr()
         self._kernels.attention(call)
         return out
 
@@ -118,7 +120,7 @@ def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> 
     part_queries = max((rows for _, rows, _, _ in joins), default=0) * group
     parts = torch.empty(len(tasks) * n_kv_heads * part_queries * (padded(head_dim, 16) + 2))
     tables = np.array(tasks, dtype=records.TASK), np.array(joins, dtype=records.JOIN)
-    prepared.kept = (*tables, parts)
+    prepared.referenced = (*tables, parts)
     return records.AttentionCall(
         parts=parts.data_ptr(),
         slots=inputs.slots.data_ptr(),
@@ -138,13 +140,13 @@ def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> 
 
 
 def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
-    """Up to n rows of a span a task. The costliest come first, so that no thread is left with a long one at the end."""
+    """One task for up to n rows of a span. The costliest come first: no thread should start a long one at the end."""
     found = []
     for span in inputs.spans:
         for first in range(0, span.n_queries, n):
             rows, position = min(n, span.n_queries - first), span.start + first
-            seen = 0 if inputs.window is None else max(0, position - inputs.window + 1)
-            block, end = seen // records.PAGE_SIZE, (position + rows - 1) // records.PAGE_SIZE + 1
+            first_key = 0 if inputs.window is None else max(0, position - inputs.window + 1)
+            block, end = first_key // records.PAGE_SIZE, (position + rows - 1) // records.PAGE_SIZE + 1
             page = span.page + block - span.first_key // records.PAGE_SIZE
             found.append(((end - block) * math.sqrt(rows), (span.row + first, rows, position, page, block, end, WHOLE)))
     found.sort(reverse=True)
@@ -152,7 +154,7 @@ def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
 
 
 def _split(tasks: list[Task]) -> tuple[list[Task], list[Join]]:
-    """Tasks cut where the kernel starts its sums anew, and whose sums are then to be joined."""
+    """Tasks cut at the blocks where the kernel starts new sums, and the joins of these sums."""
     parts: list[Task] = []
     joins: list[Join] = []
     for row, rows, position, page, block, end, _ in tasks:

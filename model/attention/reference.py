@@ -1,4 +1,4 @@
-"""The oracle: one dense mask over all queries and keys of the step, in float32. Slow on purpose."""
+"""The oracle for tests: one dense mask over all queries and keys of the step, in float32. Slow on purpose."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from model.attention.inputs import PoolInputs
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Where to write [T], what to read [S], who sees what [T, S]."""
+    """Slots to write [T], slots of all keys [S], and which query sees which key [T, S]."""
 
     slots: Tensor
     keys: Tensor
@@ -20,7 +20,7 @@ class Prepared:
 
 
 class ReferenceAttention(Attention):
-    """Materialises the rule as a boolean matrix. Float8 is served, to tell what it costs in quality."""
+    """The attention rule as a boolean matrix. It serves float8 to measure what that costs in quality."""
 
     page_size = 32
     dtypes = Attention.dtypes | {torch.float8_e4m3fn}

@@ -1,6 +1,6 @@
 """Rotary positions (Su 2021, arXiv 2104.09864) in one internal layout: half-split.
 
-Pair i (from 0) of a head is (x[i], x[i + head_dim/2]) and turns by `theta^(-2i/head_dim)` radians a position.
+Pair i (from 0) of a head is (x[i], x[i + head_dim/2]) and rotates by `theta^(-2i/head_dim)` radians a position.
 Checkpoints that pair neighbours (x[2i], x[2i+1]) have their q and k rows reordered once at load.
 """
 
@@ -13,9 +13,9 @@ from model.config import ModelConfig, RopeScaling
 
 
 def frequencies(config: ModelConfig) -> Tensor:
-    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that `rope_fraction` leaves unturned.
+    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that `rope_fraction` leaves unrotated.
 
-    Only the first `round(fraction * head_dim / 2)` pairs turn, the fastest (p-RoPE, arXiv 2410.06205).
+    Only the first `round(fraction * head_dim / 2)` pairs rotate, the fastest (p-RoPE, arXiv 2410.06205).
     """
     half = config.head_dim // 2
     freqs = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -26,7 +26,7 @@ def frequencies(config: ModelConfig) -> Tensor:
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    """What yarn multiplies q and k by."""
+    """The factor by which yarn multiplies q and k."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -43,18 +43,18 @@ def _scale(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
 
 
 def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
-    """Blend from freqs/factor to freqs where a wavelength goes from original/low to original/high positions."""
-    turns = scaling.original_max_position * freqs / (2 * math.pi)
-    keep = ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
-    return keep * freqs + (1 - keep) * freqs / scaling.factor
+    """A blend from freqs/factor to freqs, for wavelengths from original/low to original/high positions."""
+    rotations = scaling.original_max_position * freqs / (2 * math.pi)
+    share = ((rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    return share * freqs + (1 - share) * freqs / scaling.factor
 
 
 def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """Section 3.2 of arXiv 2309.00071: pairs that turn often in the trained context stay, rare turners stretch."""
+    """Section 3.2 of arXiv 2309.00071: pairs that rotate often in the trained context stay, slow ones are stretched."""
 
-    def pair_with(turns: float) -> float:
-        """The (fractional) pair that turns this often over the original context."""
-        wavelengths = scaling.original_max_position / (turns * 2 * math.pi)
+    def pair_with(rotations: float) -> float:
+        """The (fractional) pair that rotates this often over the original context."""
+        wavelengths = scaling.original_max_position / (rotations * 2 * math.pi)
         return config.head_dim * math.log(wavelengths) / (2 * math.log(config.rope_theta))
 
     low = max(math.floor(pair_with(scaling.beta_fast)), 0)
@@ -67,7 +67,7 @@ def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
 def rotation_table(config: ModelConfig, length: int, device: torch.device) -> Tensor:
     """cos and sin for positions 0..length-1: [length, 2, head_dim/2] float32.
 
-    A table, computed in float64: the bits of a position never depend on which step or batch it is computed in.
+    The table is computed once, in float64: the bits of a position do not depend on the step or the batch.
     """
     freqs = frequencies(config)
     factor = attention_factor(config.rope_scaling)
@@ -79,12 +79,12 @@ def rotation_table(config: ModelConfig, length: int, device: torch.device) -> Te
     return table.to(device)
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn every head of x [T, heads, head_dim] by `turn` [T, 2, head_dim/2]; computed in float32, same dtype out."""
-    cos, sin = turn[:, None].unbind(2)  # [T, 1, head_dim/2] each
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Every head of x [T, heads, head_dim] rotated by `rotations` [T, 2, head_dim/2], in float32; same dtype out."""
+    cos, sin = rotations[:, None].unbind(2)  # [T, 1, head_dim/2] each
     first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
-    turned = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    rotated = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
+    return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
 def adjacent_to_half(rows: Tensor, head_dim: int) -> Tensor:

@@ -1,8 +1,8 @@
 """PyTorch's scaled_dot_product_attention: works on any device.
 
-Slices of one token (decoding) are batched in groups of similar length; longer slices go one by one. Keys are
-gathered in logical order, or viewed in place where their pages follow one another. On a CPU plain matrix products
-serve a batch: there scaled_dot_product_attention takes three times as long for a single query.
+Slices of one token (decode) are batched in groups of similar length. Longer slices are computed one by one. Keys are
+gathered in logical order, or viewed in place where their page ids are consecutive. On a CPU, plain matrix products
+compute a batch: scaled_dot_product_attention takes three times as long there for a single query.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from model.attention.inputs import PoolInputs, Span
 from model.machine.transfers import upload
 
 PADDING = 1.25
-"""Decoding slices share a group while the longest has at most this many times the keys of the shortest."""
+"""In a group, the longest slice has at most this many times the keys of the shortest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Slots of a group's keys [B, S] row after row; `view` is the first slot if they follow one another (B = 1)."""
+    """Slots of a group's keys [B, S], row after row. `view` is the first slot if they are consecutive (B = 1)."""
 
     slots: Tensor
     shape: tuple[int, int]
@@ -40,7 +40,7 @@ class Keys:
         return k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
 
     def gather_heads(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
-        """The same [B * n_kv_heads, S, head_dim], contiguous: the heads of a slot are rows of their own."""
+        """Keys and values [B * n_kv_heads, S, head_dim], contiguous: each head of a slot is a row."""
         n_heads, width = cache.k.shape[2:]
         first = self.slots.view(self.shape[0], 1, -1) * n_heads
         index = (first + torch.arange(n_heads, device=first.device)[:, None]).view(-1)
@@ -51,9 +51,9 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """B one-token slices: their rows and keys [B, S]; `visible` [B, 1, 1, S] where they differ in length.
+    """B slices of one token: their rows and keys [B, S], and `visible` [B, 1, 1, S] if their lengths differ.
 
-    A shorter slice repeats its last key, hidden by the mask: no unwritten slot is read.
+    A shorter slice repeats its last key, and the mask hides the copies: no unwritten slot is read.
     """
 
     rows: slice | Tensor
@@ -61,7 +61,7 @@ class Decodes:
     visible: Tensor | None
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """q [B, n_heads, head_dim]: the heads that share a key head become its queries, so keys are read once."""
+        """q [B, n_heads, head_dim]. Heads that share a key head become queries of it: its keys are read once."""
         grouped = q.reshape(len(q), cache.k.shape[2], -1, q.shape[2])  # [B, n_kv_heads, group, head_dim]
         if q.device.type == "cpu" and len(q) > 1:
             return self._multiply(grouped, cache).view(q.shape)
@@ -79,14 +79,14 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One longer slice of n rows; `visible` [n, S] is None where plain causal attention does."""
+    """One slice of n rows, more than one. `visible` [n, S] is None where plain causal attention is enough."""
 
     rows: slice
     keys: Keys
     visible: Tensor | None
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """q [n, n_heads, head_dim]. Key heads are the batch axis, shared by expanding them, without copies."""
+        """q [n, n_heads, head_dim]. Key heads are the batch axis; they are expanded, not copied, for their queries."""
         k, v = (part.transpose(0, 1) for part in self.keys.gather(cache))  # [n_kv_heads, 1, S, head_dim]
         grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # [n_kv_heads, group, n, head_dim]
         shared = (-1, grouped.shape[1], -1, -1)
@@ -102,14 +102,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Slots to write [T] and what reads them: the parts cover all rows."""
+    """Slots to write [T], and the parts, which together cover all rows."""
 
     slots: Tensor
     parts: Sequence[Decodes | Chunk]
 
 
 class SdpaAttention(Attention):
-    """Packed rows against gathered pages."""
+    """Attention of packed rows over gathered pages."""
 
     page_size = 32
 
@@ -132,7 +132,7 @@ class SdpaAttention(Attention):
 
 
 def _groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans by similar number of keys, so that padding stays small; within a group in the order of the batch."""
+    """Spans grouped by number of keys, to keep padding small. A group is in the order of the batch."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda item: item.n_keys):
         if groups and span.n_keys <= PADDING * groups[-1][0].n_keys:
@@ -143,7 +143,7 @@ def _groups(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def _decodes(group: Sequence[Span], inputs: PoolInputs) -> Decodes:
-    """Slots of each slice's keys; beyond a slice's end its last key again."""
+    """The spans of a group as one batch. A span shorter than the longest repeats its last key."""
     first, n = group[0].row, len(group)
     lengths = [span.n_keys for span in group]
     rows, firsts, lasts = upload(

@@ -1,9 +1,10 @@
-"""Attention by Triton kernels: keys and values are read from their pages where they lie.
+"""Attention by Triton kernels, which read keys and values in their pages.
 
-Slices of up to SHORT tokens are split over their keys, so that a single long sequence fills the device; longer ones go
-by tiles of queries. A row gives the same bits beside any others; with `deterministic` in chunks of any size, too.
-Nothing here waits for the device, and grids depend on the sizes of the inputs and on the spans alone: a step captured
-in a CUDA graph with the longest spans serves shorter ones whose tensors are copied into its own.
+The keys of a slice of up to SHORT tokens are split into parts: a single long sequence then fills the device. Longer
+slices are split into tiles of queries. A row has the same bits together with any others; with `deterministic` also in
+chunks of any size.
+Nothing here waits for the device. Grids depend only on the sizes of the inputs and on the spans: a step that was
+captured in a CUDA graph with the longest spans serves shorter ones, whose tensors are copied into its memory.
 """
 
 import math
@@ -22,18 +23,18 @@ from model.kernels import cuda as kernels
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 SHORT = 16
-"""Tokens of a slice that is split over its keys."""
+"""The most tokens of a slice whose keys are split into parts."""
 SPLIT = 512
-"""Keys a part: a program's work. Parts begin at its multiples, so it is one of every `Tiles.keys` and of the page."""
+"""Keys in a part. Parts begin at its multiples, so it is a multiple of every `Tiles.keys` and of the page size."""
 FILL = 1024
-"""Programs that fill any device: with fewer, those of a slice's parts are made more."""
-IN_TURN = 8
-"""Parts that one program may do one after the other."""
+"""Programs that fill any device. With fewer, the parts of a slice get more programs."""
+SEQUENTIAL = 8
+"""The most parts that one program computes, one after the other."""
 NO_WINDOW = 2**31 - 1
 
 
 class Tiles(NamedTuple):
-    """Least rows of a tile (a query with a head of its group), keys a turn of the loop, warps, stages."""
+    """Least rows of a tile (a row is a query and a head of its group), keys in a pass of the loop, warps, stages."""
 
     rows: int
     keys: int
@@ -54,14 +55,14 @@ WHOLE = {
     (4, 64): Tiles(64, 32, 4, 2),
     (4, 256): Tiles(16, 16, 4, 2),
 }
-"""Of short and of longer slices, by bytes of a value where it is multiplied and greatest head_dim. Not yet tuned. A
-third stage is what it takes to fetch keys ahead, since their pages are fetched before."""
+"""Tiles of short and of longer slices, by bytes of a multiplied value and greatest head_dim. Not yet tuned. Fetching
+keys ahead takes a third stage, because their pages are fetched first."""
 WRITE_ROWS, JOIN_HEADS = 16, 4
-"""Heads of tokens that a program writes; heads of a token that it joins."""
+"""Heads that a program writes, of any tokens; heads that a program joins, of one token."""
 
 
 class Heads(NamedTuple):
-    """Sizes that kernels are compiled for: query heads, key heads, values a head, those rounded up."""
+    """Sizes for which kernels are compiled: query heads, key heads, head_dim, and head_dim rounded up."""
 
     n_heads: int
     n_kv: int
@@ -75,11 +76,11 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of one pool: tokens of the longest short slice and parts of the one with most (0: there is none), and
-    whether any slice is longer."""
+    """A step of one pool: `max_queries` of a short slice, and the greatest number of its parts, both 0 if there is no
+    short slice; and whether any slice is longer."""
 
     inputs: PoolInputs
-    most: int
+    max_queries: int
     n_parts: int
     longer: bool
 
@@ -89,10 +90,10 @@ class Prepared:
 
 
 class TritonAttention(Attention):
-    """On CUDA devices, over pages in float32, bfloat16, float16 or float8_e4m3fn.
+    """For CUDA devices. Pages are in float32, bfloat16, float16 or float8_e4m3fn.
 
-    float8 is used without scales: what is beyond 448 is stored as 448. In memory a page holds the positions of one
-    head after another, so that a program reads it in one piece.
+    float8 has no scales: a value beyond 448 is stored as 448. A page stores the positions of one head after another:
+    a program reads them in one piece.
     """
 
     page_size = 32
@@ -104,7 +105,7 @@ class TritonAttention(Attention):
 
         self._kernels = attention
         self._fixed = deterministic
-        self._write_rows = WRITE_ROWS if not kernels.interpreted() else 64 * WRITE_ROWS  # whose programs are slow
+        self._write_rows = WRITE_ROWS if not kernels.interpreted() else 64 * WRITE_ROWS  # its programs are slow
 
     @classmethod
     def obstacle(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -113,7 +114,7 @@ class TritonAttention(Attention):
         return kernels.obstacle(device) or super().obstacle(device, dtype)
 
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """As the interface says, the strides apart."""
+        """See `Attention.allocate`; only the strides differ."""
         n_pages, n_kv_heads, head_dim = shape
         sizes = (n_pages, n_kv_heads, self.page_size, head_dim)
         return LayerCache(*(torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2)))
@@ -121,53 +122,55 @@ class TritonAttention(Attention):
     def prepare(self, inputs: PoolInputs) -> Prepared:
         short = [span for span in inputs.spans if span.n_queries <= SHORT]
         parts = ((span.start + span.n_queries - 1) // SPLIT - span.first_key // SPLIT + 1 for span in short)
-        most = max((span.n_queries for span in short), default=0)
-        return Prepared(inputs, most, max(parts, default=0), len(short) < len(inputs.spans))
+        max_queries = max((span.n_queries for span in short), default=0)
+        return Prepared(inputs, max_queries, max(parts, default=0), len(short) < len(inputs.spans))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         return self._attend(torch.cat((q, k, v), dim=1), q.shape[1], None, cache, prepared)
 
     def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, turn: Tensor, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rotations: Tensor, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
-        return self._attend(qkv, n_heads, turn, cache, prepared)
+        return self._attend(qkv, n_heads, rotations, cache, prepared)
 
-    def _attend(self, qkv: Tensor, n_heads: int, turn: Tensor | None, cache: LayerCache, prepared: Prepared) -> Tensor:
+    def _attend(
+        self, qkv: Tensor, n_heads: int, rotations: Tensor | None, cache: LayerCache, prepared: Prepared
+    ) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] -> [T, n_heads, head_dim]."""
         heads = _heads(qkv.shape, n_heads)
-        kept = cache.k.dtype
-        q = qkv.new_empty((len(qkv), n_heads, heads.width), dtype=qkv.dtype if kept.itemsize == 1 else kept)
+        stored = cache.k.dtype
+        q = qkv.new_empty((len(qkv), n_heads, heads.width), dtype=qkv.dtype if stored.itemsize == 1 else stored)
         n_rows = len(qkv) * qkv.shape[1]
         self._kernels.write[(-(-n_rows // self._write_rows),)](
-            *(qkv, turn, prepared.inputs.slots, q, cache.k, cache.v, n_rows),
-            *(turn is not None, n_heads, heads.n_kv, heads.width, _power(heads.width // 2), self._write_rows),
+            *(qkv, rotations, prepared.inputs.slots, q, cache.k, cache.v, n_rows),
+            *(rotations is not None, n_heads, heads.n_kv, heads.width, _power(heads.width // 2), self._write_rows),
             self.page_size,
         )
         out = torch.empty_like(q, dtype=qkv.dtype)
-        if prepared.most:
+        if prepared.max_queries:
             self._short(q, cache, out, heads, prepared)
         if prepared.longer:
             self._longer(q, cache, out, heads, prepared)
         return out
 
     def _short(self, q: Tensor, cache: LayerCache, out: Tensor, heads: Heads, prepared: Prepared) -> None:
-        inputs, most = prepared.inputs, prepared.most
+        inputs, max_queries = prepared.inputs, prepared.max_queries
         n_slices = len(inputs.table)
         tiles, n_queries, group = _tiles(PARTS, heads, q.dtype)
-        n_tiles = -(-most // n_queries)
+        n_tiles = -(-max_queries // n_queries)
         programs = n_slices * n_tiles * heads.n_kv
-        abreast = min(prepared.n_parts, max(-(-FILL // programs), -(-prepared.n_parts // IN_TURN)))
+        parallel = min(prepared.n_parts, max(-(-FILL // programs), -(-prepared.n_parts // SEQUENTIAL)))
         n_sums = len(inputs.pages) // (SPLIT // self.page_size) + 2 * n_slices
-        tops = q.new_empty((n_sums, most, heads.n_heads, 2), dtype=torch.float32)
-        parts = q.new_empty((n_sums, most, heads.n_heads, heads.width), dtype=torch.float32)
-        self._kernels.attend_parts[(n_slices * n_tiles, heads.n_kv, abreast)](
-            *(q, cache.k, cache.v, inputs.pages, inputs.table, tops, parts, n_tiles, most),
+        tops = q.new_empty((n_sums, max_queries, heads.n_heads, 2), dtype=torch.float32)
+        parts = q.new_empty((n_sums, max_queries, heads.n_heads, heads.width), dtype=torch.float32)
+        self._kernels.attend_parts[(n_slices * n_tiles, heads.n_kv, parallel)](
+            *(q, cache.k, cache.v, inputs.pages, inputs.table, tops, parts, n_tiles, max_queries),
             *(prepared.window, _scale(heads), SHORT, heads.n_kv, heads.group, heads.width, heads.padded),
             *(n_queries, group, tiles.keys, self.page_size, SPLIT, _multiplied(q.dtype)),
             **_options(tiles, fixed=True),
         )
-        self._kernels.join[(n_slices * most, -(-heads.n_heads // JOIN_HEADS))](
-            *(tops, parts, inputs.table, out, most, SHORT, heads.n_heads, heads.width, heads.padded, JOIN_HEADS),
+        self._kernels.join[(n_slices * max_queries, -(-heads.n_heads // JOIN_HEADS))](
+            *(tops, parts, inputs.table, out, max_queries, SHORT, heads.n_heads, heads.width, heads.padded, JOIN_HEADS),
             *(self.page_size, SPLIT),
             enable_fp_fusion=False,
         )
@@ -195,19 +198,19 @@ def _heads(shape: Sequence[int], n_heads: int) -> Heads:
 
 
 def _power(n: int) -> int:
-    """The least power of two that is not below n."""
+    """The least power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
 def _tiles(table: dict[tuple[int, int], Tiles], heads: Heads, dtype: torch.dtype) -> tuple[Tiles, int, int]:
-    """Sizes of a program: its tiles, and how many queries times heads of a group they hold."""
+    """Sizes of a program: its tiles, and the queries and the heads of a group in a tile."""
     tiles = next(tiles for (size, width), tiles in table.items() if size == dtype.itemsize and width >= heads.padded)
     group = _power(heads.group)
     return tiles, max(1, tiles.rows // group), group
 
 
 def _scale(heads: Heads) -> float:
-    """Of scores whose weights are powers of two."""
+    """The factor of scores, for weights that are powers of two."""
     return math.log2(math.e) * heads.width**-0.5
 
 
@@ -216,7 +219,7 @@ def _options(tiles: Tiles, *, fixed: bool) -> dict[str, int | bool]:
 
 
 def _multiplied(dtype: torch.dtype) -> object:
-    """Triton's name of the format; its interpreter multiplies no bfloat16."""
+    """Triton's name of the format of products; its interpreter cannot multiply bfloat16."""
     import triton.language as tl
 
     wide = dtype is torch.float32 or (dtype is torch.bfloat16 and kernels.interpreted())

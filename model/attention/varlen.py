@@ -1,12 +1,13 @@
-"""PyTorch's varlen_attn over pages: its own flash attention reads keys and values where they lie.
+"""PyTorch's varlen_attn over pages: its flash attention reads keys and values in their pages.
 
-A slice's visible pages, in logical order, are its keys: counted from the first position of the first of them, they end
-with the slice's last token, so the causal mask, aligned to the last query and key, and the window are as they are
-anywhere else in the sequence. Positions before the first visible key in that page lie outside the window.
+The keys of a slice are its visible pages in logical order. They end with the slice's last token. The causal mask is
+aligned to the last query and the last key, so it and the window are right wherever the first page begins. Positions of
+that page before the first visible key are outside the window.
 
-The kernel takes pages of a multiple of 256 positions, heads of a multiple of 8 up to 256, and only num_splits=1: in
-PyTorch 2.13 any other number gives wrong rows (github.com/pytorch/pytorch/issues/194167). So a decoding row is computed
-by one block of threads a key head, and has the same bits beside any others.
+The kernel accepts page sizes that are multiples of 256, and head_dim that is a multiple of 8, up to 256. It is correct
+with num_splits=1 only: in PyTorch 2.13 any other number gives wrong rows
+(github.com/pytorch/pytorch/issues/194167). One block of threads for each key head then computes a decoding row, which
+has the same bits together with any others.
 """
 
 import inspect
@@ -30,32 +31,32 @@ MISSING = (
 
 
 def installed() -> Kernel | None:
-    """varlen_attn, if it is there and takes all that is needed."""
+    """varlen_attn, or None if it does not exist or does not take an argument in NEEDED."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    kernel: Any = varlen_attn  # it gives a pair only if asked for more
+    kernel: Any = varlen_attn  # it returns a pair only with return_aux
     return kernel if inspect.signature(varlen_attn).parameters.keys() >= NEEDED else None
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Slots to write [T]; first rows of the slices and their end [S + 1], keys of each [S] and where they would begin
-    and end if they were packed [S + 1], pages of each [S, B], all int32; the most queries and keys; the window."""
+    """A step of one pool: `slots` [T] to write. Per slice: the first rows and the end [S + 1], the number of keys [S],
+    where its keys would begin and end if they were packed [S + 1], its pages [S, B], all int32."""
 
     slots: Tensor
     rows: Tensor
     used: Tensor
     ends: Tensor
     blocks: Tensor
-    most_queries: int
-    most_keys: int
+    max_queries: int
+    max_keys: int
     window: tuple[int, int]
 
 
 class VarlenAttention(Attention):
-    """On CUDA devices of compute capability 8.0 or more. `kernel` is varlen_attn."""
+    """For CUDA devices of compute capability 8.0 or more. `kernel` is varlen_attn."""
 
     page_size = 256
     dtypes = frozenset((torch.bfloat16, torch.float16))
@@ -81,7 +82,7 @@ class VarlenAttention(Attention):
         used = start + n_queries - first_key + first_key % size
         n_blocks = max(span.n_pages for span in spans)
         blocks = page[:, None] + torch.arange(n_blocks, device=page.device)  # entries of `pages`; some of other slices
-        most_queries = max(span.n_queries for span in spans)
+        max_queries = max(span.n_queries for span in spans)
         window = (-1 if inputs.window is None else inputs.window - 1, 0)
         return Prepared(
             slots=inputs.slots,
@@ -89,10 +90,10 @@ class VarlenAttention(Attention):
             used=used.int(),
             ends=torch.cat((used.new_zeros(1), used.cumsum(0))).int(),
             blocks=inputs.pages[blocks.clamp_(max=len(inputs.pages) - 1)].int(),
-            most_queries=most_queries,
-            most_keys=max(span.offset + span.n_keys for span in spans),
-            # Without a window a single query sees all its keys; told so, the kernel reads them once for a whole group.
-            window=(-1, -1) if inputs.window is None and most_queries == 1 else window,
+            max_queries=max_queries,
+            max_keys=max(span.offset + span.n_keys for span in spans),
+            # Without a window, a single query sees all keys. With (-1, -1) the kernel reads them once a group.
+            window=(-1, -1) if inputs.window is None and max_queries == 1 else window,
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
@@ -103,7 +104,7 @@ class VarlenAttention(Attention):
             )
         cache.write(prepared.slots, k, v)
         out: Tensor = self._kernel(
-            *(q, cache.k, cache.v, prepared.rows, prepared.ends, prepared.most_queries, prepared.most_keys),
+            *(q, cache.k, cache.v, prepared.rows, prepared.ends, prepared.max_queries, prepared.max_keys),
             window_size=prepared.window,
             enable_gqa=True,
             seqused_k=prepared.used,
@@ -114,7 +115,7 @@ class VarlenAttention(Attention):
 
 
 def try_out(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why `kernel` does not work on `device`: what it says, or that its numbers are wrong; None if it does."""
+    """Why `kernel` does not work on `device`: its error, or that its numbers are wrong. None if it works."""
     q = torch.ones(2, 2, 16, dtype=dtype, device=device)
     values = torch.arange(512, dtype=dtype, device=device).view(2, 256, 1, 1).expand(2, 256, 1, 16).contiguous()
     ints = torch.tensor([0, 1, 2, 2, 3, 0, 2, 5, 1, 0], dtype=torch.int32, device=device)
@@ -130,6 +131,6 @@ def try_out(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | N
         )
     except (RuntimeError, TypeError, ValueError) as error:
         return f"does not work here: {str(error).splitlines()[0]}"
-    # The last two of two values from 256 on, and of three from 0 on.
+    # Means of the last two values: of 256, 257 and of 0, 1, 2.
     expected = torch.tensor([256.5, 1.5], dtype=dtype, device=device)[:, None, None].expand_as(out)
     return None if torch.allclose(out, expected, rtol=0.01) else "gives wrong numbers here"

@@ -1,4 +1,4 @@
-"""Messages of a conversation, checked: what every chat format is given."""
+"""Messages of a conversation, checked for every chat format."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,16 +15,16 @@ FIELDS = (*TEXTS, "tool_calls", "tool_call_id")
 
 
 def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Known roles and fields alone. Raises ParameterError("messages")."""
+    """The messages with only the fields that chat formats know. Raises ParameterError("messages")."""
     if not messages:
-        raise ParameterError("messages", "messages must hold at least one message")
+        raise ParameterError("messages", "messages must contain at least one message")
     for index, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise ParameterError(
                 "messages", f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.get('role')!r}"
             )
         if not isinstance(message.get("content"), str):
-            raise ParameterError("messages", f"messages[{index}].content must be text")
+            raise ParameterError("messages", f"messages[{index}].content must be a string")
     return [
         {"role": ROLES[message["role"]]} | {key: message[key] for key in FIELDS if key in message}
         for message in messages

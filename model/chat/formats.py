@@ -1,6 +1,6 @@
-"""A model's chat format: what turns messages into token ids, by Jinja template or by mistral-common.
+"""Chat formats: how a model wants a conversation as token ids, by its Jinja template or by mistral-common.
 
-A message's content is always plain text: the name of a control token inside it never becomes that token.
+The content of a message is always plain text: the name of a control token in it never becomes that token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from model.tokenizers.load import sentencepiece_file, special_token, tokenizer_c
 
 
 class ChatFormat(Protocol):
-    """How a model wants a conversation written.
+    """The chat format of a model.
 
-    `call_style` says how it writes calls of functions: "mistral", "mistral-v3", "mistral-args", "hermes", "llama";
-    None: not at all.
+    `call_style` names how the model writes tool calls: "mistral", "mistral-v3", "mistral-args", "hermes" or "llama".
+    It is None for a model without tool calls.
     """
 
     call_style: str | None
@@ -34,24 +34,25 @@ class ChatFormat(Protocol):
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        """Ids of the conversation, and of the words that open the model's answer.
+        """Ids of the conversation, up to the beginning of the model's answer.
 
-        `messages` have `role` (system, developer, user, assistant, tool), `content` (text) and perhaps `name`,
-        `tool_calls` (OpenAI's, with `arguments` as an object) and `tool_call_id`. `tools` are OpenAI's. With
-        `continue_final_message` the ids end with the last content. `variables` are for the template.
-        Raises ParameterError("messages") for what the format cannot express, ParameterError("chat_template_kwargs").
+        `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
+        `tool_calls` (OpenAI's, with `arguments` as an object) and `tool_call_id`. `tools` are OpenAI's. `variables` are
+        for the template. With `continue_final_message` the ids end with the content of the last message.
+        Raises ParameterError("messages") for messages that the format cannot express, and
+        ParameterError("chat_template_kwargs") for variables that the template does not have.
         """
         ...
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """The conversation as text, control tokens by name, for people and for raw completions. All as in `encode`."""
+        """The conversation as text, with the names of control tokens. The options are those of `encode`."""
         ...
 
 
 def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
-    """The chat format of a model directory; `template` is Jinja source that goes before the directory's own.
+    """The chat format of a model directory, None if the model has none.
 
-    None when the model has no chat format. Raises ModelError for a template that is no Jinja.
+    `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
     """
     config = tokenizer_config(directory)
     sources = {"default": template} if template else _templates(directory, config)
@@ -66,7 +67,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; a single one is the default."""
+    """The directory's templates by name; a single template is called "default"."""
     if (path := directory / "chat_template.jinja").is_file():
         return {"default": path.read_text(encoding="utf-8")}
     template = config.get("chat_template")

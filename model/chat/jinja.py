@@ -1,7 +1,7 @@
-"""Conversations rendered by a checkpoint's Jinja template, and encoded so that contents stay plain text.
+"""The chat format of a model with a Jinja template; contents of messages stay plain text.
 
-Contents are put between unguessable marks while the template runs. The marks divide the rendering into the template's
-own words, in which names of control tokens are those tokens, and contents, in which they are text.
+While the template runs, contents are between random marks. The marks divide the rendering into the template's own
+words, where the names of control tokens become those tokens, and contents, where they remain text.
 """
 
 import re
@@ -13,15 +13,16 @@ from typing import Any
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.template import call_style, compile_template
 from model.chat.variables import RESERVED, check_variables
-from model.errors import ParameterError
+from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern, encode_inner
 
 
 class JinjaChat:
-    """A chat template as transformers runs it: same environment, same functions, same ids for harmless contents.
+    """A chat template as transformers runs it: with the same environment and functions.
 
-    `tool_source` is the template of conversations with tools, where it is another.
+    The ids are those of transformers too, unless a content contains the name of a control token. `tool_source` is the
+    template for conversations with tools, None if it is the same.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class JinjaChat:
         self._control = control_pattern(tokenizer.control)
 
     def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
-        turns = checked(messages)
-        plain = self._renderer(tools=tools, **options)(turns)
+        known = checked(messages)
+        plain = self._renderer(tools=tools, **options)(known)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
             opening, closing = f"\ue000{secret}\ue001", f"\ue002{secret}\ue003"
@@ -46,15 +47,16 @@ class JinjaChat:
                     key: mark(value, opening, closing) if key in TEXTS else self._marked(value, opening, closing)
                     for key, value in message.items()
                 }
-                for message in turns
+                for message in known
             ]
             render = self._renderer(tools=self._marked(tools, opening, closing), **options)
             texts = _split(render(marked), opening, closing)
             if texts is not None and "".join(texts) == plain:
                 return self._encode(plain, texts)
-        # The template looks into contents or rewrites them, and one of them spells a control token.
+        # The template reads or rewrites contents, and one of them contains the name of a control token.
         raise ParameterError(
-            "messages", "a message contains the name of a control token, which this chat template mixes up"
+            "messages",
+            "a message contains the name of a control token; this chat template cannot keep it as text",
         )
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
@@ -73,10 +75,10 @@ class JinjaChat:
         return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt, "tools": tools})
 
     def _encode(self, plain: str, texts: Sequence[str]) -> list[int]:
-        """Ids of a rendering whose odd `texts` are contents, the even ones the template's own words.
+        """Ids of the rendering `plain`, divided into `texts`: the template's own words and contents, alternating.
 
-        Where all control tokens of the whole are the template's, the whole is encoded at once, with the merges across
-        the seams that the model was trained with.
+        If no content contains a control token, the rendering is encoded as a whole. Merges then cross the borders of
+        contents, as in training.
         """
         own = [name for text in texts[0::2] for name in self._control.findall(text)]
         if self._control.findall(plain) == own:
@@ -94,7 +96,7 @@ class JinjaChat:
         return self._control.sub(lambda match: opening + match[0] + closing, content)
 
     def _marked(self, value: Any, opening: str, closing: str) -> Any:
-        """Control tokens' names marked in all the strings of JSON-like data."""
+        """JSON-like data with marks around the names of control tokens in all its strings."""
         if isinstance(value, str):
             return self._mark_control(value, opening, closing)
         if isinstance(value, Mapping):
@@ -103,13 +105,13 @@ class JinjaChat:
         return [self._marked(item, opening, closing) for item in value] if isinstance(value, list) else value
 
     def _render_open(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        """Up to the end of the last content, as transformers cuts it: its last space stays if the template keeps it."""
+        """The rendering up to the end of the last content, cut as transformers does. A final space may remain."""
         *others, last = messages
         mark = f"\ue004{secrets.token_hex(16)}\ue005"
         text = self._render([*others, {**last, "content": f"{last['content']}{mark} "}], values)
         before, found, after = text.rpartition(mark)
         if not found:
-            raise ParameterError("messages", "this chat template does not show the last message, which is to go on")
+            raise ParameterError("messages", "the chat template leaves out the last message, which is to be continued")
         return before if after.startswith(" ") else before.rstrip()
 
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
@@ -124,19 +126,21 @@ class JinjaChat:
                 **self._special_tokens,
             )
         except TemplateError as error:
-            raise ParameterError("messages", f"the chat template refuses these messages: {error}") from error
+            raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise ParameterError("messages", f"the chat template cannot render these messages: {error}") from error
+            raise ParameterError(
+                "messages", f"the chat template cannot render these messages: {one_line(error)}"
+            ) from error
 
 
 def _mark_whole(content: str, opening: str, closing: str) -> str:
-    """Marks inside the surrounding white space, which templates may trim."""
+    """The content with marks inside its surrounding white space, which templates may remove."""
     core = content.strip()
     return content.replace(core, opening + core + closing, 1) if core else content
 
 
 def _split(marked: str, opening: str, closing: str) -> list[str] | None:
-    """Texts outside and, at odd places, inside the marks; None when the template tore a pair of marks apart."""
+    """Texts outside and inside the marks, alternating. None if the template has separated a pair of marks."""
     parts = re.split(f"({opening}|{closing})", marked)
     marks = parts[1::2]
     if marks != [opening, closing] * (len(marks) // 2):

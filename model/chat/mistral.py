@@ -1,4 +1,4 @@
-"""Conversations of checkpoints in Mistral's own format, written by mistral-common."""
+"""The chat format of checkpoints in Mistral's native format, by mistral-common."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +9,13 @@ from model.errors import ModelError, ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 
 _CALLS_ALONE = ("v2", "v3")
-"""Versions whose messages have text or calls."""
+"""Tokenizer versions whose messages have either content or tool calls."""
 _NEW_CALLS = ("v11", "v13", "v15")
-"""Versions of Mistral's tokenizers whose calls are a name and arguments, not a JSON list."""
+"""Tokenizer versions whose tool calls are a name and arguments, not a JSON list."""
 
 
 class MistralChat:
-    """mistral-common's encoding for the version that the tokenizer file's name carries."""
+    """mistral-common's encoding, of the version in the name of the tokenizer file."""
 
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         from mistral_common.exceptions import MistralCommonException
@@ -25,7 +25,7 @@ class MistralChat:
         try:
             self._format = MistralTokenizer.from_file(file)
         except (MistralCommonException, ImportError, ValueError) as error:
-            raise ModelError(f"mistral-common cannot read {file.name}: {one_line(error)}") from error
+            raise ModelError(f"{file.name} cannot be read by mistral-common: {one_line(error)}") from error
         version = self._format.instruct_tokenizer.tokenizer.version.value
         styles = {"v1": None, **dict.fromkeys(_CALLS_ALONE, "mistral-v3"), **dict.fromkeys(_NEW_CALLS, "mistral-args")}
         self.call_style = styles.get(version, "mistral")
@@ -43,14 +43,16 @@ class MistralChat:
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
         if variables:
-            raise ParameterError("chat_template_kwargs", "this model's chat format is no template: it has no variables")
-        turns: list[dict[str, Any]] = [
+            raise ParameterError(
+                "chat_template_kwargs", "chat_template_kwargs must be empty: this model has no chat template"
+            )
+        known: list[dict[str, Any]] = [
             {key: value for key, value in message.items() if key != "name"} for message in checked(messages)
         ]
-        if (continue_final_message or not add_generation_prompt) and turns[-1]["role"] == "assistant":
-            turns[-1]["prefix"] = True
+        if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
+            known[-1]["prefix"] = True
         try:
-            request = ChatCompletionRequest.model_validate({"messages": turns, "tools": tools})
+            request = ChatCompletionRequest.model_validate({"messages": known, "tools": tools})
             return self._format.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
             raise ParameterError(

@@ -1,4 +1,4 @@
-"""Chat templates as transformers compiles them: the same environment and functions, in a sandbox."""
+"""Compilation of chat templates, in a sandbox, with the environment and the functions of transformers."""
 
 import json
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from model.tokenizers.base import Tokenizer
 
 
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
-    """What renders a template, and the names that it looks up. Raises ModelError for what is no Jinja."""
+    """A function that renders the template, and the variables that it reads. Raises ModelError for invalid Jinja."""
     from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; it writes nothing."""
+        """`{% generation %}`, which marks the assistant's words for training. It writes nothing."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -37,11 +37,11 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         names = meta.find_undeclared_variables(environment.parse(source))
         return environment.from_string(source).render, frozenset(names)
     except TemplateSyntaxError as error:
-        raise ModelError(f"the chat template is no valid Jinja, line {error.lineno}: {error.message}") from error
+        raise ModelError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
 
 
 def call_style(source: str, tokenizer: Tokenizer) -> str | None:
-    """By what a template that knows tools writes before a call."""
+    """The style of tool calls, found by what the template writes before a call; None if it is not known."""
     if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
         return "mistral-args" if "[ARGS]" in source else "mistral"
     if "<tool_call>" in source:
@@ -50,9 +50,9 @@ def call_style(source: str, tokenizer: Tokenizer) -> str | None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
-    """Jinja's own escapes HTML, which models were not trained with."""
+    """JSON without the HTML escapes of Jinja's own filter: models were not trained with them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.now().astimezone().strftime(format)

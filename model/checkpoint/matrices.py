@@ -1,4 +1,4 @@
-"""Matrices of a quantized checkpoint as they come: rows of bytes, decoded only where a scheme asks for floats."""
+"""Matrices of a quantized checkpoint: rows of bytes, decoded only where a scheme needs floats."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from model.kernels.groups import BLOCK_GROUP
 
 ROWS_AT_ONCE = 256
-"""Rows decoded or quantized at a time: float32 copies stay small and in the processor's cache."""
+"""Rows that are decoded or quantized at once: float32 copies then fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BlockMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix: (n_out, n_in)."""
+        """The shape of the matrix: (n_out, n_in)."""
         return len(self.scales), self.scales.shape[1] * BLOCK_GROUP
 
     @property
@@ -54,7 +54,7 @@ class BlockMatrix:
 
 @dataclass(frozen=True, slots=True)
 class EncodedMatrix:
-    """A matrix of a quantized checkpoint in any other kind of GGUF's: `data` uint8 [n_out, bytes of a row]."""
+    """A matrix in any other quantized kind of GGUF: `data` is uint8 [n_out, bytes of a row]."""
 
     data: Tensor
     kind: str
@@ -87,14 +87,14 @@ def unpack(quants: Tensor, zero: int) -> Tensor:
 
 
 def parts(rows: Matrix) -> Iterator[Tensor]:
-    """`ROWS_AT_ONCE` rows [n, n_in] at a time; what is quantized comes in float32."""
+    """The matrix in pieces of `ROWS_AT_ONCE` rows [n, n_in]; quantized rows are decoded to float32."""
     for first in range(0, len(rows), ROWS_AT_ONCE):
         part = rows[first : first + ROWS_AT_ONCE]
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
 def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:
-    """The same in the narrowest form that holds all of them exactly."""
+    """The pieces in the narrowest layout that holds all of them exactly."""
     if any(piece.quants.dtype is torch.int8 for piece in pieces):
         pieces = [BlockMatrix(piece.integers(), piece.scales, piece.mins) for piece in pieces]
     if all(piece.mins is None for piece in pieces):
@@ -103,7 +103,7 @@ def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:
 
 
 def join(pieces: Sequence[BlockMatrix]) -> BlockMatrix:
-    """One above the other, in the narrowest form that holds all of them exactly."""
+    """The pieces as one matrix, one above the other, in the narrowest layout that holds all of them exactly."""
     pieces = alike(pieces)
     mins = [piece.mins for piece in pieces if piece.mins is not None]
     return BlockMatrix(

@@ -1,8 +1,8 @@
-"""Grammars that an output must follow, compiled by llguidance for one vocabulary. No torch.
+"""Compilation of grammars for one vocabulary, by llguidance. No torch.
 
-A grammar is text: Lark as llguidance extends it, or its JSON form `{"grammars": [{"json_schema": ...}]}`
-(https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Compiled it is a matcher, which takes tokens and
-says which may come next.
+A grammar is a text: Lark with llguidance's extensions, or JSON, `{"grammars": [{"json_schema": ...}]}`
+(https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). It compiles to a matcher. A matcher
+consumes tokens and computes the mask of the tokens that may come next.
 """
 
 import json
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_LEXER_STATES, MAX_GRAMMAR_SIZE, MAX_STEP_ITEMS = 10_000, 200_000, 10_000
-"""Below llguidance's defaults: a state takes some 2 kB in each sequence, an item some microseconds a token."""
+"""Limits below llguidance's: each sequence needs about 2 kB for a state and some microseconds a token for an item."""
 MAX_COMPILED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Bytes of every token by id (of control tokens their names), the control tokens, those that end an output."""
+    """Bytes of every token by id (names for control tokens), the control tokens, and the tokens that end an output."""
 
     pieces: tuple[bytes, ...]
     control: tuple[int, ...]
@@ -35,14 +35,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Vocabulary":
-        """`size` is the width of the logits; ids beyond the tokenizer's have no bytes and are never allowed."""
+        """The vocabulary of a tokenizer. `size` is the width of the logits; ids without a token are never allowed."""
         names = {token: name.encode() for name, token in tokenizer.control.items()}
         pieces = [names.get(token) or tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
         padding = [b""] * (size - len(pieces))
         return cls((*pieces, *padding), tuple(sorted(names.keys())), tuple(ends))
 
     def to_json(self) -> str:
-        """As plain data for a pipe."""
+        """The vocabulary as JSON, for another process."""
         return json.dumps([[piece.decode("latin-1") for piece in self.pieces], self.control, self.ends])
 
     @classmethod
@@ -53,9 +53,10 @@ class Vocabulary:
 
 
 class Compiler:
-    """Compiles grammars for one vocabulary. `encode` tells how the model spells a text that a grammar leaves no choice.
+    """A compiler of grammars for one vocabulary.
 
-    Without `encode`, or where it does not give the text back, such texts are spelled with the longest tokens.
+    `encode` is the model's tokenization of a text, for text that the grammar prescribes. Without `encode`, or if its
+    tokens have other bytes, such text consists of the longest tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
@@ -63,15 +64,15 @@ class Compiler:
 
         self._vocabulary = vocabulary
         self._encode = encode
-        self._tokenizer = LLTokenizer(_Wrapper(vocabulary, self._spell), eos_token=list(vocabulary.ends))  # type: ignore[arg-type]
+        self._tokenizer = LLTokenizer(_Wrapper(vocabulary, self._tokens_of), eos_token=list(vocabulary.ends))  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Compiler":
-        """For what a model was trained with; see `Vocabulary.of`."""
+        """A compiler with the model's own tokenization; see `Vocabulary.of`."""
         return cls(Vocabulary.of(tokenizer, ends, size), partial(encode_inner, tokenizer))
 
     def compile(self, grammar: str) -> "LLMatcher":
-        """A matcher at the start of the output, its first mask computed. Raises ParameterError("grammar")."""
+        """A matcher at the start of the output, with its first mask computed. Raises ParameterError("grammar")."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -87,7 +88,7 @@ class Compiler:
             raise ParameterError("grammar", problem(matcher))
         return matcher
 
-    def _spell(self, text: str) -> list[int]:
+    def _tokens_of(self, text: str) -> list[int]:
         ids = self._encode(text) if self._encode else []
         if b"".join(map(self._vocabulary.pieces.__getitem__, ids)) == text.encode():
             return ids
@@ -95,7 +96,7 @@ class Compiler:
 
 
 class CompiledGrammars:
-    """Compiled grammars, the latest used. Any thread may ask."""
+    """The compiled grammars that were used last. For any thread."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -103,7 +104,7 @@ class CompiledGrammars:
         self._lock = Lock()
 
     def matcher(self, grammar: str) -> "LLMatcher":
-        """A matcher at the start, for others to copy. Raises ParameterError; while it compiles other threads go on."""
+        """A matcher at the start, to be copied. Raises ParameterError. Compilation does not block other threads."""
         found = self._compiled.get(grammar) or self._compile(grammar)
         with self._lock:
             self._compiled[grammar] = found
@@ -122,21 +123,21 @@ class CompiledGrammars:
 
 
 class _Wrapper:
-    """A tokenizer as llguidance looks at it."""
+    """The tokenizer interface that llguidance needs."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, spell: Callable[[str], list[int]]) -> None:
+    def __init__(self, vocabulary: Vocabulary, tokens_of: Callable[[str], list[int]]) -> None:
         self.tokens = vocabulary.pieces
         self.special_token_ids = vocabulary.control
         self.eos_token_id = vocabulary.ends[0]
-        self._spell = spell
+        self._tokens_of = tokens_of
 
     def __call__(self, text: str) -> list[int]:
-        return self._spell(text)
+        return self._tokens_of(text)
 
 
 def problem(matcher: "LLMatcher") -> str:
-    """What a matcher complains of, on one line."""
+    """The error of a matcher, on one line."""
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]

@@ -1,4 +1,4 @@
-"""Sequences that follow grammars: one matcher each, brought up to the sequence's tokens. No torch."""
+"""The state of a sequence in its grammar, and the tokens that may come next. No torch."""
 
 import time
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 BURST_SECONDS, TOKEN_SECONDS = 1.0, 0.01
-"""Processor time that one sequence may spend on its masks: an ambiguous grammar costs more with every token."""
+"""Processor time for the masks of one sequence. An ambiguous grammar needs more time at every token."""
 
 
 class Follower:
-    """How far one sequence has come in its grammar."""
+    """The state of one sequence in its grammar: a matcher that has consumed the sequence's tokens."""
 
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher.deep_copy()
@@ -23,31 +23,32 @@ class Follower:
 
     @property
     def stopped(self) -> bool:
-        """Only the end is left, or came."""
+        """Whether nothing but the end of the output may follow, or it has come."""
         return self._matcher.is_stopped()
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> tuple[list[bytes], str]:
-        """What may come after the `tokens`, which are new and known, and after each token of the draft that may come.
+        """Masks of the tokens that may come after `tokens`, which are consumed, and after each token of the draft.
 
-        A bit for each token of the vocabulary, the first in the lowest; and why there are no more masks, if that is
-        the grammar's fault. A draft leaves nothing behind, except such a fault.
+        A mask has a bit for each token of the vocabulary, lowest bit first. Masks end before the first draft token that
+        the grammar does not allow, or at a fault of the grammar, which is returned too ("" if there is none). The draft
+        is not consumed.
         """
-        began = time.thread_time()
+        started = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
         self._n_tokens += len(tokens)
-        found = [] if self._fault() else [self._matcher.compute_bitmask()]
+        masks = [] if self._fault() else [self._matcher.compute_bitmask()]
         for token in draft:
             if self._fault() or not self._matcher.validate_tokens([token]):
                 break
             self._matcher.consume_token(token)
-            found.append(self._matcher.compute_bitmask())
+            masks.append(self._matcher.compute_bitmask())
         fault = self._fault()
         if fault:
-            del found[-1:]
+            del masks[-1:]
         else:
-            self._matcher.rollback(len(found) - 1)
-        self._seconds += time.thread_time() - began
-        return found, fault
+            self._matcher.rollback(len(masks) - 1)
+        self._seconds += time.thread_time() - started
+        return masks, fault
 
     def _fault(self) -> str:
         if self._seconds > BURST_SECONDS + TOKEN_SECONDS * self._n_tokens:

@@ -1,12 +1,12 @@
-"""A process in which grammars are compiled and followed: one that never ends, or breaks it, takes nothing else along.
+"""The process that compiles and follows grammars: a grammar that never ends, or crashes it, harms nothing else.
 
     python -m model.grammar.process TRY [FOLLOW]
 
-The arguments are sockets, which carry frames (`model/machine/frames.py`). On TRY comes what the vocabulary is
-(`Vocabulary`, or a model's directory), then grammars to compile, each answered with what is wrong with it. On FOLLOW
-come steps: for each sequence its number, its grammar if it begins, its new tokens and a draft; each is answered with
-`Follower.masks`.
-The process ends with either socket, and by itself when a task takes too much.
+The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). The first frame on TRY is
+the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile, and is answered
+with what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new
+tokens and a draft. Each sequence is answered with the result of `Follower.masks`.
+The process ends when a socket closes. It ends itself when a task takes too much time.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
 MASK_SECONDS = 0.5
-"""Of processor time; of a step's masks each, which take some 0.1 ms as a rule."""
+"""Limits of processor time: for a grammar, and for one sequence's masks in a step, which usually take about 0.1 ms."""
 COMPILE_BYTES = 64 * 2**20
 FOLLOW_BYTES = 4 * 2**30
 STACK_BYTES = 2**20
-"""Of the thread that compiles: in whichever process, a grammar that passes once passes again."""
+"""Stack of the thread that compiles, the same in every process: a grammar that passed once passes again."""
 TRIAL_TOKENS = 32
 
 
 class Timer:
-    """Ends the process when the tasks that run take more processor time than they may, all together."""
+    """A limit of processor time, the sum of those of the running tasks. The process ends when it is exceeded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,9 +59,9 @@ class Timer:
 
 
 def main(trying: socket.socket, following: socket.socket | None) -> None:
-    """Serve until a socket closes."""
+    """Serve until a socket closes. Without `following`, grammars are only tried."""
     library = CompiledGrammars(_compiler(receive(trying)[0]))
-    library.matcher('start: "a"')  # what only the first one needs is not to be paid by a client's
+    library.matcher('start: "a"')  # set up what the first grammar needs, so that no client's grammar pays for it
     send(trying, "")
     timer = Timer()
     if following is None:
@@ -72,12 +72,12 @@ def main(trying: socket.socket, following: socket.socket | None) -> None:
         _follow(following, library, timer)
 
 
-def _compiler(said: dict[str, Any]) -> Compiler:
-    if "directory" not in said:
-        return Compiler(Vocabulary.from_json(said["vocabulary"]))
-    directory = Path(said["directory"])
+def _compiler(first: dict[str, Any]) -> Compiler:
+    if "directory" not in first:
+        return Compiler(Vocabulary.from_json(first["vocabulary"]))
+    directory = Path(first["directory"])
     tokenizer = load_tokenizer(directory)
-    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, said["size"])
+    return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, first["size"])
 
 
 def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:
@@ -92,7 +92,7 @@ def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: 
 
 
 def _tried(library: CompiledGrammars, grammar: str) -> str:
-    """What is wrong with a grammar: that it does not compile, or what a few tokens at random bring to light."""
+    """What is wrong with a grammar, "" if nothing: it is compiled, then followed for some random tokens."""
     try:
         return _walk(Follower(library.matcher(grammar)), Random(0))
     except Exception as error:
@@ -110,11 +110,11 @@ def _walk(follower: Follower, rng: Random) -> str:
 
 
 def _some_token(mask: bytes, rng: Random) -> int:
-    """One that a mask allows: of the first octet that has one, from a random place on."""
+    """A token that the mask allows, from the first byte with one after a random position."""
     start = rng.randrange(len(mask))
-    turned = mask[start:] + mask[:start]
-    place = len(turned) - len(turned.lstrip(b"\0"))
-    bits = [bit for bit in range(8) if turned[place] >> bit & 1]
+    rotated = mask[start:] + mask[:start]
+    place = len(rotated) - len(rotated.lstrip(b"\0"))
+    bits = [bit for bit in range(8) if rotated[place] >> bit & 1]
     return (start + place) % len(mask) * 8 + rng.choice(bits)
 
 
@@ -142,12 +142,12 @@ def _masks(
         if grammar is not None:
             followers[number] = Follower(library.matcher(grammar))
         return followers[number].masks(tokens, draft)
-    except Exception as error:  # whatever it is, it is the trouble of this sequence alone
+    except Exception as error:  # whatever it is, only this sequence ends
         return [], one_line(error)
 
 
 def _limit_memory(n_bytes: int) -> None:
-    """Of addresses, where the system tells how many there are: what is allocated beyond fails."""
+    """Let allocations fail beyond `n_bytes` more than now, where the system tells how much is used."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()

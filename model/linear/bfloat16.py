@@ -1,4 +1,4 @@
-"""bfloat16 weights as the kernels read them; activations are float32 outside and rounded to bfloat16 for the product.
+"""bfloat16 weights for the compiled kernels. Activations are float32; the product rounds them to bfloat16.
 
 Each output is one chain of additions in float32, in one order of the channels: a row's result depends on no other row.
 Without kernels oneDNN multiplies, in an order of its own.
@@ -10,21 +10,21 @@ from torch.nn.functional import linear
 
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.kernels.cpu.packed import bfloat16
-from model.linear.base import Compiled
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 ROWS = 32
-"""Rows of x that oneDNN is asked to choose its layout for; it serves any number."""
+"""The number of rows of x for which oneDNN chooses its layout. The layout serves any number."""
 
 
 class BFloat16Linear(Compiled):
-    """All weights in bfloat16, whatever the checkpoint has."""
+    """A projection with all weights in bfloat16, whatever format the checkpoint has."""
 
     scheme = SCHEMES["bfloat16"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._weight: Tensor | None = None  # without kernels: [n_out, n_in], in oneDNN's layout once all rows have come
+        self._weight: Tensor | None = None  # without kernels: [n_out, n_in], in oneDNN's layout once all rows are there
         self._missing = n_out
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -43,7 +43,7 @@ class BFloat16Linear(Compiled):
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
         """The result is left in bfloat16."""
-        assert self._weight is not None, "the weights have not come"
+        assert self._weight is not None, "no weights have been loaded"
         if has_onednn():
             return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")
         return linear(x.bfloat16(), self._weight)

@@ -6,8 +6,9 @@ from torch import nn
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
-from model.linear.base import TILE, Floats, Projection
+from model.linear.base import Projection
 from model.linear.bfloat16 import BFloat16Linear
+from model.linear.floats import TILE, Floats
 from model.linear.fp8 import Fp8Linear
 from model.linear.int4 import Int4Linear
 from model.linear.int4_weights import Int4Weights
@@ -23,12 +24,12 @@ PROJECTIONS: dict[str, type[Projection]] = {
 
 
 def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> Projection:
-    """A map [T, n_in] -> [T, n_out] without bias, its weights not there yet."""
+    """A projection whose weights are still to be loaded."""
     return PROJECTIONS[scheme](n_in, n_out)
 
 
 def choose(name: str, dtype: str, device: torch.device, *, quantized: bool = False) -> Scheme:
-    """`schemes.choose` on this machine. Raises OptionError also for a GPU that is too old."""
+    """The scheme for --quantize and --dtype here, see `schemes.choose`. Raises OptionError also for an old GPU."""
     compiled = device.type == "cpu" and native.kernels() is not None
     scheme = schemes.choose(name, dtype, device.type, compiled=compiled, quantized=quantized)
     needed = scheme.capability if device.type == "cuda" else None
@@ -45,19 +46,19 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def fix_tiles(model: nn.Module) -> None:
-    """Have all projections compute so that a row's bits depend on no other row."""
+    """Make all projections compute in fixed tiles, so that a row's bits depend on no other row."""
     for module in model.modules():
         if isinstance(module, Floats):
             module.fixed = True
 
 
 def check_tiles(model: nn.Module, dtype: torch.dtype) -> None:
-    """Raise OptionError if PyTorch's products, of a model on this CPU, give a row other bits elsewhere in its tile."""
+    """Raise OptionError if a row's bits depend on its place in the tile, in a product of PyTorch on this CPU."""
     for module in {(part.n_in, part.n_out): part for part in model.modules() if isinstance(part, Floats)}.values():
         rows = torch.linspace(-1, 1, module.n_in).to(dtype).expand(TILE, -1)
         y = module.multiply(rows)
         if not y.eq(y[0]).all():
             raise OptionError(
-                f"--deterministic: PyTorch's products of {module.n_in} channels round rows alike differently here; "
+                f"--deterministic: PyTorch's products of {module.n_in} channels give equal rows different bits here; "
                 "use --quantize int8"
             )

@@ -1,6 +1,6 @@
-"""fp8 (e4m3) weights with a scale an output; with many rows on a GPU activations too, with a scale a row.
+"""fp8 (e4m3) weights with a scale for each output. Of many rows on a GPU activations are fp8 too, with a scale a row.
 
-Few rows are bound by reading weights, so their activations stay as they are.
+For few rows reading the weights is what takes time, and activations stay in the model's format.
 """
 
 import torch
@@ -8,18 +8,19 @@ from torch import Tensor
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, LARGEST, DeviceWeights
-from model.linear.base import TINY, WeightsOnly
+from model.linear.base import TINY
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 E4M3 = torch.float8_e4m3fn
 
 
 class Fp8Linear(WeightsOnly):
-    """Without a GPU the same arithmetic in PyTorch, slowly: to measure what the scheme costs in quality."""
+    """A projection with fp8 weights. Without a GPU PyTorch does the same arithmetic slowly, to measure quality."""
 
     scheme = SCHEMES["fp8"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=E4M3, device=device)
         return DeviceWeights("fp8", values, (torch.empty(shape, dtype=torch.float32, device=device),))
@@ -40,7 +41,7 @@ class Fp8Linear(WeightsOnly):
         return super().product((values.float() * scales).to(x.dtype))
 
     def _multiplies(self, x: Tensor) -> bool:
-        """Whether PyTorch has a product in fp8 for this."""
+        """Whether PyTorch multiplies this shape and format in fp8."""
         return x.dtype is torch.bfloat16 and self.n_in % 16 == 0 and self.n_out % 16 == 0
 
     def _scaled(self, x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale a row and group.
+"""Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale for each row and group.
 
-What a quantized file has in such blocks, of 4 or 8 bits, runs as it is; whatever else is in that file goes to 8 bits. A
-checkpoint of floats goes to 4 bits with minima. Parts of one projection share the narrowest form that holds them all.
+Such blocks of a quantized file, of 4 or 8 bits, run as they are. All other matrices of that file are quantized to 8
+bits. A checkpoint of floats is quantized to 4 bits with minima. All parts of one projection get the narrowest layout
+that holds every part exactly.
 
-Sums of products within a group are exact integers, groups are added in float in order: a row's result depends on no
-other row.
+The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
+on no other row.
 """
 
 from collections.abc import Sequence
@@ -17,18 +18,19 @@ from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
 from model.kernels.groups import BLOCK_GROUP
-from model.linear.base import Compiled, quantize_rows
+from model.linear.base import quantize_rows
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 
 class Int4Linear(Compiled):
-    """Weights in the narrowest blocks that hold all parts of the projection."""
+    """A projection with its weights in blocks."""
 
     scheme = SCHEMES["int4"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all have come
+        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all are there
         self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -42,12 +44,12 @@ class Int4Linear(Compiled):
             self.packed = _packed(self._kernels, pieces)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
-        assert self._blocks is not None, "the weights have not come"
+        assert self._blocks is not None, "no weights have been loaded"
         return _multiply(x, self._blocks)
 
 
 def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
-    """Pieces one above the other."""
+    """The pieces, one above the other, in memory for the kernels."""
     pieces = alike(pieces)
     n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
     weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)
@@ -66,20 +68,20 @@ def _blocks(rows: Matrix) -> list[BlockMatrix]:
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:
-    """weight [n, k] float32 to 4 bits: of each group the least value and a fifteenth of the range.
+    """weight [n, k] float32 in 4 bits: a group's minimum is its smallest value, its scale a fifteenth of its range.
 
     Worked example: a group from -1.0 to 2.0 has minimum -1.0 and scale 0.2 (in float16); 0.5 becomes 8 and means 0.6.
     """
     groups = weight.unflatten(1, (-1, BLOCK_GROUP))
-    least, most = groups.aminmax(dim=2)
-    mins, scales = least.half(), ((most - least) / 15).half()
+    smallest, largest = groups.aminmax(dim=2)
+    mins, scales = smallest.half(), ((largest - smallest) / 15).half()
     steps = (groups - mins.float()[:, :, None]) * _inverse(scales)[:, :, None]
     q = steps.round_().clamp_(0, 15).to(torch.uint8)
     return BlockMatrix(q[..., :16] | q[..., 16:] << 4, scales, mins)
 
 
 def quantize8(weight: Tensor) -> BlockMatrix:
-    """weight [n, k] float32 to 8 bits: of each group the greatest magnitude / 127 is the scale."""
+    """weight [n, k] float32 in 8 bits: a group's scale is its greatest magnitude / 127."""
     groups = weight.unflatten(1, (-1, BLOCK_GROUP))
     scales = (groups.abs().amax(dim=2) / 127).half()
     q = (groups * _inverse(scales)[:, :, None]).round_().clamp_(-127, 127)

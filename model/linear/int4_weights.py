@@ -1,23 +1,23 @@
-"""int4 weights in groups of 64 channels with a scale and a zero each; activations in the model's format. What int4 is
-on a GPU."""
+"""int4 on a GPU: weights in groups of 64 channels with a scale and a zero, activations in the model's format."""
 
 import torch
 from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
-from model.linear.base import TINY, WeightsOnly
+from model.linear.base import TINY
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 HALF = INT4_GROUP // 2
 
 
 class Int4Weights(WeightsOnly):
-    """Each byte holds two weights of a group, 32 channels apart."""
+    """A projection with int4 weights. Each byte holds two weights of a group, 32 channels apart."""
 
     scheme = SCHEMES["int4-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         tables = (*count, self.n_in // INT4_GROUP, self.n_out)
         return DeviceWeights(
             "int4",
@@ -44,8 +44,8 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Worked example: a group from -1.0 to 2.0 has scale 0.2 (0.2002 in bfloat16) and zero 5; 0.5 becomes 7, which is 0.4.
     """
     groups = rows.unflatten(1, (-1, INT4_GROUP))
-    least, most = groups.amin(dim=2).clamp_(max=0.0), groups.amax(dim=2).clamp_(min=0.0)
-    scales = ((most - least) / 15).clamp_(min=TINY).bfloat16()
-    zeros = (-least / scales.float()).round_().clamp_(0, 15)
+    smallest, largest = groups.amin(dim=2).clamp_(max=0.0), groups.amax(dim=2).clamp_(min=0.0)
+    scales = ((largest - smallest) / 15).clamp_(min=TINY).bfloat16()
+    zeros = (-smallest / scales.float()).round_().clamp_(0, 15)
     q = (groups / scales.float()[:, :, None]).round_().add_(zeros[:, :, None]).clamp_(0, 15)
     return q.to(torch.uint8), scales, zeros.to(torch.uint8)

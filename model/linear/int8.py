@@ -1,6 +1,7 @@
-"""int8 weights with a scale an output, int8 activations with a scale a row and group of 64 channels.
+"""int8 weights with a scale for each output, int8 activations with a scale for each row and group of 64 channels.
 
-Products are exact integers within a group, groups are added in float in order: a row's result depends on no other row.
+The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
+on no other row.
 """
 
 import torch
@@ -10,33 +11,34 @@ from torch.nn.functional import pad
 from model.checkpoint.matrices import Matrix, parts
 from model.kernels.cpu.packed import int8
 from model.kernels.groups import INT8_GROUP
-from model.linear.base import MOST, TINY, Compiled, quantize_rows
+from model.linear.base import LARGEST, TINY, quantize_rows
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 
 
 def quantize(weight: Matrix) -> tuple[Tensor, Tensor]:
-    """What pack.c does, in PyTorch: weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32."""
+    """What pack.c computes, in PyTorch: weight [n, k] -> int8 [n, k] in -127..127 and scales [n] float32."""
     done = [_quantize(rows.float()) for rows in parts(weight)]
     rows, scales = (torch.cat(column) for column in zip(*done, strict=True))
     return rows, scales
 
 
 def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    most = weight.abs().amax(dim=1)
-    if not most.isfinite().all():
+    largest = weight.abs().amax(dim=1)
+    if not largest.isfinite().all():
         raise ValueError("a value is not finite")
-    inverse = torch.where(most > TINY, MOST / most, 0.0)
-    return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(most > TINY, most / 127, 0.0)
+    inverse = torch.where(largest > TINY, LARGEST / largest, 0.0)
+    return (weight * inverse[:, None]).round_().to(torch.int8), torch.where(largest > TINY, largest / 127, 0.0)
 
 
 class Int8Linear(Compiled):
-    """All weights in int8, whatever the checkpoint has."""
+    """A projection with all weights in int8, whatever format the checkpoint has."""
 
     scheme = SCHEMES["int8"]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # without kernels, by first row, until all have come
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # without kernels, by first row, until all are there
         self._groups: tuple[Tensor, Tensor] | None = None  # without kernels: see `_group`
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -53,7 +55,7 @@ class Int8Linear(Compiled):
             self._groups = _group(weight), scales
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
-        assert self._groups is not None, "the weights have not come"
+        assert self._groups is not None, "no weights have been loaded"
         return _multiply(x, *self._groups)
 
 

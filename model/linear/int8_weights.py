@@ -1,19 +1,20 @@
-"""int8 weights with a scale an output; activations in the model's format. What int8 is on a GPU."""
+"""int8 on a GPU: weights with a scale for each output, activations in the model's format."""
 
 import torch
 from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import WeightsOnly, quantize_rows
+from model.linear.base import quantize_rows
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 
 class Int8Weights(WeightsOnly):
-    """Products are those of the integers, scaled at the end."""
+    """A projection with int8 weights. The scale is applied to the sum of the products."""
 
     scheme = SCHEMES["int8-weights"]
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         shape = (*count, self.n_out)
         values = torch.empty(*shape, self.n_in, dtype=torch.int8, device=device)
         return DeviceWeights("int8", values, (torch.empty(shape, dtype=torch.float32, device=device),))

@@ -1,12 +1,12 @@
-"""DeviceWeights as they are."""
+"""Weights in the model's own format."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import Floats
-from model.linear.norm import RMSNorm
+from model.linear.base import RMSNorm
+from model.linear.floats import Floats
 from model.linear.schemes import SCHEMES
 
 
@@ -23,10 +23,10 @@ class Linear(Floats):
     def weights(self) -> DeviceWeights | None:
         return None if self.weight is None else DeviceWeights("plain", self.weight)
 
-    def room(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         return DeviceWeights("plain", torch.empty(*count, *self.weight.shape, dtype=dtype, device=device))
 
-    def settle(self, weights: DeviceWeights) -> None:
+    def assign_weights(self, weights: DeviceWeights) -> None:
         self.weight = nn.Parameter(weights.values, requires_grad=False)
 
     def product(self, x: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, quantized: boo
     """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
 
     "auto" is none. On a CPU with `compiled` kernels and without a --dtype it is int8, or int4 for a checkpoint that is
-    `quantized` in blocks: they are kept, because a second quantization would only lose accuracy.
+    `quantized` in blocks: a second quantization would only lose accuracy.
     Raises OptionError for a name that is not known.
     """
     if name == "auto":

@@ -1,4 +1,4 @@
-"""What a model takes and how many sequences fit beside it, from its configuration and options. No torch, no weights."""
+"""How much memory a model takes, and how many sequences fit beside it, from its configuration. No torch, no weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
 
 @dataclass(frozen=True, slots=True)
 class PoolNeed:
-    """Keys and values of all layers of one window: bytes of a position and a page, and how many pages there will be."""
+    """The page pool of one window: bytes of a position and of a page in all its layers, and the number of pages."""
 
     window: int | None
     layers: int
@@ -31,7 +31,7 @@ class PoolNeed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Sequences of so many tokens: what one of them takes, and how many there is room for."""
+    """Sequences of one length: the bytes that one takes, and how many fit."""
 
     tokens: int
     n_bytes: int
@@ -42,9 +42,9 @@ class Fit:
 class MemoryPlan:
     """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
 
-    `step` is about what a step of `step_tokens` of `step_sequences` takes beside the rest (of a GPU its context too),
-    `cache` what is left for pages; `context` is the longest sequence that the model allows or that was asked for,
-    `served` the longest that fits.
+    `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
+    context. `cache` is for pages. `context` is the longest sequence by the model or by --max-model-len, `served` the
+    longest that fits.
     """
 
     parameters: int
@@ -66,9 +66,10 @@ class MemoryPlan:
 
 
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
-    """For `options.device` "cpu" or "cuda" with `total` bytes, of the model in `directory`: its weights are not read.
+    """The plan of the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
 
-    Takes for granted that the device computes the model's own format, and a CPU that its kernels are compiled.
+    It does not read weights. It assumes that the device computes in the model's own format and that a CPU has compiled
+    kernels.
     Raises ModelError for a configuration that is not supported.
     """
     index = read_index(directory) if (directory / INDEX).is_file() else None
@@ -136,5 +137,5 @@ def _need(sizes: PoolSizes, window: int | None, specs: tuple[PoolSpec, ...]) -> 
 
 
 def _fit(sizes: PoolSizes, length: int, specs: tuple[PoolSpec, ...], *, known: bool) -> Fit:
-    room = min((spec.n_pages // sizes.pages(spec.window, length) for spec in specs), default=0)
-    return Fit(length, sizes.bytes_for(length), room if known else None)
+    fitting = min((spec.n_pages // sizes.pages(spec.window, length) for spec in specs), default=0)
+    return Fit(length, sizes.bytes_for(length), fitting if known else None)

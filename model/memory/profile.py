@@ -1,4 +1,4 @@
-"""What a GPU's memory leaves for keys and values, found by running the largest step before their pools are made."""
+"""The memory of a GPU for keys and values, measured by running the largest step before their pools are allocated."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -20,16 +20,16 @@ class DeviceMemory(Protocol):
     def total(self) -> int: ...
 
     def watch(self) -> None:
-        """Give back what nobody holds, and begin to watch."""
+        """Free what nobody uses, and begin to watch."""
         ...
 
-    def most(self) -> int:
-        """The most that was taken at one time since `watch`, by this process or others."""
+    def peak(self) -> int:
+        """The most bytes that this process and all others took at one time since `watch`."""
         ...
 
 
 class CudaMemory:
-    """Of a CUDA device. What the allocator keeps but nobody holds does not count: it gives that back when needed."""
+    """The memory of a CUDA device, without what the allocator caches: it frees that when needed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -43,7 +43,7 @@ class CudaMemory:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def most(self) -> int:
+    def peak(self) -> int:
         torch.cuda.synchronize(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)
@@ -56,37 +56,37 @@ def watched(device: torch.device) -> DeviceMemory | None:
 
 
 def cache_budget(
-    plan: PoolSizes, length: int, most: int, utilization: float | None, memory: DeviceMemory, build: Build
+    plan: PoolSizes, length: int, upper: int, utilization: float | None, memory: DeviceMemory, build: Build
 ) -> int:
     """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
 
-    `length` is the longest sequence to serve, in tokens; `most` bytes there would be if a step took nothing.
+    `length` is the longest sequence to serve, in tokens; `upper` bytes would be left if a step took nothing.
     """
     n_pages = -(-plan.max_step_tokens // plan.page_size) + 1
     specs = tuple(PoolSpec(window, n_pages) for window in plan.config.pool_windows)
     memory.watch()
     runner = build(length, specs)
-    runner.launch(largest_step(plan, length, most, n_pages))()
-    used = memory.most() - sum(n_pages * plan.page_bytes(window) for window in plan.config.pool_windows)
+    runner.launch(largest_step(plan, length, upper, n_pages))()
+    used = memory.peak() - sum(n_pages * plan.page_bytes(window) for window in plan.config.pool_windows)
     del runner
     memory.watch()
     return gpu_budget(memory.total, used, utilization)
 
 
-def largest_step(plan: PoolSizes, length: int, most: int, n_pages: int) -> StepBatch:
+def largest_step(plan: PoolSizes, length: int, upper: int, n_pages: int) -> StepBatch:
     """As many sequences as may be: one is the last chunk of the longest prompt, and scored; the others decode, at twice
-    the length for which `most` bytes hold all of them, or at the greatest.
+    the length for which `upper` bytes hold all of them, or at `length`.
 
-    They share the first `n_pages` pages of each pool: what is written there is read by nobody.
+    They share the first `n_pages` pages of each pool, because nobody reads what they write.
     """
-    others = max(1, min(length, plan.longest(2 * most // plan.max_sequences, length * plan.position_bytes)))
+    others = max(1, min(length, plan.longest(2 * upper // plan.max_sequences, length * plan.position_bytes)))
     tokens = [0] * length
     pages = [block % n_pages for block in range(-(-length // plan.page_size))]
     tables = tuple(PageTable(0, pages) for _ in plan.config.pool_windows)
     n_logprobs = int(RANGES["logprobs"][1])
-    drawn = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs)
+    sampled = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs)
     scored = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs, prompt_logprobs=n_logprobs)
     n_others = plan.max_sequences - 1
     chunk = min(max(1, plan.max_step_tokens - n_others), length)
-    slices = [Slice(n, tokens[:others], others, others - 1, others, tables, drawn) for n in range(n_others)]
+    slices = [Slice(n, tokens[:others], others, others - 1, others, tables, sampled) for n in range(n_others)]
     return StepBatch((*slices, Slice(n_others, tokens, length, length - chunk, length, tables, scored)))

@@ -9,22 +9,22 @@ from model.errors import OptionError
 from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
 
 SPARE_SEQUENCES = 2
-"""On a CPU pools have by default room for this many times `max_sequences` full sequences: the rest is prefix reuse."""
+"""On a CPU pools hold by default this many times `max_sequences` full sequences: the spare pages serve prefix reuse."""
 CPU_SHARE = 0.25
-"""Part of the memory free after the weights that keys and values get on a CPU."""
+"""The part of the memory left by the weights that keys and values get on a CPU."""
 GPU_UTILIZATION = 0.9
-"""Part of a GPU's memory that is used, by all that is there."""
+"""The part of a GPU's memory that all its users together may take."""
 LOGIT_VALUES = 2**23
-"""Logits held at a time, in float32 values: rows are scored and drawn in blocks of this size."""
+"""Logits that are computed at once, in float32 values."""
 LOGIT_COPIES = 8
-"""A guess at how many times the sampler holds them at most, as float32 (it sorts by keys of 64 bits)."""
+"""An estimate of how many float32 copies of them the sampler holds at once (it sorts by keys of 64 bits)."""
 CONTEXT_BYTES = 2**29
-"""About what a GPU's driver keeps for a process."""
+"""Roughly what a GPU's driver takes for a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """Sizes of the pools for one model and one way to run it; `head_bytes` is of one head's key at one position."""
+    """Sizes of the page pools for one model and its options; `head_bytes` is of one head's key at one position."""
 
     config: ModelConfig
     page_size: int
@@ -50,10 +50,10 @@ class PoolSizes:
         return 4 * self.config.head_dim
 
     def step_bytes(self, value_bytes: int) -> int:
-        """About the most that a step of `max_step_tokens` holds beside weights, keys and values.
+        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values.
 
-        Activations are of `value_bytes` each. Counted are the widest moment of a block, its attention or its
-        feed-forward, and then the logits.
+        An activation takes `value_bytes`. The estimate adds the larger part of a block, its attention or its
+        feed-forward, and the logits.
         """
         config = self.config
         attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
@@ -64,23 +64,25 @@ class PoolSizes:
         return block + rows * config.vocab_size * 4 * LOGIT_COPIES
 
     def longest(self, budget: int, spare: int) -> int:
-        """The longest sequence, in tokens, for whose keys and values `budget` bytes suffice and for whose rotary
-        positions `spare` bytes do, up to the model's context; 0 if none."""
+        """The longest sequence in tokens, up to the model's context; 0 if none fits.
+
+        Its keys and values take at most `budget` bytes, its rotary positions at most `spare` bytes.
+        """
         low, high = 0, min(self.config.max_position, spare // self.position_bytes)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.bytes_for(middle) <= budget else (low, middle - 1)
         return low
 
-    def length(self, asked: int | None, budget: int, spare: int) -> int:
-        """The longest sequence to serve: `asked`, or what the model and the memory allow.
+    def length(self, wanted: int | None, budget: int, spare: int) -> int:
+        """The longest sequence to serve: `wanted`, or what the model and the memory allow.
 
-        `budget` is bytes for keys and values, `spare` what is free beside them. Raises OptionError if `asked`
+        `budget` bytes serve keys and values, `spare` bytes are free beside them. Raises OptionError if `wanted`
         exceeds the model's context (unless every layer has a window) or the memory.
         """
-        self.check_length(asked)
+        self.check_length(wanted)
         fits = self.longest(budget, spare)
-        length = asked or fits or 1
+        length = wanted or fits or 1
         self._check_positions(length, spare)
         needed = self.bytes_for(length)
         if needed <= budget:
@@ -91,23 +93,23 @@ class PoolSizes:
             f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
         )
 
-    def check_length(self, asked: int | None) -> None:
+    def check_length(self, wanted: int | None) -> None:
         """Raise OptionError for a length that the model does not allow."""
         config = self.config
-        if asked is not None and asked < 1:
-            raise OptionError(f"--max-model-len must be at least 1, got {asked}")
-        if asked is not None and asked > config.max_position and None in config.windows:
+        if wanted is not None and wanted < 1:
+            raise OptionError(f"--max-model-len must be at least 1, got {wanted}")
+        if wanted is not None and wanted > config.max_position and None in config.windows:
             raise OptionError(
-                f"--max-model-len {asked} is more than the model's context of {config.max_position} tokens; "
-                f"ask for at most {config.max_position}"
+                f"--max-model-len {wanted} is more than the model's context of {config.max_position} tokens; "
+                f"choose at most {config.max_position}"
             )
 
     def _check_positions(self, length: int, spare: int) -> None:
-        needed, most = length * self.position_bytes, spare // self.position_bytes
+        needed, fits = length * self.position_bytes, spare // self.position_bytes
         if needed > spare:
             raise OptionError(
                 f"the rotary positions of {length} tokens need {size(needed)}, {size(spare)} are free beside weights "
-                f"and cache; choose a {f'--max-model-len of at most {most}' if most else 'smaller --cache-memory'}"
+                f"and cache; choose a {f'--max-model-len of at most {fits}' if fits else 'smaller --cache-memory'}"
             )
 
     def pools(self, length: int, budget: int) -> tuple[PoolSpec, ...]:
@@ -116,12 +118,12 @@ class PoolSizes:
         return tuple(PoolSpec(window, int(self.pages(window, length) * times)) for window in self.config.pool_windows)
 
     def most_useful(self, length: int) -> int:
-        """Bytes beyond which more cache hardly helps."""
+        """Bytes of cache beyond which more hardly helps."""
         return self.bytes_for(length) * SPARE_SEQUENCES * self.max_sequences
 
 
 def size(n_bytes: int) -> str:
-    """For people: "1.50 GiB"."""
+    """A size for people, such as "1.50 GiB"."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if n_bytes >= scale:
             return f"{n_bytes / scale:.2f} {unit}"
@@ -151,21 +153,21 @@ def check_weights(config: ModelConfig, needed: int, stored: str, free: int, wher
     raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
-def cache_budget(asked: int | None, free: int, share: float, where: str) -> int:
-    """Bytes for keys and values: `asked`, or `share` of what is `free` after the weights.
+def cache_budget(wanted: int | None, free: int, share: float, where: str) -> int:
+    """Bytes for keys and values: `wanted`, or `share` of what is `free` after the weights.
 
-    Raises OptionError if `asked` is more than is free.
+    Raises OptionError if `wanted` is more than is free.
     """
-    if asked is None:
+    if wanted is None:
         return int(free * share)
-    if asked > free:
+    if wanted > free:
         raise OptionError(
-            f"--cache-memory {size(asked)} is more than {where} has free after the weights ({size(free)}); "
+            f"--cache-memory {size(wanted)} is more than {where} has free after the weights ({size(free)}); "
             f"at most {free // 2**20}MiB would fit"
         )
-    return asked
+    return wanted
 
 
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:
-    """Bytes for keys and values on a GPU of `total` bytes of which `used` serve for all else; 0 if there are none."""
+    """Bytes for keys and values on a GPU of `total` bytes, of which all else takes `used`; 0 if none are left."""
     return max(0, int(total * (GPU_UTILIZATION if utilization is None else utilization)) - used)

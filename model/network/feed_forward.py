@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from model.linear.base import RMSNorm
 from model.linear.choice import make_linear
-from model.linear.norm import RMSNorm
 
 
 class FeedForward(nn.Module):
@@ -15,5 +15,5 @@ class FeedForward(nn.Module):
         self.w2 = make_linear(hidden_dim, dim, scheme=scheme)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
-        return self.w13.feed(x, norm, self.w2, onto)  # [T, dim]
+        """FeedForward(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
+        return self.w2(self.w13.gated(x, norm), onto=onto)  # [T, dim]

@@ -1,4 +1,4 @@
-"""All layers of a dense network in one call of the compiled kernels, instead of five calls a layer. The same bits."""
+"""All layers of a dense network in one call of the compiled kernels instead of five a layer, with the same bits."""
 
 import ctypes
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class FusedLayers:
         self._attention = attention
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
-        self._kept = (model, pools)  # whose memory the layers point to
+        self._owners = (model, pools)  # of the memory that the layers point to
         self._widest = _weights(model.layers[0])  # type: ignore[arg-type]
         self._layers = (records.Layer * len(model.layers))(
             *(
@@ -33,8 +33,8 @@ class FusedLayers:
             )
         )
 
-    def __call__(self, x: Tensor, turn: Tensor, prepared: Sequence[Prepared]) -> Tensor:
-        """x [T, dim] float32 after all layers, in place; turn [T, 2, head_dim/2], one `prepared` a pool."""
+    def __call__(self, x: Tensor, rotations: Tensor, prepared: Sequence[Prepared]) -> Tensor:
+        """x [T, dim] float32 after all layers, in place; rotations [T, 2, head_dim/2], one `prepared` a pool."""
         config = self._config
         n_rows, n_heads = len(x), config.n_heads
         shape = (n_rows, n_heads + 2 * config.n_kv_heads, config.head_dim)
@@ -42,15 +42,15 @@ class FusedLayers:
         out = x.new_empty(n_rows, n_heads, config.head_dim)
         calls = [self._attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
         for call in calls:
-            call.qkv, call.out, call.turn = qkv.data_ptr(), out.data_ptr(), turn.data_ptr()
-        room = max(weights.scratch_bytes(n_rows) for weights in self._widest)
+            call.qkv, call.out, call.turn = qkv.data_ptr(), out.data_ptr(), rotations.data_ptr()
+        scratch_bytes = max(weights.scratch_bytes(n_rows) for weights in self._widest)
         pools = (records.AttentionCall * len(calls))(*calls)
-        self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, room)
+        self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)
         return x
 
 
 def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLayers | None:
-    """Of a dense model whose projections and attention all run in the kernels; None for any other."""
+    """The fused layers of a dense model if all its projections and its attention run in the kernels, else None."""
     dense = all(isinstance(block.feed_forward, FeedForward) for block in model.layers)
     if not dense or not isinstance(attention, PagedAttention):
         return None
@@ -59,7 +59,7 @@ def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLay
 
 
 def _weights(block: Block) -> list[Any]:
-    """wqkv, wo, w13, w2 as the kernels read them, where they do."""
+    """wqkv, wo, w13 and w2 in the layout of the kernels, None for each that has none."""
     attention, feed_forward = block.attention, block.feed_forward
     return [part.packed for part in (attention.wqkv, attention.wo, feed_forward.w13, feed_forward.w2)]  # type: ignore[union-attr]
 

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import Floats
+from model.linear.base import RMSNorm
 from model.linear.choice import make_linear
-from model.linear.norm import RMSNorm
+from model.linear.floats import Floats
 from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 
@@ -19,7 +19,7 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class MoE(nn.Module):
-    """Each token goes to its `n_used` best experts; their outputs are summed by the gate's weights."""
+    """A feed-forward of many experts: each token uses its `n_used` best, and the gate weighs their outputs."""
 
     def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
         super().__init__()
@@ -30,26 +30,26 @@ class MoE(nn.Module):
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
 
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Keep the weights of all experts in one piece, as the GPU's kernels want them."""
+        """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
         self._stacked = w13, w2
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
-        weights = parts[0].room((len(parts),), dtype, device)
+        weights = parts[0].allocate((len(parts),), dtype, device)
         for i, part in enumerate(parts):
-            part.settle(weights[i])
+            part.assign_weights(weights[i])
         return weights
 
     def _scores(self, x: Tensor) -> Tensor:
-        """The gate's logits [T, n_experts]; where the experts' bits do not depend on other rows, nor do these."""
+        """The gate's logits [T, n_experts]. Their bits depend on no other row if those of the experts do not."""
         if not self._exact:
             return self.gate(x)
         weight: Tensor = self.gate.weight  # type: ignore[assignment]
         return torch.stack([(x * row).sum(dim=-1) for row in weight], dim=1)
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
-        """Of norm(x), added in place to `onto` if there is one. [T, dim] -> [T, dim]"""
+        """MoE(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
         x = x if norm is None else norm(x)
         if self._stacked is not None and triton.serves(x):
             return self._grouped(x, *self._stacked, onto)
@@ -65,7 +65,7 @@ class MoE(nn.Module):
         return y if onto is None else onto.add_(y)
 
     def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
-        """The same on a GPU, in four kernels, of which none waits for the host."""
+        """The same on a GPU, in four kernels that never wait for the host."""
         from model.kernels.cuda import product, routing
 
         n_pairs = len(x) * self.n_used

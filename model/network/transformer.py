@@ -13,15 +13,15 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
 from model.attention.inputs import PackedInputs
 from model.config import ModelConfig
+from model.linear.base import RMSNorm
 from model.linear.choice import make_linear
-from model.linear.norm import RMSNorm
 from model.linear.schemes import SCHEMES
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention; q, k and v are one projection."""
+    """Grouped-query attention. q, k and v are one projection."""
 
     def __init__(self, config: ModelConfig, scheme: str) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class SelfAttention(nn.Module):
         self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
 
     def forward(
-        self, x: Tensor, norm: RMSNorm, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any
+        self, x: Tensor, norm: RMSNorm, rotations: Tensor, attention: Attention, cache: LayerCache, prepared: Any
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
         qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        seen = attention.attend_unrotated(qkv, self.n_heads, turn, cache, prepared)  # [T, n_heads, head_dim]
-        return self.wo(seen.flatten(1), onto=x)  # [T, dim]
+        attended = attention.attend_unrotated(qkv, self.n_heads, rotations, cache, prepared)  # [T, n_heads, head_dim]
+        return self.wo(attended.flatten(1), onto=x)  # [T, dim]
 
 
 class Block(nn.Module):
@@ -54,13 +54,13 @@ class Block(nn.Module):
             else FeedForward(config.dim, config.hidden_dim, scheme)
         )
 
-    def forward(self, x: Tensor, turn: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
-        x = self.attention(x, self.attention_norm, turn, attention, cache, prepared)  # [T, dim], in place
+    def forward(self, x: Tensor, rotations: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
+        x = self.attention(x, self.attention_norm, rotations, attention, cache, prepared)  # [T, dim], in place
         return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
 
 
 class Transformer(nn.Module):
-    """Tokens to logits. Built without values (use the meta device); `weights.load` fills it."""
+    """The network from tokens to logits. Build it on the meta device; `weights.load` fills it."""
 
     def __init__(self, config: ModelConfig, scheme: str = "none") -> None:
         super().__init__()
@@ -91,12 +91,12 @@ class Transformer(nn.Module):
         `table` [max_model_len, 2, head_dim/2] is `rope.rotation_table`; `fused`, of fused.py, does all layers at once.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
-        turn = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
+        rotations = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
         if fused is not None:
-            return fused(x, turn, prepared)
+            return fused(x, rotations, prepared)
         for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
-            x = layer(x, turn, attention, cache, prepared[pool])
+            x = layer(x, rotations, attention, cache, prepared[pool])
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

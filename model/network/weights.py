@@ -10,7 +10,8 @@ from model.attention.rope import adjacent_to_half
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
-from model.linear.base import Compiled, WeightsOnly
+from model.linear.compiled import Compiled
+from model.linear.floats import WeightsOnly
 from model.network.moe import MoE
 from model.network.transformer import Transformer
 
@@ -19,9 +20,9 @@ EMBEDDINGS = "tok_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint tensor goes: rows `first..first+shape[0]-1` of a parameter.
+    """Where a checkpoint tensor is stored: rows `first..first+shape[0]-1` of a parameter.
 
-    `head_dim` is set for tensors whose rows are rotated and may need reordering.
+    `head_dim` is set for q and k: the order of their rows may have to change.
     """
 
     parameter: str
@@ -43,7 +44,7 @@ def load(
     """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
 
     `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
-    The embeddings are kept in the format `embeddings`, or as all else in `dtype`.
+    The embeddings are stored in the format `embeddings`, or like all others in `dtype`.
     Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
     """
     _reserve(model, dtype, device)
@@ -55,7 +56,7 @@ def load(
             raise ModelError(f"the checkpoint has a tensor {name!r} that a {config.family} model has no place for")
         if tuple(tensor.shape) != place.shape:
             raise ModelError(
-                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration asks for {list(place.shape)}"
+                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(place.shape)}"
             )
         if rotation == "adjacent" and place.head_dim is not None:
             tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
@@ -69,16 +70,16 @@ def load(
         progress(1 - len(missing) / n_places)
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the checkpoint lacks the tensor {min(missing)!r}{others}")
+        raise ModelError(f"the checkpoint has no tensor {min(missing)!r}{others}")
 
 
 def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
-    """Memory of the weights that are not taken one by one when they arrive."""
+    """Allocate the weights that do not get their memory when they arrive."""
     for module in model.modules():
         if isinstance(module, MoE) and device.type == "cuda":
             module.reserve(dtype, device)
         elif isinstance(module, WeightsOnly) and module.weights is None:
-            module.settle(module.room((), dtype, device))
+            module.assign_weights(module.allocate((), dtype, device))
 
 
 def _tie(model: Transformer, embeddings: Matrix) -> None:
@@ -90,7 +91,7 @@ def _tie(model: Transformer, embeddings: Matrix) -> None:
 
 
 def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, device: torch.device) -> None:
-    """Into the parameter's memory, which is reserved when the first of its parts arrives."""
+    """Store rows in their parameter. The first of its parts to arrive allocates it."""
     path, _, leaf = place.parameter.rpartition(".")
     module = model.get_submodule(path)
     if isinstance(module, Compiled | WeightsOnly):

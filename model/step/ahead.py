@@ -1,4 +1,4 @@
-"""Tokens that the last step drew, still on the device: the next step may be launched before anybody has read them."""
+"""Tokens that the last step sampled, still on the device: the next step may be launched before the host reads them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from model.batch import Slice, SliceOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """`tokens` [N] as drawn, and for each sequence that drew which of them is its last."""
+class LastTokens:
+    """`tokens` [N] that a step sampled, and for each sequence the row of its last token."""
 
     tokens: Tensor
     rows: Mapping[int, int]
 
     @classmethod
-    def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "Drawn":
+    def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "LastTokens":
         joined = torch.cat([*tokens]) if tokens else torch.zeros(1, dtype=torch.int64, device=device)
         return cls(joined, {item.sequence_id: row for row, item in enumerate(slices)})
 
     @classmethod
-    def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "Drawn":
-        """From what was read already."""
+    def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "LastTokens":
+        """The last tokens of a step whose results the host has."""
         last = [output.tokens[-1] if output.tokens else 0 for output in outputs]
         return cls.of(slices, [torch.tensor(last, device=device)], device)
 
 
-def resolve(tokens: Tensor, drawn: Tensor) -> Tensor:
-    """`tokens` [T] as packed, -1 - row in place of those that are in a row of `drawn` [N].
+def resolve(tokens: Tensor, sampled: Tensor) -> Tensor:
+    """Packed `tokens` [T] with ids only: -1 - row stands for the token in that row of `sampled` [N].
 
-    Where there was none to draw, any will do: that sequence ends with an error.
+    Where no token could be sampled, any id will do: that sequence ends with an error.
     """
-    there = drawn.index_select(0, (-1 - tokens).clamp(0, len(drawn) - 1)).clamp(min=0)
-    return torch.where(tokens < 0, there, tokens)
+    found = sampled.index_select(0, (-1 - tokens).clamp(0, len(sampled) - 1)).clamp(min=0)
+    return torch.where(tokens < 0, found, tokens)

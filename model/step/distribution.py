@@ -17,11 +17,11 @@ from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows
 from model.step.noise import noise, noise_keys
 
 NO_TOKEN = -1
-"""Chosen from logits that are all hidden, or not all numbers."""
+"""The result for a row whose logits are all hidden, or not all numbers."""
 LEAST_TEMPERATURE = 1e-30
-"""Below it differences of float32 logits overflow; the choice is greedy long before."""
+"""Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
 LEAST_TOP_P = 1e-30
-"""Below it float32 may hold 0; one token is kept long before."""
+"""Below it, float32 may become 0. Only one token is left at much greater values already."""
 RACED = frozenset({"temperature", "seed"})
 """Parameters of `_race` itself."""
 COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
@@ -34,13 +34,13 @@ def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     others = [row for row, item in enumerate(slices) if kernels is None or not item.params.choosing <= COMPILED]
     if kernels is None or len(others) == len(slices):
         return _choose(logits, slices)
-    by_hand = _choose(rows_of(logits, others), [slices[row] for row in others]) if others else None
+    in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others]) if others else None
     tokens = kernels.draw(logits, _kernel_rows(slices))
-    return tokens if by_hand is None else tokens.index_copy_(0, indices(others, logits.device), by_hand)
+    return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
 
 
 def _choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [N]: the greatest logit, the first of equals, or a draw; NO_TOKEN where there is none."""
+    """`choose` in PyTorch: the greatest logit, the first of equals, or a sampled token."""
     tokens, broken = logits.argmax(dim=-1), ~logits.amax(dim=-1).isfinite()
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
@@ -50,10 +50,11 @@ def _choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
 
 
 def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [n]: the one whose exponential clock, of rate its probability, rings first (the Gumbel-max draw).
+    """Tokens [n], sampled by the Gumbel-max trick: the token whose exponential clock rings first.
 
-    A rounding error in the logits changes the token only where two clocks ring within that error of each other; a
-    walk along cumulated probabilities would carry every error into all tokens behind it.
+    The rate of a token's clock is its probability. A rounding error in the logits changes the result only where two
+    clocks ring almost at the same time. A walk along cumulated probabilities would pass every error on to all tokens
+    after it.
     """
     _temperature(logits, slices)
     apply(DISTRIBUTION_STEPS, logits, slices)
@@ -70,7 +71,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 
 def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
-    """For kernels/draw.c, which does all that follows at once."""
+    """The parameters of each row for kernels/cpu/draw.c; temperature 0 is greedy."""
     rows = np.zeros(len(slices), dtype=records.DRAW)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
@@ -85,7 +86,7 @@ def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
 
 
 def _temperature(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Shifted to a maximum of 0 first, so that no temperature overflows."""
+    """Shift to a maximum of 0, then divide: no temperature overflows."""
     temperatures = column([max(item.params.temperature, LEAST_TEMPERATURE) for item in slices], logits.device)
     logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures)
 
@@ -99,19 +100,19 @@ def _min_p(logits: Tensor, slices: Sequence[Slice]) -> None:
 def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Keep the k likeliest, ties by id."""
     counts = [min(item.params.top_k, logits.shape[1]) for item in slices]
-    (kept,) = upload([np.array(counts)], logits.device)
+    (ranks,) = upload([np.array(counts)], logits.device)
     best = logits.topk(max(counts), dim=-1).values
-    _keep(logits, best.gather(1, kept[:, None] - 1), kept[:, None])
+    _keep(logits, best.gather(1, ranks[:, None] - 1), ranks[:, None])
 
 
 def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
     """Keep the fewest likeliest tokens whose probabilities reach `top_p`, ties by id.
 
-    Most rows reach it within their first few tokens; on a CPU only those that do not are looked into deeper.
+    Most rows reach it within few tokens. On a CPU, only the other rows are searched deeper.
     """
     share = column([item.params.top_p for item in slices], logits.device, torch.float64)
     wanted = share * logits.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)  # [n, 1]
-    cut, kept = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
+    cut, counts = torch.empty_like(logits[:, :1]), torch.empty_like(wanted, dtype=torch.int64)
     rows = torch.arange(len(slices), device=logits.device)
     depth = 64 if logits.device.type == "cpu" else logits.shape[1]
     while True:
@@ -120,17 +121,17 @@ def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
         reached = best.exp().cumsum(dim=-1, dtype=torch.float64) >= wanted[rows]  # [rows, depth]
         reached[:, -1] |= depth == logits.shape[1]
         last = reached.int().argmax(dim=-1, keepdim=True)
-        cut[rows], kept[rows] = best.gather(1, last), last + 1
+        cut[rows], counts[rows] = best.gather(1, last), last + 1
         if depth == logits.shape[1] or not len(rows := rows[~reached[:, -1]]):
             break
         depth *= 16
-    _keep(logits, cut, kept)
+    _keep(logits, cut, counts)
 
 
 def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
-    """Keep the counts [n, 1] greatest of each row, the least of which equals cut [n, 1]; ties by id."""
+    """Keep the counts [n, 1] greatest logits of each row. The least of them equals cut [n, 1]; ties by id."""
     hidden = logits < cut
-    if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # more equals than places
+    if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # ties at the cut
         equal = logits == cut
         places = counts - (logits > cut).sum(dim=-1, keepdim=True)
         hidden |= equal & (equal.cumsum(dim=-1) > places)

@@ -23,7 +23,7 @@ class SamplingStep:
 
 
 def apply(steps: Sequence[SamplingStep], logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Take the steps in order; a step sees only its rows."""
+    """Take the steps in order. A step changes only the rows that use its parameters."""
     used = frozenset().union(*(item.params.used for item in slices))
     for step in steps:
         if used.isdisjoint(step.parameters):
@@ -39,6 +39,7 @@ def apply(steps: Sequence[SamplingStep], logits: Tensor, slices: Sequence[Slice]
 
 
 def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
+    """`values` itself if `rows` are all of its rows."""
     return values if len(rows) == len(values) else values.index_select(0, indices(rows, values.device))
 
 
@@ -48,7 +49,7 @@ def indices(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _coordinates(ids: Sequence[NDArray[np.int64]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row numbers and column ids, flat, of ids[row] for every row."""
+    """Row numbers and column ids of ids[row] for every row, flat."""
     rows = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
     first, second = upload([rows, np.concatenate(ids)], device)
     return first, second
@@ -62,13 +63,13 @@ def column(values: Sequence[float], device: torch.device, dtype: torch.dtype = t
 def _allowed(logits: Tensor, slices: Sequence[Slice]) -> None:
     ids = [np.array(item.params.allowed_token_ids, dtype=np.int64) for item in slices]
     where = _coordinates(ids, logits.device)
-    kept = logits[where]
+    allowed = logits[where]
     logits.fill_(HIDDEN)
-    logits[where] = kept
+    logits[where] = allowed
 
 
 def _bad_words(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Not the last token of a bad word whose other tokens end the output."""
+    """Hide the last token of a bad word if its other tokens end the output."""
     ids = [np.array(list(_completing(item)), dtype=np.int64) for item in slices]
     logits[_coordinates(ids, logits.device)] = HIDDEN
 
@@ -81,7 +82,7 @@ def _completing(item: Slice) -> Iterator[int]:
 
 
 def _min_tokens(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """No end token before `min_tokens` have been drawn."""
+    """Hide end tokens while the output has fewer than `min_tokens` tokens."""
     early = [item.stop - item.n_prompt < item.params.min_tokens for item in slices]
     ends = [item.params.stop_token_ids if is_early else () for item, is_early in zip(slices, early, strict=True)]
     logits[_coordinates([np.array(ids, dtype=np.int64) for ids in ends], logits.device)] = HIDDEN
@@ -95,7 +96,7 @@ def _logit_bias(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Tokens of prompt and output: positive logits divided, negative ones multiplied (arXiv 1909.05858)."""
+    """For tokens of prompt and output: divide positive logits, multiply negative ones (arXiv 1909.05858)."""
     seen = [np.unique(np.array(item.tokens[: item.stop], dtype=np.int64)) for item in slices]
     rows, ids = _coordinates(seen, logits.device)
     penalty = column([item.params.repetition_penalty for item in slices], logits.device)[rows, 0]
@@ -104,7 +105,7 @@ def _repetition_penalty(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def _presence_and_frequency(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Output tokens only: minus presence penalty once, minus frequency penalty for each occurrence."""
+    """For tokens of the output: subtract the presence penalty once, the frequency penalty for each occurrence."""
     output = [np.array(item.tokens[item.n_prompt : item.stop], dtype=np.int64) for item in slices]
     counted = [np.unique(tokens, return_counts=True) for tokens in output]
     rows, ids = _coordinates([tokens for tokens, _ in counted], logits.device)
@@ -122,4 +123,4 @@ LOGITS_STEPS = (
     SamplingStep(frozenset({"repetition_penalty"}), _repetition_penalty),
     SamplingStep(frozenset({"presence_penalty", "frequency_penalty"}), _presence_and_frequency),
 )
-"""In this order; those of a grammar follow (`masks.Masks.step`)."""
+"""In this order. The step of grammars follows (`masks.Masks.step`)."""

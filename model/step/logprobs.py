@@ -16,10 +16,10 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 class Scores:
-    """Logprobs of tokens[i] in row i of `logprobs` and of the counts[i] likeliest tokens beside it, ties by id."""
+    """Logprobs of tokens[i] and of the counts[i] likeliest tokens in row i of `logprobs`; ties are ordered by id."""
 
     def __init__(self, logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> None:
-        ids = torch.cat((tokens[:, None], _ranked(logprobs, max(counts))), dim=1)  # [n, 1 + most]
+        ids = torch.cat((tokens[:, None], _ranked(logprobs, max(counts))), dim=1)  # [n, 1 + max(counts)]
         self._ids, self._values = Fetch(ids), Fetch(logprobs.gather(1, ids))
         self._counts = counts
 
@@ -32,12 +32,12 @@ class Scores:
 
 
 def token_logprobs(logprobs: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    """`Scores`, at once."""
+    """The same as `Scores`, without waiting for other work in between."""
     return Scores(logprobs, indices(tokens, logprobs.device), counts).read()
 
 
 def ranks(logprobs: Tensor, tokens: Sequence[int]) -> list[int]:
-    """One more than how many tokens are likelier than tokens[i] in row i of `logprobs`."""
+    """The rank of tokens[i] in row i of `logprobs`; 1 is the likeliest."""
     picked = indices(tokens, logprobs.device)
     likelier = logprobs > logprobs.gather(1, picked[:, None])
     found: list[int] = (likelier.sum(dim=-1, dtype=torch.int32) + 1).tolist()  # int64 takes five times as long

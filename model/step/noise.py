@@ -1,4 +1,4 @@
-"""Numbers that look random and are a function of (seed, choice, output index, token): there is no generator."""
+"""Pseudo-random numbers as a function of (seed, choice, output index, token): there is no generator with a state."""
 
 from collections.abc import Sequence
 

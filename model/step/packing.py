@@ -1,4 +1,4 @@
-"""StepBatch -> PackedInputs: the only place where ints become tensors.
+"""StepBatch to PackedInputs: the only place where ints become tensors.
 
 All new tokens of a step are concatenated into one row axis `[T]`, without padding. Worked example: three slices of
 3, 4 and 5 tokens from position 0 give T = 12, positions 0-2, 0-3, 0-4 and spans whose rows are 0-3, 3-7, 7-12.
@@ -21,11 +21,11 @@ def pack(
     page_size: int,
     windows: Sequence[int | None],
     device: torch.device,
-    drawn: Mapping[int, int] = MappingProxyType({}),
+    last_rows: Mapping[int, int] = MappingProxyType({}),
 ) -> PackedInputs:
-    """Concatenate all slices; `windows` has one entry a pool, as `Slice.tables`.
+    """All slices concatenated. `windows` has one entry for each pool, like `Slice.tables`.
 
-    An UNKNOWN token becomes -1 - row, where row of the last step's draws is its sequence's, as `drawn` says.
+    An UNKNOWN token becomes -1 - `last_rows[sequence_id]`: the row of the token among those that the last step sampled.
     """
     slices = batch.slices
     tokens: list[int] = []
@@ -34,14 +34,14 @@ def pack(
         rows.append(len(tokens))
         tokens.extend(item.tokens[item.start : item.stop])
         if tokens[-1] == UNKNOWN:
-            tokens[-1] = -1 - drawn[item.sequence_id]
+            tokens[-1] = -1 - last_rows[item.sequence_id]
     starts = np.array([item.start for item in slices], dtype=np.int64)
     lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
     owner = np.repeat(np.arange(len(slices)), lengths)
     positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
-    draws = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.samples]
+    ends = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.samples]
 
-    arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(draws, dtype=np.int64)]
+    arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(ends, dtype=np.int64)]
     spans: list[tuple[Span, ...]] = []
     for index, window in enumerate(windows):
         pages, pool_spans = _place(slices, rows, index, window, page_size)
@@ -63,7 +63,7 @@ def pack(
 
 
 def _n_scored(item: Slice) -> int:
-    """Row p predicts the token at p + 1, so the last prompt position scores nothing."""
+    """The number of rows that score prompt tokens. Row p predicts token p + 1: the last prompt position scores none."""
     return min(item.stop, item.n_prompt - 1) - item.start if item.scores_prompt else 0
 
 

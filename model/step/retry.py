@@ -1,7 +1,7 @@
-"""A step for which the device's memory does not suffice, computed in parts that give what the whole would have given.
+"""A step that does not fit into the device's memory, computed in parts with the same result.
 
-Slices do not see each other, and a slice in two chunks is the same slice. A draft's second part is computed only if
-the first agreed with all of its own.
+Slices do not depend on each other, and a slice may be cut into chunks. The second part of a draft is computed only if
+all draft tokens of the first part were accepted.
 """
 
 import logging
@@ -22,20 +22,20 @@ T = TypeVar("T")
 Compute = Callable[[StepBatch], StepOutput]
 
 PATIENCE = 64
-"""Attempts after which memory may be there again."""
-SAID = ("out of memory", "ALLOC_FAILED")
-"""What errors say for want of memory that are not PyTorch's own, but CUDA's, Triton's or cuBLAS's."""
+"""Attempts after which memory may be free again."""
+MESSAGES = ("out of memory", "ALLOC_FAILED")
+"""Parts of out-of-memory messages of CUDA, Triton and cuBLAS, which have no exception class of their own."""
 
 
-class Room:
-    """What does not fit into memory: so many tokens of a step, as was found lately."""
+class TokenLimit:
+    """The number of tokens in a step that did not fit into memory lately."""
 
     def __init__(self) -> None:
         self._too_many = math.inf
         self._patience = 0
 
     def attempt(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
-        """As `finish`; None also if memory did not suffice for so many lately."""
+        """As `finish`; None also if as many tokens did not fit lately."""
         self._patience -= 1
         if self._patience == 0:
             self._too_many = math.inf
@@ -44,9 +44,9 @@ class Room:
         return self.finish(compute, batch)
 
     def finish(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
-        """What `compute` gives for the batch, or None if memory did not suffice.
+        """The result of `compute` for the batch, or None if the batch did not fit into memory.
 
-        On return the error is gone, and with it its frames, which hold tensors.
+        On return the error is released, and with it its frames, which hold tensors.
         """
         try:
             return compute()
@@ -59,45 +59,45 @@ class Room:
         return None
 
 
-def in_parts(batch: StepBatch, compute: Compute, room: Room) -> StepOutput:
-    """`compute(batch)`; where it runs out of memory, that of two parts, down to single tokens.
+def in_parts(batch: StepBatch, compute: Compute, limit: TokenLimit) -> StepOutput:
+    """The result of `compute(batch)`. If it runs out of memory, each half is computed, down to single tokens.
 
-    `compute` may be called again for any part of what it began. Raises the error if a single token does not fit.
+    `compute` may be called again for a part that it has begun. Raises the error if a single token does not fit.
     """
-    if (output := room.attempt(lambda: compute(batch), batch)) is not None:
+    if (output := limit.attempt(lambda: compute(batch), batch)) is not None:
         return output
     if len(batch.slices) == 1:
-        return StepOutput((_in_two(batch.slices[0], compute, room),))
+        return StepOutput((_in_two(batch.slices[0], compute, limit),))
     cut = _middle([item.stop - item.start for item in batch.slices])
     halves = (StepBatch(batch.slices[:cut]), StepBatch(batch.slices[cut:]))
-    return StepOutput(tuple(output for half in halves for output in in_parts(half, compute, room).slices))
+    return StepOutput(tuple(output for half in halves for output in in_parts(half, compute, limit).slices))
 
 
 def _of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SAID)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)
 
 
 def _middle(lengths: list[int]) -> int:
-    """How many slices, all but one at most, make up half of the tokens."""
+    """The number of slices that have half of the tokens; at least one slice is left."""
     sums = list(accumulate(lengths))
     return next(n for n, tokens in enumerate(sums, 1) if 2 * tokens >= sums[-1] or n == len(sums) - 1)
 
 
-def _in_two(item: Slice, compute: Compute, room: Room) -> SliceOutput:
-    first, rest = _split(item)
-    (before,) = in_parts(StepBatch((first,)), compute, room).slices
-    agreed = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : rest.start + 1])
-    if before.failure is not None or (before.tokens and not agreed):
+def _in_two(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
+    first, second = _split(item)
+    (before,) = in_parts(StepBatch((first,)), compute, limit).slices
+    accepted = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : second.start + 1])
+    if before.failure is not None or (before.tokens and not accepted):
         return before
-    (after,) = in_parts(StepBatch((rest,)), compute, room).slices
+    (after,) = in_parts(StepBatch((second,)), compute, limit).slices
     return after if after.failure is not None else _join(before, after)
 
 
 def _split(item: Slice) -> tuple[Slice, Slice]:
-    """Two slices that compute what `item` does; the first draws only along a draft.
+    """Two slices that together compute `item`. The first samples only after draft tokens and the token before them.
 
-    Worked example: tokens 0..9 known, 10..13 a draft, the slice is 8..13. The first is 8..10 and draws after 9 and
-    after 10, if that is right; if the last of these is 11, the second is 11..13 and draws after each.
+    Worked example: tokens 0..9 are known, 10..13 are draft tokens, the slice is 8..13. The first part is 8..10 and
+    samples after 9 and after 10. If it accepts 10 and then samples 11, the second part is 11..13.
     """
     middle = (item.start + item.stop) // 2
     known = len(item.tokens) - item.n_draft

@@ -18,7 +18,7 @@ from model.network.fused import fuse
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
-from model.step.ahead import Drawn, resolve
+from model.step.ahead import LastTokens, resolve
 from model.step.distribution import NO_TOKEN
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
@@ -27,18 +27,18 @@ CPU = torch.device("cpu")
 
 
 class Started(NamedTuple):
-    """A step that the device computes: what the step before drew, the draws of each slice, what was drawn, and for what
-    is to be done with hidden states [T, dim] (none, of a step that only decodes) the rows to score."""
+    """A step that the device computes: the last tokens of the step before, `Slice.samples` of each slice, what was
+    sampled, the rows to score, and hidden states [T, dim]. A step from a graph has neither of the last two."""
 
-    before: Drawn
+    before: LastTokens
     views: Sequence[Sequence[Slice]]
-    draws: Sequence[sampler.Sampled]
+    sampled: Sequence[sampler.Sampled]
     score_rows: Sequence[tuple[int, int]] = ()
     hidden: Tensor = torch.empty(0)
 
 
 class ModelRunner:
-    """A loaded model. Satisfies `model.batch.Runner`; owned by one thread."""
+    """A loaded model: the `model.batch.Runner` that computes with PyTorch."""
 
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
@@ -53,16 +53,16 @@ class ModelRunner:
         self._attention = attention
         self._table = table  # [max_model_len, 2, head_dim/2]
         self._fused = fuse(model, attention, pools)
-        self._drawn = Drawn.of((), (), table.device)
+        self._last = LastTokens.of((), (), table.device)
         self._graphs: DecodeGraphs | None = None
-        self._room = retry.Room()
+        self._limit = retry.TokenLimit()
 
-    def record(self, most: int, capture: Capture) -> None:
-        """From now on repeat steps of at most `most` slices that only decode, as `capture` recorded them."""
-        self._graphs = DecodeGraphs(self.decode, self.info, most, self._table.device, capture)
+    def record(self, max_slices: int, capture: Capture) -> None:
+        """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
+        self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._table.device, capture)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Compile the grammar, if there is one; on any thread but the stepping one."""
+        """Compile the grammar, if there is one. Any thread may call it but the one that launches."""
         if params.grammar is not None:
             self._masks.prepare(params.grammar)
 
@@ -72,90 +72,86 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Compute every slice, write its keys and values to its pages, draw where a slice draws; see `Runner`.
+        """Start a step; see `Runner`. A step that does not fit into memory is computed in parts, and at once.
 
-        If memory does not suffice, in parts. The masks of all of them are asked for once.
+        The masks of grammars are requested once for all parts.
         """
         self._masks.start([item.samples for item in batch.slices])
-        before = self._drawn
-        started = self._room.attempt(partial(self._start, batch, before=before), batch)
+        before = self._last
+        started = self._limit.attempt(partial(self._start, batch, before=before), batch)
         if started is None:
-            output = retry.in_parts(batch, partial(self._compute, before=before), self._room)
-            self._drawn = Drawn.known(batch.slices, output.slices, self._table.device)
+            output = retry.in_parts(batch, partial(self._compute, before=before), self._limit)
+            self._last = LastTokens.known(batch.slices, output.slices, self._table.device)
             return lambda: output
         if self.info.runs_ahead:
-            drawing = [view for views in started.views for view in views]
-            self._drawn = Drawn.of(drawing, [some.tokens for some in started.draws], self._table.device)
+            views = list(chain.from_iterable(started.views))
+            self._last = LastTokens.of(views, [some.tokens for some in started.sampled], self._table.device)
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Record a graph that is missing."""
+        """Capture the next graph."""
         return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
-    def decode(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
-        """Logits [T, vocab_size] of every row: what a graph repeats."""
-        return self._model.logits(self._hidden(inputs, drawn))
+    def decode(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
+        """Logits [T, vocab_size] of every row: the computation that graphs capture."""
+        return self._model.logits(self._hidden(inputs, last_tokens))
 
-    def _start(self, batch: StepBatch, before: Drawn) -> Started:
+    def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         views = [item.samples for item in batch.slices]
-        drawing = [view for item in views for view in item]
+        flat = list(chain.from_iterable(views))
         if self._graphs is not None and _only_decodes(batch):
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
-                return Started(before, views, list(self._draw(logits, drawing, lambda rows: rows)))
+                return Started(before, views, list(self._sample(logits, flat, lambda rows: rows)))
         inputs = self._pack(batch, before, self._table.device)
         hidden = self._hidden(inputs, before.tokens)
-        draws = list(self._draw(hidden.index_select(0, inputs.sample_rows), drawing, self._model.logits))
-        return Started(before, views, draws, inputs.score_rows, hidden)
+        sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat, self._model.logits))
+        return Started(before, views, sampled, inputs.score_rows, hidden)
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
-        output = self._room.finish(partial(self._collect, batch, started), batch)
-        return (
-            retry.in_parts(batch, partial(self._compute, before=started.before), self._room)
-            if output is None
-            else output
-        )
+        output = self._limit.finish(partial(self._collect, batch, started), batch)
+        if output is not None:
+            return output
+        return retry.in_parts(batch, partial(self._compute, before=started.before), self._limit)
 
-    def _compute(self, batch: StepBatch, before: Drawn) -> StepOutput:
+    def _compute(self, batch: StepBatch, before: LastTokens) -> StepOutput:
         return self._collect(batch, self._start(batch, before))
 
-    def _pack(self, batch: StepBatch, before: Drawn, device: torch.device) -> PackedInputs:
+    def _pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
         return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
 
-    def _hidden(self, inputs: PackedInputs, drawn: Tensor) -> Tensor:
-        """Hidden states [T, dim] before the last norm; `drawn` are the tokens that the step before drew."""
+    def _hidden(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
+        """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
         if self.info.runs_ahead:
-            inputs = replace(inputs, tokens=resolve(inputs.tokens, drawn))
+            inputs = replace(inputs, tokens=resolve(inputs.tokens, last_tokens))
         return self._model(inputs, self._table, self._attention, self._pools, self._fused)
 
-    def _draw(
+    def _sample(
         self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]
     ) -> Iterator[sampler.Sampled]:
-        """One token after each of N rows, of which `logits_of` some gives their logits [n, vocab_size]."""
+        """One token after each of N rows. `logits_of` gives logits [n, vocab_size] of a block of rows."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
             logits = logits_of(rows[first : first + size])
             yield sampler.sample(logits, slices[first : first + size], (self._masks.step,))
 
     def _collect(self, batch: StepBatch, started: Started) -> StepOutput:
-        """Wait for what was drawn; score and pool what is wanted."""
-        drawn = chain.from_iterable(some.read() for some in started.draws)
+        """Wait for the sampled tokens, then compute the requested logprobs of prompts and embeddings."""
+        sampled = chain.from_iterable(some.read() for some in started.sampled)
         rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
-        for item, wanted, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
-            tokens, scores = _kept(item, list(islice(drawn, len(wanted))))
+        for item, views, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
+            tokens, scores = _accepted(item, list(islice(sampled, len(views))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
-            failure = self._masks.failure(wanted[: len(tokens)])
+            failure = self._masks.failure(views[: len(tokens)])
             if NO_TOKEN in tokens:
-                failure = (
-                    "no token is left to draw: the request's limits hide all, or the model's logits are not finite"
-                )
+                failure = "no token can be sampled: the request hides all tokens, or the model's logits are not finite"
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
-            given = SliceOutput(tokens, scores, prompt, pooled=pooled)
-            outputs.append(given if failure is None else SliceOutput(failure=failure))
+            result = SliceOutput(tokens, scores, prompt, pooled=pooled)
+            outputs.append(result if failure is None else SliceOutput(failure=failure))
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
@@ -172,7 +168,7 @@ class ModelRunner:
         return tuple(found)
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
-        """`SliceOutput.pooled` of hidden [n, dim]; in float64, so that how a prompt is cut shows in no float32."""
+        """`SliceOutput.pooled` of hidden [n, dim], in float64: in float32 the chunks of a prompt make no difference."""
         if item.params.embed == "last":
             hidden = hidden[item.n_prompt - 1 - item.start :][:1]
         return tuple(self._model.norm(hidden).double().sum(dim=0).tolist()) if len(hidden) else ()
@@ -182,17 +178,17 @@ class ModelRunner:
 
 
 def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token, and draws."""
+    """Whether every slice is one token, after which one is sampled."""
     return all(
         item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
     )
 
 
-def _kept(
-    item: Slice, drawn: list[tuple[int, TokenLogprob | None]]
+def _accepted(
+    item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
 ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """Tokens drawn along the draft, up to the first that differs from it, and their logprobs."""
+    """The sampled tokens up to the first that differs from the draft, and their logprobs."""
     draft = item.tokens[item.stop - item.n_draft : item.stop]
-    agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, drawn, strict=False))
-    kept = drawn[: sum(1 for _ in agree) + 1]
-    return tuple(token for token, _ in kept), tuple(logprob for _, logprob in kept if logprob is not None)
+    agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
+    accepted = sampled[: sum(1 for _ in agree) + 1]
+    return tuple(token for token, _ in accepted), tuple(logprob for _, logprob in accepted if logprob is not None)

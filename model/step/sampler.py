@@ -1,9 +1,9 @@
-"""Logits to tokens: ordered steps, each paid for only by the rows that need it, then one choice a row.
+"""Logits to tokens: ordered steps, each only for the rows that use its parameters, then one token for each row.
 
-Order: logprobs of the model's own distribution; tokens hidden, logit_bias, penalties, grammars; greedy rows take the
-greatest logit (lowest id on ties); temperature, min_p, top_k, top_p; a choice whose noise depends on (seed, choice,
-output index, token) alone. So a row's result depends on no other row, batch or retry. Nothing waits for the device:
-what is drawn stays there for the next step, and `Sampled.read` waits for its copy.
+Order: logprobs of the model's own distribution; hidden tokens, logit_bias, penalties, grammars; greedy rows take the
+greatest logit (lowest id on ties); temperature, min_p, top_k, top_p; one sampled token. The noise of sampling depends
+only on (seed, choice, output index, token): a row's result does not depend on other rows, the batch or a retry.
+Nothing waits for the device: sampled tokens stay there for the next step, and `Sampled.read` waits for their copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from model.step.logprobs import Scores, log_softmax
 
 
 class Sampled:
-    """One token, or NO_TOKEN, after each of N slices: `tokens` [N] int64 on the device, and logprobs where wanted."""
+    """One token, or NO_TOKEN, after each of N slices: `tokens` [N] int64 on the device, and requested logprobs."""
 
     def __init__(self, tokens: Tensor, scores: Mapping[int, int], scored: "Scores | None") -> None:
         self.tokens = tokens
@@ -28,15 +28,16 @@ class Sampled:
         self._scored = scored
 
     def read(self) -> list[tuple[int, TokenLogprob | None]]:
+        """Wait for the device."""
         logprobs = self._scored.read() if self._scored else []
         ids = self._fetch.wait().tolist()
         return [(token, logprobs[self._scores[row]] if row in self._scores else None) for row, token in enumerate(ids)]
 
 
 def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep] = ()) -> Sampled:
-    """Sample after each slice; `last` are steps to take just before the choice.
+    """One token after each slice, from logits [N, vocab_size] float32, which are overwritten.
 
-    logits [N, vocab_size] float32 are overwritten.
+    `last` are the last steps on the logits.
     """
     wanted = [row for row, item in enumerate(slices) if item.params.logprobs is not None]
     own = log_softmax(rows_of(logits, wanted)) if wanted else None
@@ -50,7 +51,7 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
 
 
 def unimplemented(last: Sequence[SamplingStep]) -> set[str]:
-    """Parameters that change the sampling and that no step implements: the table and the steps must agree."""
+    """Parameters of the table that change the sampling, but that no step implements."""
     steps = (*LOGITS_STEPS, *last, *DISTRIBUTION_STEPS)
     changing = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)}
     return changing - RACED.union(*(step.parameters for step in steps))

@@ -1,4 +1,4 @@
-"""Who is let in: the queue's bound, loading, draining. And all that the endpoints share, on `app.state.noria`."""
+"""Admission of requests (queue bound, loading, draining), and the state that all endpoints share."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Admission:
-    """One a server, on its event loop.
+    """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded; `expired` is done when a drain has lasted its time.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
@@ -56,7 +56,7 @@ class Admission:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """A place among the requests in flight, for as long as the context lasts. Raises Overloaded or Unavailable."""
+        """Count a request as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
@@ -74,11 +74,11 @@ class Admission:
                 self._idle.set()
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """The result of `work`, done on the one tokenizing thread."""
+        """The result of `work`, which the only tokenizing thread computes."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for those in flight; what is left when the time is up gets an error."""
+        """Refuse new requests and wait for those in flight. Those that run longer get an error."""
         self.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), self._drain_timeout)
@@ -91,7 +91,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What every endpoint can reach."""
+    """What every endpoint can use, as `app.state.noria`."""
 
     settings: Settings
     client: EngineClient

@@ -1,4 +1,4 @@
-"""The common walk of a generation request: admit, tokenize, submit, then stream or wait for the whole answer."""
+"""The steps of every generation request: admit, tokenize, submit, then stream the answer or wait for all of it."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Submittable(Protocol):
 
     @property
     def end_user(self) -> str | None:
-        """The user of the client, as the client names them."""
+        """The client's name for its user."""
         ...
 
 
@@ -64,7 +64,7 @@ async def answer(
     make_order: Callable[[ServedModel], Order],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
-    """The response to a generation request. All that can be refused is refused here, before any status is sent."""
+    """The response to a generation request. Raises every refusal before a status is sent."""
     with ExitStack() as stack:
         served, generation = await submit(stack, request, body, make_order)
         shape = make_shape(served, body.model or served.names[0])
@@ -77,7 +77,7 @@ async def answer(
 async def submit(
     stack: ExitStack, request: Request, body: Submittable, make_order: Callable[[ServedModel], Order]
 ) -> tuple[ServedModel, Generation]:
-    """The request, in the engine and among the requests in flight until the stack is closed."""
+    """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare generates=True"
@@ -92,7 +92,7 @@ async def submit(
 async def _ordered(
     state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
 ) -> Order:
-    """The order, checked; an empty one if the request's time was up before that."""
+    """The checked order, or an empty one if the request's time was up before."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     try:
         async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):

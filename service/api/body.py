@@ -1,4 +1,4 @@
-"""A request's body: read up to the limit, checked, never more in memory than allowed."""
+"""Reads and checks the body of a request, and never holds more of it than the limit."""
 
 import asyncio
 from typing import TypeVar
@@ -13,7 +13,7 @@ from service.schema.fields import Body
 B = TypeVar("B", bound=Body)
 
 SMALL_BYTES = 64 * 2**10
-"""Bodies up to this are checked on the event loop; a thread costs more than they take."""
+"""Up to this size the event loop checks a body: a thread would cost more."""
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
@@ -38,7 +38,7 @@ def _checked(content: bytes, kind: type[B]) -> B:
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """At most `limit` bytes. Raises BodyTooLarge as soon as there are more, or more are announced."""
+    """The body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them."""
     if int(request.headers.get("content-length", 0)) > limit:
         raise BodyTooLarge(limit)
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What the examples of requests and answers have in common."""
+"""Values that several examples of requests and answers share."""
 
 from service.generation.generation import Timings
 

@@ -1,4 +1,4 @@
-"""A route, with all that it declares. Routing, key check, metrics, OpenAPI document and field table read it here."""
+"""Routes, each with all that it declares. The server, the metrics, the OpenAPI document and the field table read it."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,11 +20,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """One endpoint. Raises TypeError for one that does not say what it answers and what it is for.
+    """One endpoint. Raises TypeError if its answer has no type or its handler no docstring.
 
-    `methods` begin with the one that the document describes. `name` and `text`, the docstring, are the handler's.
-    `answer` is the TypedDict of the JSON (`str`: plain text) that is sent with one of `statuses`; `answers` are its
-    examples. `body` is what a request must hold, `request` an example of it.
+    The document describes the first of `methods`. `name` and `text` (the docstring) are the handler's. `answer` is the
+    TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and `answers` are examples of it.
+    `body` is the type of the request's body, and `request` an example of it.
     """
 
     path: str
@@ -64,7 +64,7 @@ def get(
     methods: tuple[str, ...] = ("GET",),
     policy: Policy = Policy(),  # noqa: B008 - frozen
 ) -> Callable[[Handler], Route]:
-    """Make a handler the route of `GET path`."""
+    """A decorator that turns a handler into the route of `GET path`."""
 
     def declare(handler: Handler) -> Route:
         return Route(
@@ -91,7 +91,7 @@ def post(
     answers: tuple[Any, ...],
     policy: Policy = Policy(),  # noqa: B008 - frozen
 ) -> Callable[[Callable[[Request, B], Awaitable[Response]]], Route]:
-    """Make a handler, which gets the checked body, the route of `POST path`."""
+    """A decorator that turns a handler into the route of `POST path`. The handler gets the checked body."""
 
     def declare(handler: Callable[[Request, B], Awaitable[Response]]) -> Route:
         async def read_and_handle(request: Request) -> Response:
@@ -114,5 +114,5 @@ def post(
 
 
 def json_response(answer: Mapping[str, Any], status: int = 200) -> Response:
-    """An answer that is small enough to be written on the event loop."""
+    """A response with a small JSON answer, which the event loop encodes."""
     return Response(orjson.dumps(answer), status, media_type="application/json")

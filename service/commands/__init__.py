@@ -1,1 +1,1 @@
-"""What runs beside a server: the load generator (`noria bench`) and the terminal chat (`noria chat`)."""
+"""The commands of `noria`, and the flags that they take."""

@@ -1,4 +1,4 @@
-"""`noria chat`: talk to a model in the terminal, on a running server or on one of its own."""
+"""`noria chat`: talk to a model in the terminal. The server is a running one, or is started for the chat."""
 
 import json
 import sys
@@ -15,12 +15,12 @@ from service.commands.endpoint import base_url, error_message, event_data, find_
 from service.commands.own_server import embedded_server
 
 HELP = """\
-/help   this list
-/reset  forget the conversation, keep the system message
-/exit   end, as Ctrl-D does
+/help   show this list
+/reset  forget the conversation, but not the system message
+/exit   end the chat, as Ctrl-D does
 Ctrl-C stops an answer."""
 
-# A model's text must not steer the terminal: no control characters but tab and new line.
+# The text of a model must not control the terminal: of control characters only tab and new line pass.
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
@@ -28,26 +28,31 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="What to serve (as for serve), or with --url a model id of that server.", show_default=False
+            help="Model to serve, as for noria serve. With --url: id of a model of that server.", show_default=False
         ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(envvar="NORIA_CHAT_URL", help="A running server; without, one is started and ended.")
+        str | None,
+        typer.Option(
+            envvar="NORIA_CHAT_URL", help="Address of a running server. Without it the chat starts its own server."
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(envvar="NORIA_CHAT_SYSTEM", help="System message.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(envvar="NORIA_CHAT_TEMPERATURE", help="The server's default when left out.", min=0)
+        float | None,
+        typer.Option(envvar="NORIA_CHAT_TEMPERATURE", help="Sampling temperature.", show_default="the server's", min=0),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(envvar="NORIA_CHAT_MAX_TOKENS", help="Longest answer, in tokens.", min=1)
+        int | None, typer.Option(envvar="NORIA_CHAT_MAX_TOKENS", help="Length limit of an answer, in tokens.", min=1)
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="NORIA_CHAT_API_KEY", help="Key of the server at --url.")
+        str | None, typer.Option(envvar="NORIA_CHAT_API_KEY", help="API key of the server at --url.")
     ] = None,
 ) -> None:
-    """Talk to a model. With a pipe for input, all of it is one message, and the answer is printed plain.
+    """Talk to a model in the terminal.
 
-    A server of its own takes the NORIA_* variables of `noria serve`.
+    If the input is a pipe, all of it is one message, and only the answer is printed. Without --url the chat starts its
+    own server, which reads the environment variables of noria serve.
     """
     options = {"temperature": temperature, "max_tokens": max_tokens}
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -66,7 +71,7 @@ def _running_server(url: str, api_key: str | None) -> Iterator[httpx.Client]:
 
 @contextmanager
 def _own_server(model: str | None) -> Iterator[httpx.Client]:
-    status = Console(stderr=True).status("")  # shows nothing unless on a terminal
+    status = Console(stderr=True).status("")  # prints nothing unless stderr is a terminal
 
     def show(stage: str, done: float) -> None:
         status.update(f"{stage} {done:.0%}")
@@ -81,7 +86,7 @@ def _own_server(model: str | None) -> Iterator[httpx.Client]:
 
 
 class Conversation:
-    """Messages so far, and the server that continues them. `options` are fields of every request."""
+    """The messages so far and the server that answers them. `options` are fields of every request."""
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, options: dict[str, Any]) -> None:
         self.model = model
@@ -94,10 +99,10 @@ class Conversation:
         self._messages = list(self._begin)
 
     def ask(self, text: str) -> Generator[str, None, None]:
-        """The answer, piece by piece; closing early stops the server's work too.
+        """The answer, piece by piece. Closing the generator early stops the server's work too.
 
-        What was answered becomes part of the conversation, also when it was stopped; a message without any answer
-        does not. Raises OptionError with the server's word when it cannot answer.
+        The message and its answer become part of the conversation, even if the answer was stopped early. A message
+        without any answer does not. Raises OptionError with the server's error message.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         answer = ""
@@ -140,7 +145,7 @@ def _talk(conversation: Conversation) -> None:
 def _interact(conversation: Conversation) -> None:
     import readline  # noqa: F401  gives input() editing and history
 
-    typer.echo(f"{conversation.model} listens; /help lists commands, Ctrl-D ends.")
+    typer.echo(f"{conversation.model} is ready. /help lists the commands, Ctrl-D ends the chat.")
     while (line := _read()) != "/exit":
         if line == "/help":
             typer.echo(HELP)

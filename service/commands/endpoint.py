@@ -1,4 +1,4 @@
-"""Another server's OpenAI endpoint, as `noria bench` and `noria chat` meet it: its address, its models, its errors."""
+"""A server with OpenAI's API, as a client of it needs it: address, headers, models, events and errors."""
 
 import json
 from typing import Any
@@ -11,13 +11,13 @@ DETAIL_CHARS = 300
 
 
 def base_url(url: str) -> str:
-    """The address without the `/v1` that SDKs want. Raises OptionError when it is none."""
+    """The address without a trailing `/v1`, which SDKs need. Raises OptionError for text that is no address."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise OptionError(f"--url {url} is no address ({error}); expected http://HOST:PORT") from error
+        raise OptionError(f"--url {url} is not an address ({error}); expected http://HOST:PORT") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise OptionError(f"--url {url} is no address; expected http://HOST:PORT")
+        raise OptionError(f"--url {url} is not an address; expected http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -26,12 +26,12 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 
 def event_data(line: str) -> str:
-    """The data of one line of an event stream; empty for any other line."""
+    """The data in a line of an event stream; empty for a line without data."""
     return line[5:].strip() if line.startswith("data:") else ""
 
 
 def error_message(body: Any) -> str:
-    """The message inside an error body of OpenAI's shape, or of another, in at most 300 characters."""
+    """The message in an error body, of OpenAI's shape or any other; at most 300 characters."""
     if isinstance(body, bytes):
         try:
             body = json.loads(body)
@@ -42,7 +42,7 @@ def error_message(body: Any) -> str:
 
 
 def find_model(client: httpx.Client, model: str | None) -> str:
-    """`model`, or the first that the server lists. Raises OptionError when nothing answers, or no model is listed."""
+    """`model`, or the first model that the server lists. Raises OptionError without a server or without a model."""
     try:
         response = client.get("/v1/models")
     except httpx.TransportError as error:
@@ -58,7 +58,7 @@ def find_model(client: httpx.Client, model: str | None) -> str:
 
 
 def server_version(client: httpx.Client) -> str | None:
-    """What `/version` says, as noria and vLLM have it; None from a server without."""
+    """The version at `/version`, which noria and vLLM have; None for a server without this endpoint."""
     response = client.get("/version")
     try:
         return str(response.json()["version"]) if response.is_success else None

@@ -1,4 +1,4 @@
-"""A server for one terminal: started on a free port of 127.0.0.1, ended with the chat that wanted it."""
+"""A server for one chat: it listens on a free port of 127.0.0.1 and ends with the chat."""
 
 import secrets
 import socket
@@ -17,7 +17,7 @@ from service.commands.endpoint import headers
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-# Of the user's environment all NORIA_* reaches the server, except what would make it another than this chat expects.
+# The server gets all NORIA_* variables of the user but these: the chat has its own key and does not speak TLS.
 NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE")
 
 
@@ -25,10 +25,10 @@ NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "N
 def embedded_server(
     model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = ()
 ) -> Iterator[httpx.Client]:
-    """`noria serve MODEL FLAGS` as a child process; a client of it once it is ready.
+    """Start `noria serve MODEL FLAGS` as a child process; the context is a client of the server, once that is ready.
 
-    `on_loading(stage, fraction)` follows its start. Only this chat has its key. Raises OptionError with the server's
-    own last line when it ends before it is ready.
+    `on_loading(stage, fraction)` is called while the server loads. Only this client has the server's key. Raises
+    OptionError with the last line of the server's log if the server ends before it is ready.
     """
     port, key = _free_port(), secrets.token_urlsafe(32)
     with tempfile.TemporaryFile() as log:
@@ -52,7 +52,7 @@ def _free_port() -> int:
 
 
 def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C stops an answer and not the server. To be called before any thread."""
+    """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
     where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
     return start_python(
         *("service", "serve", *arguments, *where),

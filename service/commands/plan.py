@@ -1,4 +1,4 @@
-"""`noria plan`: what a model takes and how many sequences fit, before anything of it is loaded."""
+"""`noria plan`: the memory that a model needs, and how many sequences fit, without loading the model."""
 
 import json
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from service.settings import Settings
 
 
 def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
-    """Print the plan of what `settings` would serve, on a GPU unless they say cpu, with `total` bytes of memory.
+    """Print the memory plan for `settings`: for a GPU with `total` bytes of memory, unless their device is cpu.
 
-    None is not known, or what is free on this machine's CPU. Raises NoriaError.
+    `total` None is unknown; for a CPU it is the free memory of this machine. Raises NoriaError.
     """
     settings = replace(settings, device="cpu" if settings.device == "cpu" else "cuda")
     settings.check()
@@ -37,9 +37,9 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
 
 
 def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
-    """The plan in words, each with what it is about."""
-    form = plan.dtype if plan.scheme == "none" else plan.scheme
-    yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {form}"
+    """The lines of the plan, each as its title and its text."""
+    stored = plan.dtype if plan.scheme == "none" else plan.scheme
+    yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {stored}"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:
@@ -47,7 +47,7 @@ def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
         pages = "" if pool.n_pages is None else f", {pool.n_pages:,} pages of {plan.page_size} tokens"
         yield "", f"{pool.token_bytes:,} in {pool.layers} layers {within}{pages}"
     if plan.cache is None:
-        yield "memory", "not given; with --memory 80GiB this says what fits"
+        yield "memory", "unknown; give --memory 80GiB to see what fits"
     else:
         yield "cache", f"{size(plan.cache)} of {size(plan.memory or 0)}"
         if plan.served != plan.context:
@@ -55,9 +55,9 @@ def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
 
 
 def table(plan: MemoryPlan) -> Table:
-    shown = Table("tokens", "a sequence takes", "sequences that fit")
-    for column in shown.columns:
+    made = Table("tokens", "a sequence takes", "sequences that fit")
+    for column in made.columns:
         column.justify = "right"
     for fit in plan.fits:
-        shown.add_row(f"{fit.tokens:,}", size(fit.n_bytes), "?" if fit.sequences is None else f"{fit.sequences:,}")
-    return shown
+        made.add_row(f"{fit.tokens:,}", size(fit.n_bytes), "?" if fit.sequences is None else f"{fit.sequences:,}")
+    return made

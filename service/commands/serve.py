@@ -7,17 +7,17 @@ from service.settings import Settings
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; the exit code. Raises NoriaError for what cannot be started.
+    """Serve until a signal comes; returns the exit code. Raises NoriaError when the service cannot start.
 
-    The engine process is started before anything slow is imported, so that both processes load at once.
+    The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
     with listen(settings.host, settings.port) as sock:
         from service.engine.client import EngineClient
-        from service.engine.process import ProcessHost
+        from service.engine.process import EngineProcess
 
         client = EngineClient(
-            ProcessHost,
+            EngineProcess,
             step_timeout=settings.step_timeout,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),

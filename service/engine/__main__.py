@@ -1,4 +1,4 @@
-"""`python -m service.engine module:callable FD`: the engine process. Only `process.ProcessHost` starts it."""
+"""`python -m service.engine module:callable FD`: the engine process. Only `process.EngineProcess` starts it."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ import sys
 
 from model.machine.child import die_with_parent
 from service.engine.wire import Wire
-from service.engine.worker import Child
+from service.engine.worker import Worker
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     runner, descriptor = sys.argv[1:]
     sock = socket.socket(fileno=int(descriptor))
     # The hard way out, because this thread may be deep inside a long computation.
-    Child(Wire(sock), on_orphaned=lambda: os._exit(0)).run(runner)
+    Worker(Wire(sock), on_orphaned=lambda: os._exit(0)).run(runner)
 
 
 if __name__ == "__main__":

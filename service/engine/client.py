@@ -1,7 +1,7 @@
-"""The service's side of the engine: start it, watch it, replace it, hand out mailboxes. Lives on the event loop.
+"""The service's side of the engine: starts, watches and replaces it, and makes mailboxes. Runs on the event loop.
 
-A life is one engine process from spawn to end. The first life's failure is the service's failure; later lives are
-replaced until one serves again. Nothing here blocks the loop: the wire is buffered both ways.
+If the first engine cannot load the model, the service fails. A later engine that ends is replaced until one serves
+again. Nothing here blocks the event loop, because the wire is buffered both ways.
 """
 
 import asyncio
@@ -20,64 +20,41 @@ from service.engine.messages import (
     Beat,
     Failed,
     FromEngine,
-    Load,
     Loading,
+    LoadModel,
     Ready,
     Report,
     Stats,
     Submit,
     ToEngine,
 )
-from service.engine.process import Host
-from service.engine.wire import frame, received
+from service.engine.process import EngineHandle
+from service.engine.wire import MessageProtocol, frame
 
 log = logging.getLogger("noria.engine")
 
 WATCH_SECONDS = 0.2
 LOADING_STALL_SECONDS = 120.0
-"""Importing torch from a cold disk may hold the interpreter for long."""
+"""An import of torch from a cold disk may hold the interpreter for long."""
 STOPPED_SECONDS = 1.0
-"""Silence after which an engine that a signal has stopped is given up: it will not speak by itself."""
+"""Silence after which an engine that a signal has stopped is replaced: it does not continue by itself."""
 LONGEST_BACKOFF_SECONDS = 30.0
 
 
-class _Ear(asyncio.Protocol):
-    """Gives `take` every message as it arrives: no task wakes up for it.
-
-    `ended` is done when the wire closes, and fails with what `take` raises.
-    """
-
-    def __init__(self, take: Callable[[FromEngine], None]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._take = take
-        self._buffer = bytearray()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        try:
-            for message in received(self._buffer):
-                self._take(message)  # type: ignore[arg-type]
-        except Exception as error:
-            if not self.ended.done():
-                self.ended.set_exception(error)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
 class EngineClient:
-    """Submits sequences and delivers their updates, whichever engine process is serving.
+    """Submits sequences to whichever engine serves, and delivers their updates.
 
     `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once ready. An engine is replaced when it dies, when it is stopped, when it is
-    silent for `stall_timeout` seconds (it beats even inside long steps, but a crowded machine may starve it for a
-    while), and when it has work but finishes no step in `step_timeout` seconds.
+    describe loading. `info` is set once the engine is ready.
+
+    The client replaces an engine that dies or is stopped by a signal. It also replaces one that sends nothing for
+    `stall_timeout` seconds, or that has work but finishes no step in `step_timeout` seconds. An engine sends beats even
+    inside a long step, but a busy machine may delay them.
     """
 
     def __init__(
         self,
-        host_factory: Callable[[], Host],
+        new_engine: Callable[[], EngineHandle],
         *,
         step_timeout: float = 60.0,
         stall_timeout: float = 10.0,
@@ -89,14 +66,14 @@ class EngineClient:
         self.progress = 0.0
         self.info: RunnerInfo | None = None
         self.stats = Stats()
-        self._host_factory = host_factory
+        self._new_engine = new_engine
         self._step_timeout = step_timeout
         self._stall_timeout = stall_timeout
         self._on_report = on_report
         self._on_restart = on_restart
         self._ids = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
-        self._host: Host | None = None
+        self._engine: EngineHandle | None = None
         self._sock: socket.socket | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -106,26 +83,26 @@ class EngineClient:
         self._failure: str | None = None
 
     def spawn(self) -> None:
-        """Start an engine process now; it imports what it needs while the caller goes on. Needs no event loop.
+        """Start an engine process; it imports what it needs while the caller continues. Needs no event loop.
 
-        Raises NoriaError when the machine has no room for another process.
+        Raises NoriaError if the machine cannot start another process.
         """
-        self._host = self._host_factory()
+        self._engine = self._new_engine()
         try:
-            self._sock = self._host.spawn()
+            self._sock = self._engine.spawn()
         except OSError as error:
             raise NoriaError(f"the engine process cannot be started: {error.strerror or error}") from error
 
     async def start(self, options: Mapping[str, Any]) -> None:
-        """Load the model with these runner options and wait until it serves. Raises NoriaError if it cannot."""
-        if self._host is None:
+        """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot."""
+        if self._engine is None:
             self.spawn()
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise(dict(options)), name="engine-supervisor")
         await self._ready
 
     def note(self, stage: str, progress: float) -> None:
-        """Say how far loading is, for readiness answers."""
+        """Record how far loading is, for `/ready`."""
         self.stage, self.progress = stage, progress
 
     def submit(
@@ -148,15 +125,15 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._end_host()
+        await self._end_engine()
         if self._sock is not None:
             self._sock.close()
 
     async def _supervise(self, options: dict[str, Any]) -> None:
-        """Run one life after the other; only the first may give up."""
+        """Run one engine after the other; only the first may fail for good."""
         failures = 0
         while True:
-            ending = await self._live(options)
+            ending = await self._run_engine(options)
             if self._ready is not None and not self._ready.done():
                 self.state = "failed"
                 self._ready.set_exception(
@@ -166,14 +143,14 @@ class EngineClient:
             failures = 0 if self.stage == "ready" else failures + 1
             self.state, self.stage, self.progress = "restarting", "restarting", 0.0
             self.stats = Stats()
-            if self.info is not None:  # what was promised to clients must be served by the next engine too
+            if self.info is not None:  # clients know this limit: the next engine must keep it
                 options["max_model_len"] = self.info.max_model_len
             self._on_restart()
             log.error("the engine is gone (%s); starting a fresh one", self._failure or ending)
             await asyncio.sleep(min(0.5 * (2**failures - 1), LONGEST_BACKOFF_SECONDS))
 
-    async def _live(self, options: dict[str, Any]) -> str:
-        """One life from spawn to end: how it ended."""
+    async def _run_engine(self, options: dict[str, Any]) -> str:
+        """Run one engine from its start to its end; returns how it ended."""
         self._failure = None
         try:
             if self._sock is None:
@@ -182,27 +159,27 @@ class EngineClient:
         except NoriaError as error:
             self._failure = str(error)
         except Exception as error:  # a fault of ours must not end the supervision
-            log.exception("the engine is given up")
+            log.exception("the service cannot go on with this engine")
             self._failure = f"{type(error).__name__}: {error}"
         self._fail_mailboxes()
-        return await self._end_host()
+        return await self._end_engine()
 
-    async def _end_host(self) -> str:
-        if self._host is None:
+    async def _end_engine(self) -> str:
+        if self._engine is None:
             return "never started"
-        self._host.kill()
-        return await asyncio.to_thread(self._host.wait)
+        self._engine.kill()
+        return await asyncio.to_thread(self._engine.wait)
 
     async def _listen(self, options: dict[str, Any]) -> None:
-        """Load, then take in messages until the wire closes."""
+        """Tell the engine to load, then take its messages until the wire closes."""
         sock, self._sock = self._sock, None
         loop = asyncio.get_running_loop()
-        self._transport, ear = await loop.create_unix_connection(lambda: _Ear(self._take), sock=sock)
-        self._send(Load(options))
+        self._transport, protocol = await loop.create_unix_connection(lambda: MessageProtocol(self._take), sock=sock)
+        self._send(LoadModel(options))
         self._heard = self._now()
         watchdog = asyncio.create_task(self._watch(), name="engine-watchdog")
         try:
-            await ear.ended
+            await protocol.ended
         finally:
             watchdog.cancel()
             self._transport.close()
@@ -239,7 +216,7 @@ class EngineClient:
             mailbox.put(update)
 
     async def _watch(self) -> None:
-        """Kill an engine that is silent or stuck. Time that this loop itself lost is not held against it."""
+        """Kill an engine that is silent or stuck. Time in which this event loop was late does not count."""
         while True:
             before = self._now()
             await asyncio.sleep(WATCH_SECONDS)
@@ -247,16 +224,16 @@ class EngineClient:
             self._heard += late
             self._stepped += late
             reason = self._stalled()
-            if reason and self._host is not None:
+            if reason and self._engine is not None:
                 log.error("%s; killing it", reason)
                 self._fail_mailboxes()
-                self._host.kill()
+                self._engine.kill()
                 return
 
     def _stalled(self) -> str | None:
         now = self._now()
         silent = now - self._heard
-        if silent > STOPPED_SECONDS and self._host is not None and self._host.stopped():
+        if silent > STOPPED_SECONDS and self._engine is not None and self._engine.stopped():
             return f"the engine process is stopped and has been silent for {silent:.1f} s"
         if silent > (self._stall_timeout if self.state == "ready" else LOADING_STALL_SECONDS):
             return f"the engine has been silent for {silent:.1f} s"
@@ -265,7 +242,7 @@ class EngineClient:
         return None
 
     def _fail_mailboxes(self) -> None:
-        """Every request in flight ends now; new ones are refused until an engine is ready again."""
+        """End every request in flight; `submit` refuses new ones until an engine is ready again."""
         if self.state == "ready":
             self.state = "restarting"
         mailboxes, self._mailboxes = self._mailboxes, {}

@@ -1,4 +1,7 @@
-"""The engine's loop: take in messages, plan, step, commit, report. Nothing else happens in the engine process."""
+"""The engine's loop: take messages, plan, launch, read, commit, report.
+
+There are two: one reads each step before it launches the next, one runs a step ahead.
+"""
 
 import logging
 import time
@@ -16,7 +19,7 @@ MAX_FAILED_STEPS = 3
 
 
 class Flight(NamedTuple):
-    """A step that was launched and is not read yet."""
+    """A step in flight: launched, its result not read yet."""
 
     n_tokens: int
     launched: float
@@ -24,10 +27,10 @@ class Flight(NamedTuple):
 
 
 class EngineLoop:
-    """Runs steps until told to stop.
+    """Runs steps until a Stop arrives.
 
-    `receive(block)` returns the messages that have arrived, waiting for at least one when `block`.
-    `send` takes a message for the service.
+    `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
+    message to the service.
     """
 
     def __init__(
@@ -47,22 +50,22 @@ class EngineLoop:
         self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
 
     def run(self) -> None:
-        """Serve until a Stop arrives. An error that repeats is raised: the process is then replaced."""
-        self._report([])  # the pools can be seen before the first request
+        """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
+        self._report([])  # metrics show the pools before the first request
         if self._runner.info.runs_ahead:
             self._run_ahead()
         else:
             self._run()
 
     def _run(self) -> None:
-        """One step at a time: launch it, read it, report it."""
+        """Launch a step, read it, report it."""
         while (updates := self._take_messages()) is not None:
             updates += self._launch()
             updates += self._land()
             self._report(updates)
 
     def _run_ahead(self) -> None:
-        """Launch each step before the one before it is read, wherever the scheduler can plan that far."""
+        """Launch the next step, then read the one before it. Where the scheduler cannot plan that far, read first."""
         while (updates := self._take_messages()) is not None:
             ahead = bool(self._flights) and self._scheduler.assume()
             if not ahead:
@@ -73,7 +76,7 @@ class EngineLoop:
             self._report(updates)
 
     def _take_messages(self) -> list[Update] | None:
-        """Give the scheduler what has arrived; updates of sequences that it refused, or None to stop."""
+        """Take the messages that have arrived; returns updates of sequences that are refused, or None at a Stop."""
         updates: list[Update] = []
         for message in self._receive(self._idle()):
             if isinstance(message, Stop):
@@ -89,14 +92,14 @@ class EngineLoop:
         return updates
 
     def _idle(self) -> bool:
-        """Whether there is nothing to do but wait for messages."""
+        """Whether nothing is left to do but to wait for messages."""
         if self._scheduler.has_work or self._flights:
             return False
         self._scheduler.check_idle()
         return not self._runner.idle()
 
     def _launch(self) -> list[Update]:
-        """Plan and launch a step. If that fails, the steps in flight are read first: they do not depend on it."""
+        """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         if batch.slices:
             try:
@@ -106,7 +109,7 @@ class EngineLoop:
         return []
 
     def _land(self) -> list[Update]:
-        """Read the oldest step in flight, if there is one, and commit what it gave."""
+        """Read the oldest step in flight, if there is one, and commit its result."""
         if not self._flights:
             return []
         flight = self._flights.popleft()
@@ -122,7 +125,7 @@ class EngineLoop:
         return updates
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
-        """End the sequences of all steps in flight: they build on the one that failed."""
+        """End the sequences of the failed step and of the steps after it, which depend on it."""
         self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error

@@ -1,4 +1,4 @@
-"""What one request waits on: updates of one sequence, merged while the reader is busy elsewhere."""
+"""The mailbox that a request waits on: updates of one sequence, merged until the reader takes them."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,9 +31,9 @@ def merge(first: Update, second: Update) -> Update:
 
 
 class Mailbox:
-    """Async iterator over the updates of one sequence; ends after the update whose `finish` is set.
+    """Async iterator over the updates of one sequence; it ends after the update whose `finish` is set.
 
-    Raises EngineDied when the engine does. `close` tells the engine to forget an unfinished sequence.
+    Raises EngineDied when the engine dies. `close` tells the engine to forget an unfinished sequence.
     """
 
     def __init__(self, sequence_id: int, on_close: Callable[[int], None]) -> None:
@@ -45,30 +45,30 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, update: Update) -> None:
-        """Deliver an update; called once a step at most."""
+        """Deliver an update, at most one a step."""
         self._pending = update if self._pending is None else merge(self._pending, update)
         self._wake()
 
     def fail(self) -> None:
-        """The engine is gone: the reader gets what is pending, then EngineDied."""
+        """The engine has died: the reader gets the pending update, then EngineDied."""
         self._died = True
         self._wake()
 
     def expire(self) -> None:
-        """Its time is up: the sequence is aborted; what came so far ends with "timeout", unless it has its end."""
+        """Abort the sequence, whose time is up. Its updates end with "timeout" unless the last one is here already."""
         self.close()
         if self._pending is None or self._pending.finish is None:
             self.put(Update(self.id, finish="timeout"))
 
     @classmethod
     def late(cls) -> "Mailbox":
-        """Of a sequence whose time was up before the engine was asked."""
+        """The mailbox of a sequence whose time was up before it could be submitted."""
         mailbox = cls(0, lambda sequence_id: None)
         mailbox.expire()
         return mailbox
 
     def close(self) -> None:
-        """Abort the sequence unless it has finished. May be called again."""
+        """Abort the sequence unless it has finished. A second call does nothing."""
         self._on_close(self.id)
 
     def __aiter__(self) -> "Mailbox":

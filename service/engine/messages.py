@@ -1,6 +1,6 @@
-"""What crosses the pipe between service and engine: plain data as JSON, never pickles.
+"""The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    Load, Submit, Abort, Stop
+To the engine:    LoadModel, Submit, Abort, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat
 """
 
@@ -15,7 +15,7 @@ from model.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
     """Load a model: `options` are the keyword arguments of the runner's callable."""
 
     options: dict[str, Any]
@@ -23,9 +23,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One sequence to complete; `id` is unique in the engine's life.
+    """One sequence to complete. No other sequence of this engine has its `id`.
 
-    Of those that wait the lowest `priority` comes first. Pages are shared among sequences of one `cache_salt` only.
+    Of the waiting sequences the one with the lowest `priority` is admitted first. Only sequences with the same
+    `cache_salt` share pages.
     """
 
     id: int
@@ -38,7 +39,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a sequence; unknown ids are fine (it may have finished meanwhile)."""
+    """Forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
 
     id: int
 
@@ -50,7 +51,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Start-up progress: a stage's name and a fraction 0..1."""
+    """Start-up progress: the name of a stage and a fraction 0..1."""
 
     stage: str
     progress: float
@@ -58,7 +59,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded and answers."""
+    """The model is loaded and serves."""
 
     info: RunnerInfo
 
@@ -72,17 +73,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The engine process is alive (sent while idle and inside long steps)."""
+    """The engine process is alive. It sends beats while it is idle and inside long steps."""
 
 
 class Update(NamedTuple):
-    """What a step gave one sequence.
+    """The result of a step for one sequence.
 
-    `finish` is None while it goes on, then "stop" (a stop token, which is `tokens[-1]`), "length" or "error"; "timeout"
-    comes from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `queued` the seconds waited; both come with the first update.
-    `failure` says what is to be said of an "error" that is the request's own.
-    `processed` is how many prompt tokens are computed, if that is wanted; `embedding` [dim] comes with the last.
+    `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
+    "timeout" from `Mailbox.expire`.
+    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
+    update. `failure` explains an "error" that the request itself caused. `processed` counts computed prompt tokens, if
+    the request wants progress. `embedding` [dim] comes with the last update.
     """
 
     id: int
@@ -98,7 +99,7 @@ class Update(NamedTuple):
 
 
 class PoolStats(NamedTuple):
-    """Pages of one pool by state."""
+    """Number of pages of one pool in each state."""
 
     window: int | None
     held: int
@@ -107,7 +108,7 @@ class PoolStats(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """The engine after a step. Counters are totals since the engine started."""
+    """State of the engine after a step. Counters are totals since the engine started."""
 
     running: int = 0
     waiting: int = 0
@@ -123,27 +124,27 @@ class Stats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One a step: all updates, and the engine's state."""
+    """All updates of a step, and the state of the engine."""
 
     updates: tuple[Update, ...]
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = Load | Submit | Abort | Stop
+ToEngine = LoadModel | Submit | Abort | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report
 
 
-# A message is a list of its kind and its fields in the order of their declaration, and so is all that it holds. JSON
-# writes named tuples so by itself. Readers are made from type hints, once.
+# On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
+# list anyway. A message is its kind and its fields. The functions that read a record are made from its type hints.
 
 Reader = Callable[[Any], Any]
 PLAIN = Update(0)[2:]
 
 
 def to_json(message: ToEngine | FromEngine) -> str:
-    """One message as JSON text."""
+    """A message as JSON text."""
     body: Any = message
-    if isinstance(message, Report):  # a token without more to say should cost little
+    if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
     return _ENCODE([type(message).__name__, body])
 
@@ -160,7 +161,7 @@ def _row(record: Any) -> list[Any]:
 
 
 def _reader(hint: Any) -> Reader | None:
-    """What makes a value of this type from what JSON made of it; None if JSON leaves it as it is."""
+    """Makes a value of this type from parsed JSON; None where parsed JSON is that value already."""
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))

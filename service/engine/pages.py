@@ -1,8 +1,8 @@
-"""The wheel's bookkeeping: which page is held, cached or free, and what a page contains. Ints only.
+"""The page pools: which page is held, cached or free, and what a page contains. Page ids only, no tensors.
 
-A page is *held* (one or more sequences use it), *cached* (nobody does, its named content may be reused, least
-recently used goes first) or *free*. A full page is named by a chained hash of all tokens up to its end, so equal
-names mean equal keys and values. A salt that seeds the chain keeps the pages of those who do not know it apart.
+A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
+used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
+equal names mean equal keys and values. A salt seeds the chain: a request with another salt never finds these pages.
 """
 
 from array import array
@@ -17,7 +17,7 @@ NAME_BYTES = 16
 
 
 def chain_seed(salt: str) -> bytes:
-    """What takes a parent's place in the name of a first page. No page has this name, whatever its tokens spell."""
+    """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are."""
     return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"cache salt").digest() if salt else b""
 
 
@@ -42,7 +42,7 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that `take` can give: free ones, then cached ones whose content is given up."""
+        """Number of pages that `take` can give: free ones, then cached ones, which it evicts."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -54,7 +54,7 @@ class PagePool:
         return -(-n_tokens // self.page_size)
 
     def first_visible_block(self, position: int) -> int:
-        """First block with a position that the token at `position` still attends to, or will.
+        """First block with a position that the token at `position`, or a later one, attends to.
 
         Window 5, page size 4, position 9: it sees 5..9, so block 1 (positions 4..7) is the first.
         """
@@ -62,8 +62,8 @@ class PagePool:
             return 0
         return max(0, position - self.window + 1) // self.page_size
 
-    def most_blocks(self, n_tokens: int, chunk: int) -> int:
-        """Pages a sequence of `n_tokens` holds at most at one time when computed `chunk` tokens a step."""
+    def max_blocks(self, n_tokens: int, chunk: int) -> int:
+        """Largest number of pages that a sequence of `n_tokens` holds at one time, computed `chunk` tokens a step."""
         return max_pages(self.window, n_tokens, self.page_size, chunk)
 
     def contains(self, name: bytes) -> bool:
@@ -71,7 +71,7 @@ class PagePool:
         return name in self._pages
 
     def take(self) -> int:
-        """A page to write to, held once. Raises IndexError when none is available."""
+        """A page to write to, held once. Raises IndexError if none is available."""
         if self._free:
             page = self._free.pop()
         elif self._cached:
@@ -84,7 +84,7 @@ class PagePool:
         return page
 
     def share(self, name: bytes) -> int:
-        """Hold the page of this name once more, to read only. Raises KeyError when there is none."""
+        """Hold the page of this name once more, to read only. Raises KeyError if there is none."""
         page = self._pages[name]
         if self._holders[page] == 0:
             del self._cached[page]
@@ -93,15 +93,15 @@ class PagePool:
         return page
 
     def name(self, page: int, name: bytes) -> None:
-        """Say what a held, full page contains. The first page of a name keeps it."""
+        """Name a held, full page by its content. If another page has that name already, nothing changes."""
         if name not in self._pages and page not in self._names:
             self._names[page] = name
             self._pages[name] = page
 
     def release(self, page: int) -> None:
-        """Give up one hold; the last holder's page becomes cached if it has a name, else free."""
+        """Release one hold. After the last one the page is cached if it has a name, else free."""
         if self._holders[page] < 1:
-            raise ValueError(f"page {page} is released but nobody holds it")
+            raise ValueError(f"page {page} is released but not held")
         self._holders[page] -= 1
         if self._holders[page]:
             return
@@ -122,9 +122,9 @@ class PagePool:
 
 
 def reusable_blocks(pools: Sequence[PagePool], names: Sequence[bytes]) -> int:
-    """Longest page boundary, in blocks, from which a sequence with these page names may start.
+    """Number of blocks that a sequence with these page names need not compute.
 
-    A windowed pool needs only the blocks that the next token sees; a full pool needs all before the boundary.
+    A windowed pool must contain the blocks that the next token sees, a pool of full attention all of them.
     """
     runs = [_runs(pool, names) for pool in pools]
     for blocks in range(len(names), 0, -1):

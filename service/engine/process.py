@@ -1,4 +1,4 @@
-"""Where an engine lives: a process of its own. Tests have a host of their own (`tests/fakes.py`)."""
+"""The engine process, as the service starts and ends it. Tests run an engine on a thread (`tests/fakes.py`)."""
 
 import signal
 import socket
@@ -9,31 +9,28 @@ from typing import Protocol
 from model.machine.child import start_python
 
 
-class Host(Protocol):
-    """One engine life."""
+class EngineHandle(Protocol):
+    """One engine, from its start to its end."""
 
     def spawn(self) -> socket.socket:
-        """Start it; returns the service's end of the wire. Raises OSError when the machine has no room for it."""
+        """Start the engine; returns the service's end of the wire. Raises OSError if the machine cannot start it."""
         ...
 
     def stopped(self) -> bool:
-        """Whether a signal has stopped it, where the system can tell."""
+        """Whether a signal has stopped the engine, where the system can tell."""
         ...
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing. Does not wait."""
+        """End the engine at once, whatever it is doing. Does not wait."""
         ...
 
     def wait(self) -> str:
-        """Wait until it has ended, and say how, for the log. Blocks: not for the event loop."""
+        """Wait until the engine has ended; returns how it ended, for the log. Blocks, so never on the event loop."""
         ...
 
 
-class ProcessHost:
-    """The engine as a direct child process that dies with its parent.
-
-    `runner` is the "module:callable" that loads the model there.
-    """
+class EngineProcess:
+    """A direct child process that dies with its parent. In it, `runner`, a "module:callable", loads the model."""
 
     def __init__(self, runner: str = "model.loading:create") -> None:
         self._runner = runner

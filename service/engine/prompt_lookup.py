@@ -1,62 +1,62 @@
-"""Prompt look-up: guess a sequence's next tokens from earlier ones (arXiv 2304.04487), and how many guesses pay."""
+"""Prompt lookup: draft a sequence's next tokens from its earlier ones (arXiv 2304.04487), as many as pay."""
 
 from collections.abc import Sequence
 from itertools import cycle, islice
 
 NGRAM = 2
-"""Tokens that must repeat before what followed them is proposed. Three or four gave less on corrected prose."""
+"""Tokens that must repeat before the tokens after them become a draft. Three or four gave less on corrected prose."""
 STEP_ROWS = 5.0
-"""What a step costs beside its rows, in rows. Measured for int8 on two cores, where a row costs most in relation: 9
-greedy, 4 with top_p. Too small a number proposes too little, which loses less than a draft in vain."""
-FIRST_TRUST = 0.25
-TRUST_RATE = 1 / 8
+"""Fixed cost of a step, in rows. Measured for int8 on two cores, where a row costs most in relation: 9 greedy, 4 with
+top_p. Too small a number drafts too little, which loses less than a draft that is rejected."""
+FIRST_ACCEPTANCE = 0.25
+ACCEPTANCE_SMOOTHING = 1 / 8
 
 
-class Lookup:
-    """Finds the latest earlier occurrence of the last tokens, proposes what followed, learns how often that is right.
+class PromptLookup:
+    """Drafts the tokens that followed the latest earlier occurrence of the last ones, and learns how many are accepted.
 
-    Guesses are judged whether or not they were computed as a draft, so finding out costs nothing. O(1) a token.
+    It compares drafts that were never computed as well, because that costs nothing. O(1) a token.
     """
 
     def __init__(self) -> None:
-        self.trust = FIRST_TRUST  # the chance that a guess is right, those before it being right
+        self.acceptance = FIRST_ACCEPTANCE  # chance that a draft token is accepted if all before it are
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its latest occurrence
-        self._seen = NGRAM
-        self._guesses: list[int] = []
+        self._n_indexed = NGRAM
+        self._draft: list[int] = []
 
-    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
-        """The next tokens, up to `most`, by analogy; a repetition goes on repeating. `tokens` only ever grows."""
-        for end in range(self._seen, len(tokens)):
+    def draft(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
+        """Up to `n_tokens` draft tokens after `tokens`, which only ever grow. A repetition is continued."""
+        for end in range(self._n_indexed, len(tokens)):
             self._ends[tuple(tokens[end - NGRAM : end])] = end
-        self._seen = max(self._seen, len(tokens))
+        self._n_indexed = max(self._n_indexed, len(tokens))
         end = self._ends.get(tuple(tokens[-NGRAM:]), len(tokens))
-        self._guesses = list(islice(cycle(tokens[end : end + most]), most))
-        return self._guesses
+        self._draft = list(islice(cycle(tokens[end : end + n_tokens]), n_tokens))
+        return self._draft
 
-    def judge(self, drawn: Sequence[int]) -> None:
-        """Compare the latest guesses with what was then drawn."""
-        for guess, token in zip(self._guesses, drawn, strict=False):
-            self.trust += TRUST_RATE * ((guess == token) - self.trust)
-        self._guesses = []
+    def observe(self, sampled: Sequence[int]) -> None:
+        """Compare the latest draft with the tokens that were then sampled."""
+        for draft, token in zip(self._draft, sampled, strict=False):
+            self.acceptance += ACCEPTANCE_SMOOTHING * ((draft == token) - self.acceptance)
+        self._draft = []
 
 
-class Stakes:
-    """How much of a step's time its rows are worth, as drafts are added to it.
+class DraftBudget:
+    """Expected tokens of one step against its cost, as draft tokens are added to it.
 
-    A step takes `STEP_ROWS` + rows; a guess is right with the chance that it and all before it are. One more row pays
-    as long as its chance, for one row's time, is more than the step gives for its time so far. Alone, a sequence may
-    so bet on chances of 1 to 6; beside 31 others, hardly on 7 to 8.
+    A step costs `STEP_ROWS` + its rows. A draft token adds one row, and gives a token with the chance that it and all
+    before it are accepted. It pays as long as that chance is more than the tokens per cost of the step so far. A
+    sequence alone may add draft tokens with chances down to 1 in 6; beside 31 others it needs 7 in 8.
     """
 
     def __init__(self, n_tokens: int) -> None:
-        self._rows = self._worth = float(n_tokens)
+        self._rows = self._expected = float(n_tokens)
 
-    def bet(self, trust: float, most: int) -> int:
-        """How many guesses to add, at most `most`."""
-        n, chance = 0, trust
-        while n < most and chance * (STEP_ROWS + self._rows) > self._worth:
+    def add(self, acceptance: float, limit: int) -> int:
+        """Draft tokens that pay for one sequence, at most `limit`; they are added to the step."""
+        n_tokens, chance = 0, acceptance
+        while n_tokens < limit and chance * (STEP_ROWS + self._rows) > self._expected:
             self._rows += 1
-            self._worth += chance
-            chance *= trust
-            n += 1
-        return n
+            self._expected += chance
+            chance *= acceptance
+            n_tokens += 1
+        return n_tokens

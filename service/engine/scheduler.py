@@ -1,14 +1,14 @@
-"""Who computes what in the next step. The only mutator of queues, sequences and page tables.
+"""The scheduler chooses the tokens of each step. It alone changes queues, sequences and page tables.
 
-A step first serves every sequence that lacks a single token (it decodes), then longer lacks (prompt chunks) oldest
-first, then admits from the waiting queue, up to `max_step_tokens`; what is left may go to drafts. When pages run out,
-the youngest is preempted: it gives up its pages, keeps its tokens and waits before all that came after it. The queue
-is in order of priority, then of arrival.
+A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
+chunks, the oldest sequence first. Then the scheduler admits sequences from the waiting queue, which is in order of
+priority, then of arrival. Draft tokens take what is left. When pages run out, the scheduler preempts the youngest
+sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its old place.
 """
 
 import time
 from bisect import bisect_left, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 from operator import attrgetter
@@ -16,14 +16,14 @@ from operator import attrgetter
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, reusable_blocks
-from service.engine.prompt_lookup import Stakes
+from service.engine.prompt_lookup import DraftBudget
 from service.engine.sequence import Sequence, Table
 
 RANK = attrgetter("rank")
 
 
 class _Step:
-    """A planned step: sequence -> from where to where its known tokens are computed, and the draft behind them."""
+    """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -41,8 +41,11 @@ class _Step:
 
 
 class Scheduler:
-    """Queues and pages of one engine. `plan` and `commit` alternate, but for a second `plan` where `assume` allows it;
-    `submit` and `abort` come between."""
+    """Queues and pages of one engine.
+
+    Each `plan` is followed by its `commit`; one more `plan` may come before that if `assume` returns True. `submit` and
+    `abort` may come between.
+    """
 
     def __init__(
         self,
@@ -64,18 +67,14 @@ class Scheduler:
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[_Step] = deque()  # not yet committed, oldest first
-        self._preemptions = 0
-        self._queried_tokens = 0
-        self._hit_tokens = 0
-        self._draft_tokens = 0
-        self._accepted_draft_tokens = 0
+        self._totals: Counter[str] = Counter()  # by their names in Stats
 
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
     def submit(self, request: Submit) -> None:
-        """Queue a sequence. Raises ValueError for one that could never finish."""
+        """Queue a sequence. Raises ValueError if it can never finish."""
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
@@ -84,19 +83,19 @@ class Scheduler:
         insort(self._waiting, sequence, key=RANK)
 
     def abort(self, sequence_id: int) -> None:
-        """Forget a sequence and release its pages; an unknown id is fine."""
+        """Forget a sequence and release its pages. An unknown id is no error."""
         if (sequence := self._sequences.get(sequence_id)) is not None:
             self._forget(sequence)
 
     def plan(self) -> StepBatch:
-        """Choose the tokens of the next step and give their sequences the pages to write to."""
+        """Choose the tokens of the next step and take the pages that they need."""
         step = _Step(self._max_step_tokens)
-        for sequence in sorted(self._running, key=lambda item: item.lacks > 1):
+        for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
         while step.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
             self._extend(next(reversed(self._running)), step)
-        self._speculate(step)
+        self._add_drafts(step)
         if step.parts:
             self._planned.append(step)
         return StepBatch(
@@ -104,10 +103,11 @@ class Scheduler:
         )
 
     def assume(self) -> bool:
-        """Take the planned step as done, so that the next can be planned while it is computed; False if that must wait.
+        """Take the latest planned step as done, so that the next can be planned while it is computed.
 
-        All that runs must be in the step and draw, after a single token, without a look at what was drawn before; and
-        each must find a page to go on, since nobody is preempted whose token is not there yet.
+        Returns False if the next plan must wait. Every running sequence must be in the step, compute a single token and
+        sample the next one by parameters that do not read earlier output. There must be a page for each next token,
+        because a sequence cannot be preempted while its token is not known.
         """
         step = self._planned[-1]
         if (
@@ -124,10 +124,10 @@ class Scheduler:
         return True
 
     def commit(self, output: StepOutput) -> list[Update]:
-        """Take in what the oldest planned step computed: append tokens, finish sequences, release pages."""
+        """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
         updates, step = [], self._planned.popleft()
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
-            if sequence.id in self._sequences:  # else it ended while the step was computed
+            if sequence.id in self._sequences:  # else it ended while the step was in flight
                 update = self._advance(sequence, *part, result)
                 if update is not None:
                     updates.append(update)
@@ -137,7 +137,7 @@ class Scheduler:
         return updates
 
     def fail_steps(self) -> list[Update]:
-        """What was planned was not computed: end its sequences with an error, keep the others."""
+        """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
         failed = dict.fromkeys(item for step in self._planned for item in step.parts if item.id in self._sequences)
         self._planned.clear()
         for sequence in failed:
@@ -150,19 +150,15 @@ class Scheduler:
             waiting=len(self._waiting),
             step_tokens=step_tokens,
             step_seconds=step_seconds,
-            preemptions=self._preemptions,
-            queried_tokens=self._queried_tokens,
-            hit_tokens=self._hit_tokens,
-            draft_tokens=self._draft_tokens,
-            accepted_draft_tokens=self._accepted_draft_tokens,
             pools=tuple(pool.stats for pool in self.pools),
+            **self._totals,
         )
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless the pages add up and, with no work left, nothing is held."""
+        """Raise AssertionError unless the pages add up and, if no work is left, no page is held."""
         for pool in self.pools:
             pool.check()
-            assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by nobody"
+            assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by no sequence"
 
     @staticmethod
     def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
@@ -172,35 +168,34 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Put the sequence's next tokens into the step, as many as budget and pages allow."""
-        wanted = min(sequence.lacks, step.budget)
-        while (room := min(table.fits() for table in sequence.tables) - sequence.computed) < 1:
+        while (available := min(table.capacity() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
                 return
-        n_tokens = min(wanted, room)
+        n_tokens = min(sequence.uncomputed, step.budget, available)
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
         step.add(sequence, n_tokens)
 
-    def _speculate(self, step: _Step) -> None:
-        """Let slices that draw go on with guesses that pay, from the budget and the pages that all else has left."""
-        stakes = Stakes(self._max_step_tokens - step.budget)
+    def _add_drafts(self, step: _Step) -> None:
+        """Add draft tokens that pay, from the budget and the pages that are left."""
+        budget = DraftBudget(self._max_step_tokens - step.budget)
         for sequence, (_, stop) in step.parts.items():
             params = sequence.params
-            most = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
-            if most < 1 or stop < sequence.length:
+            limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
+            if limit < 1 or stop < sequence.length:
                 continue
-            guesses = sequence.lookup.guess(sequence.tokens, most)
-            room = min(table.fits() for table in sequence.tables) - stop
-            n_tokens = stakes.bet(sequence.lookup.trust, min(len(guesses), step.budget, room))
+            draft = sequence.lookup.draft(sequence.tokens, limit)
+            available = min(table.capacity() for table in sequence.tables) - stop
+            n_tokens = budget.add(sequence.lookup.acceptance, min(len(draft), step.budget, available))
             if n_tokens:
                 for table in sequence.tables:
                     table.grow(stop + n_tokens)
-                step.drafts[sequence] = guesses[:n_tokens]
+                step.drafts[sequence] = draft[:n_tokens]
                 step.budget -= n_tokens
-                self._draft_tokens += n_tokens
+                self._totals["draft_tokens"] += n_tokens
 
     def _forget(self, sequence: Sequence) -> None:
         sequence.reset()
@@ -214,13 +209,13 @@ class Scheduler:
         sequence.reset()
         del self._running[sequence]
         insort(self._waiting, sequence, key=RANK)
-        self._preemptions += 1
+        self._totals["preemptions"] += 1
 
     def _admit(self) -> bool:
-        """Move the head of the queue to the running sequences if its known tokens have room, reusing pages."""
+        """Move the head of the queue to the running sequences if there are pages for its tokens. Reuses pages."""
         sequence = self._waiting[0]
         reused = self._reuse(sequence)
-        if not self._has_room(sequence):
+        if not self._fits(sequence):
             sequence.reset()
             return False
         del self._waiting[0]
@@ -228,13 +223,13 @@ class Scheduler:
         if sequence.queued is None:
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
-            self._queried_tokens += sequence.n_prompt
-            self._hit_tokens += reused
+            self._totals["queried_tokens"] += sequence.n_prompt
+            self._totals["hit_tokens"] += reused
         return True
 
     def _reuse(self, sequence: Sequence) -> int:
-        """Share pages that already hold the sequence's first tokens; at least one token is left to compute."""
-        if not sequence.skips:
+        """Share pages that hold the sequence's first tokens; returns how many. The last token is always computed."""
+        if not sequence.may_reuse:
             return 0
         size = self.pools[0].page_size
         names = sequence.names((len(sequence.tokens) - 1) // size)
@@ -244,26 +239,26 @@ class Scheduler:
         sequence.computed = len(names) * size
         return sequence.computed
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the sequence's tokens fit beside what the running ones still lack, plus a page to grow for each."""
-        unfinished = [item for item in self._running if item.lacks > 1]
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether there are pages for the sequence, for what the running ones still compute, and one more for each."""
+        unfinished = [item for item in self._running if item.uncomputed > 1]
         for index, table in enumerate(sequence.tables):
-            promised = sum(self._to_come(item, item.tables[index]) for item in unfinished) + len(self._running)
-            if table.pool.available < self._to_come(sequence, table) + promised:
+            promised = sum(self._pages_needed(item, item.tables[index]) for item in unfinished) + len(self._running)
+            if table.pool.available < self._pages_needed(sequence, table) + promised:
                 return False
         return True
 
-    def _to_come(self, sequence: Sequence, table: Table) -> int:
-        """Pages that the sequence will take beyond those it has until all its known tokens are computed."""
-        most = table.pool.most_blocks(sequence.length, self._max_step_tokens)
-        return min(table.missing(sequence.length), most - len(table.pages))
+    def _pages_needed(self, sequence: Sequence, table: Table) -> int:
+        """Number of pages that the sequence will take until all its known tokens are computed."""
+        limit = table.pool.max_blocks(sequence.length, self._max_step_tokens)
+        return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         if result.failure is not None:
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure)
-        processed = min(stop, sequence.n_prompt) if sequence.reports else None
-        tokens = self._take_in(sequence, stop, result.tokens)
+        processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
+        tokens = self._append(sequence, result.tokens)
         sequence.advance(start, stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
@@ -288,13 +283,13 @@ class Scheduler:
             embedding=embedding,
         )
 
-    def _take_in(self, sequence: Sequence, stop: int, drawn: tuple[int, ...]) -> tuple[int, ...]:
-        """Put the drawn tokens, up to the first that ends it, at position `stop`; all but the last are computed."""
+    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """Append sampled tokens up to the first stop token; returns them. All but the last are computed already."""
         if sequence.params.prompt_lookup_num_tokens:
-            self._accepted_draft_tokens += max(0, len(drawn) - 1)
-            sequence.lookup.judge(drawn)
-        ends = [index for index, token in enumerate(drawn) if token in sequence.stop_tokens]
-        tokens = drawn[: ends[0] + 1] if ends else drawn
+            self._totals["accepted_draft_tokens"] += max(0, len(sampled) - 1)
+            sequence.lookup.observe(sampled)
+        ends = [index for index, token in enumerate(sampled) if token in sequence.stop_tokens]
+        tokens = sampled[: ends[0] + 1] if ends else sampled
         if tokens:
             sequence.append(tokens)
         return tokens

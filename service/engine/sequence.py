@@ -1,4 +1,4 @@
-"""One sequence on the wheel: its tokens, how far they are computed, the pages that hold their keys and values."""
+"""One sequence: its tokens, how far they are computed, and the pages that hold their keys and values."""
 
 from collections.abc import Sequence as Items
 from operator import add
@@ -8,11 +8,14 @@ from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.pages import PagePool, chain_seed, page_name
-from service.engine.prompt_lookup import Lookup
+from service.engine.prompt_lookup import PromptLookup
 
 
 class Snapshot(Items[int]):
-    """The first `n_known` items of a list that only grows, then a `tail`: cheap to make, and it never changes."""
+    """The tokens of a sequence at one moment: those known, which are a list that only grows, then a `tail`.
+
+    It copies no known token, so that planning a step costs the same however long the sequence is.
+    """
 
     __slots__ = ("_known", "_length", "_n_known", "_tail")
 
@@ -44,9 +47,9 @@ class Snapshot(Items[int]):
 
 
 class Table:
-    """Pages of one sequence in one pool: `pages[i]` is logical block `first_block + i`.
+    """Page table of one sequence in one pool: `pages[i]` holds logical block `first_block + i`.
 
-    `pages` is replaced and never changed, so that a slice may hold it.
+    A change replaces the tuple `pages`, so that a slice may hold it.
     """
 
     __slots__ = ("first_block", "pages", "pool")
@@ -61,41 +64,41 @@ class Table:
         return self.first_block + len(self.pages)
 
     def missing(self, n_tokens: int) -> int:
-        """Pages to take before position `n_tokens - 1` can be written."""
+        """Number of pages to take before position `n_tokens - 1` can be written."""
         return max(0, self.pool.blocks(n_tokens) - self.end_block)
 
-    def fits(self) -> int:
-        """Length that the sequence could reach with the pages available now."""
+    def capacity(self) -> int:
+        """Length that the sequence can reach with its own pages and all that are available."""
         return (self.end_block + self.pool.available) * self.pool.page_size
 
     def grow(self, n_tokens: int) -> None:
-        """Take the pages that are missing for `n_tokens` positions."""
+        """Take the pages that `n_tokens` positions need."""
         if missing := self.missing(n_tokens):
             self.pages += tuple(self.pool.take() for _ in range(missing))
 
     def share(self, names: Items[bytes]) -> None:
-        """Start with the pages of these names, less those that the next token cannot see. Reads only."""
+        """Start with the pages of these names, to read only, but not those outside the next token's window."""
         self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
         self.pages = tuple(self.pool.share(name) for name in names[self.first_block :])
 
     def shrink(self, n_tokens: int) -> None:
-        """Release the pages behind `n_tokens` positions."""
-        n_kept = max(0, self.pool.blocks(n_tokens) - self.first_block)
-        for page in reversed(self.pages[n_kept:]):
+        """Release the pages after the first `n_tokens` positions."""
+        n_blocks = max(0, self.pool.blocks(n_tokens) - self.first_block)
+        for page in reversed(self.pages[n_blocks:]):
             self.pool.release(page)
-        self.pages = self.pages[:n_kept]
+        self.pages = self.pages[:n_blocks]
 
-    def turn(self, next_position: int) -> None:
+    def roll(self, next_position: int) -> None:
         """Release the pages that have left the window of the next token to compute."""
-        gone = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
-        if gone > 0:
-            for page in self.pages[:gone]:
+        n_left = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
+        if n_left > 0:
+            for page in self.pages[:n_left]:
                 self.pool.release(page)
-            self.pages = self.pages[gone:]
-            self.first_block += gone
+            self.pages = self.pages[n_left:]
+            self.first_block += n_left
 
     def clear(self) -> None:
-        """Release all, the end first: beginnings are shared more often and should stay longest."""
+        """Release all pages, the last first: other sequences share the first ones more often."""
         for page in reversed(self.pages):
             self.pool.release(page)
         self.pages = ()
@@ -103,14 +106,16 @@ class Table:
 
 
 class Sequence:
-    """Tokens to compute. `computed` positions have keys and values in pages, or will have when the steps that were
-    launched are done; the others are lacking."""
+    """The state of one request's choice in the scheduler.
+
+    The first `computed` positions have keys and values in pages, or will have when the steps in flight are done.
+    """
 
     def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
         self.id = submit.id
         self.rank = (submit.priority, number)  # the lowest is admitted first; no two are equal
-        self.tokens = list(submit.prompt)  # all that are known; only grows, so that a slice may hold it
-        self.assumed = False  # whether one more token is being computed
+        self.tokens = list(submit.prompt)  # those known: only grows, so that a snapshot may hold it
+        self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
         self.stop_tokens = frozenset(submit.params.stop_token_ids)
@@ -122,7 +127,7 @@ class Sequence:
         self.cached = 0
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
-        self.lookup = Lookup()
+        self.lookup = PromptLookup()
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self._seed = chain_seed(submit.cache_salt)
@@ -130,12 +135,12 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, with the one that is being computed."""
+        """Number of tokens, the assumed one among them."""
         return len(self.tokens) + self.assumed
 
     @property
-    def lacks(self) -> int:
-        """Tokens known but not computed."""
+    def uncomputed(self) -> int:
+        """Number of tokens that are still to be computed."""
         return len(self.tokens) + self.assumed - self.computed
 
     @property
@@ -143,7 +148,7 @@ class Sequence:
         return len(self.tokens) + self.assumed - self.n_prompt
 
     def names(self, n_blocks: int) -> list[bytes]:
-        """Names of the first `n_blocks` full pages, kept for next time."""
+        """Names of the first `n_blocks` full pages."""
         size = self._page_size
         for block in range(len(self._names), n_blocks):
             parent = self._names[-1] if self._names else self._seed
@@ -152,27 +157,27 @@ class Sequence:
 
     @property
     def complete(self) -> bool:
-        """Whether its last token is on its way."""
+        """Whether a step in flight samples its last token."""
         return self.assumed and self.n_output >= self.params.max_tokens
 
     @property
-    def skips(self) -> bool:
-        """Whether it may start from pages that others computed: not where something of every position is wanted."""
+    def may_reuse(self) -> bool:
+        """Whether it may start from pages that others computed: not if its answer needs every prompt position."""
         return self.scored == self.n_prompt and self.params.embed != "mean"
 
     @property
-    def reports(self) -> bool:
-        """Whether how far the prompt is computed is to be known: until its first token is there."""
+    def reports_progress(self) -> bool:
+        """Whether updates say how far the prompt is computed: until the first token is sampled, if wanted."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
     @property
     def embedding(self) -> tuple[float, ...]:
-        """The pooled hidden states of the whole prompt [dim], where they were wanted."""
+        """The pooled hidden states of the whole prompt [dim]; empty if the request wants no embedding."""
         n = self.n_prompt if self.params.embed == "mean" else 1
         return tuple(value / n for value in self.pooled)
 
     def slice(self, stop: int, draft: Items[int]) -> Slice:
-        """The part of this sequence that the next step computes: up to position `stop - 1`, then the draft."""
+        """The slice that the next step computes: up to position `stop - 1`, then the draft."""
         return Slice(
             sequence_id=self.id,
             tokens=Snapshot(self.tokens, (UNKNOWN,) if self.assumed else tuple(draft)),
@@ -186,17 +191,17 @@ class Sequence:
         )
 
     def assume(self) -> None:
-        """The last token is being computed and the next one drawn: go on as if both were done."""
+        """Continue as if the step in flight had computed the last token and sampled the next one."""
         self.computed = len(self.tokens)
         self.assumed = True
 
     def append(self, tokens: Items[int]) -> None:
-        """The tokens that were drawn after the last known one."""
+        """Add the tokens that a step sampled after the last known one."""
         self.tokens += tokens
         self.assumed = False
 
     def advance(self, start: int, stop: int) -> None:
-        """Positions `start..stop-1` are computed: name the pages that became full, release those out of the window."""
+        """Record that `start..stop-1` are computed: name full pages, release those that have left the window."""
         full_before, full = start // self._page_size, stop // self._page_size
         self.computed = max(self.computed, stop)
         if full > full_before:
@@ -205,14 +210,14 @@ class Sequence:
                 for block in range(max(full_before, table.first_block), full):
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
-            table.turn(self.computed)
+            table.roll(self.computed)
 
     def pool(self, values: tuple[float, ...]) -> None:
-        """Add the next part of what `embedding` is made of."""
+        """Add the sum of hidden states of the next part of the prompt [dim]."""
         self.pooled = tuple(map(add, self.pooled, values)) if self.pooled else values
 
     def reset(self) -> None:
-        """Give up all pages; the tokens stay and will be computed again."""
+        """Release all pages. The tokens stay, and will be computed again."""
         for table in self.tables:
             table.clear()
         self.computed = 0

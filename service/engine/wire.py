@@ -1,9 +1,11 @@
-"""Messages over a socket pair. Both ends; the engine's end is blocking."""
+"""The wire between service and engine: messages in frames over a socket pair. Both ends."""
 
+import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import cast
 
 from model.machine import frames
 from service.engine.messages import FromEngine, ToEngine, from_json, to_json
@@ -14,14 +16,8 @@ def frame(message: ToEngine | FromEngine) -> bytes:
     return frames.pack(message, to_json=to_json)
 
 
-def received(buffer: bytearray) -> Iterator[ToEngine | FromEngine]:
-    """The messages that are whole in `buffer`, which they leave. Raises what `from_json` raises."""
-    for value, _ in frames.received(buffer):
-        yield from_json(value)
-
-
 class Wire:
-    """The engine's end. `send` may be called from any thread, `receive` from one."""
+    """The engine's end, which blocks. Any thread may call `send`, one thread `receive`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -39,7 +35,7 @@ class Wire:
             value, _ = frames.receive(self._sock)
         except OSError:
             return None
-        return from_json(value)  # type: ignore[return-value]
+        return cast(ToEngine, from_json(value))
 
     def close(self) -> None:
         """End both directions; a reader blocked in `receive` gets None."""
@@ -47,5 +43,30 @@ class Wire:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Give the descriptor back, once no thread reads any more."""
+        """Close the descriptor, once no thread reads any more."""
         self._sock.close()
+
+
+class MessageProtocol(asyncio.Protocol):
+    """The service's end: calls `take` for every message as it arrives, without waking a task.
+
+    `ended` is done when the wire closes, and fails with what `take` raises.
+    """
+
+    def __init__(self, take: Callable[[FromEngine], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._buffer = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for value, _ in frames.received(self._buffer):
+                self._take(cast(FromEngine, from_json(value)))
+        except Exception as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

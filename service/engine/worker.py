@@ -1,4 +1,4 @@
-"""The engine's own process (or, in tests, thread): load the model, then run the loop until the service goes away."""
+"""What the engine process runs: load the model, then the loop, until the service closes the wire."""
 
 import importlib
 import logging
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from model.batch import Runner
 from model.errors import NoriaError
 from service.engine.loop import EngineLoop
-from service.engine.messages import Abort, Beat, Failed, Load, Loading, Ready, Stop, Submit, ToEngine
+from service.engine.messages import Abort, Beat, Failed, Loading, LoadModel, Ready, Stop, Submit, ToEngine
 from service.engine.scheduler import Scheduler
 from service.engine.wire import Wire
 
@@ -27,8 +27,8 @@ def import_callable(name: str) -> CreateRunner:
     return getattr(importlib.import_module(module), attribute)
 
 
-class Child:
-    """One engine life on one wire. `on_orphaned` is called when the service closes its end."""
+class Worker:
+    """One engine on one wire. It calls `on_orphaned` when the service closes its end."""
 
     def __init__(self, wire: Wire, on_orphaned: Callable[[], None]) -> None:
         self._wire = wire
@@ -40,7 +40,7 @@ class Child:
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
 
     def run(self, runner: str) -> None:
-        """Load and serve; returns when told to stop, or after a failed load was reported."""
+        """Load and serve; returns at a Stop message, or after it has reported that the model cannot be loaded."""
         reader = threading.Thread(target=self._read, name="noria-engine-inbox", daemon=True)
         beat = threading.Thread(target=self._beat, name="noria-engine-beat", daemon=True)
         reader.start()
@@ -73,10 +73,10 @@ class Child:
                 EngineLoop(runner, scheduler, self._receive, self._wire.send).run()
 
     def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
-        """Import at once, while the service is still finding the model's files; load when told to."""
+        """Import at once, while the service still finds the model's files; load at the LoadModel message."""
         create = import_callable(name)
         load = self._inbox.get()
-        if not isinstance(load, Load):
+        if not isinstance(load, LoadModel):
             return None
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
@@ -91,14 +91,17 @@ class Child:
     def _read(self) -> None:
         try:
             while (message := self._wire.receive()) is not None:
-                self._sort(message)
+                self._dispatch(message)
         finally:
             self._inbox.put(Stop())
             if not self._ended.is_set():
                 self._on_orphaned()
 
-    def _sort(self, message: ToEngine) -> None:
-        """Into the inbox; a sequence with a grammar by way of a thread that compiles it, and its abort behind it."""
+    def _dispatch(self, message: ToEngine) -> None:
+        """Put a message into the inbox. A sequence with a grammar first goes to a thread that compiles it.
+
+        An abort of such a sequence takes the same way, so that it arrives after the sequence.
+        """
         if isinstance(message, Submit) and message.params.grammar is not None:
             self._preparing.add(message.id)
         elif not isinstance(message, Abort) or message.id not in self._preparing:

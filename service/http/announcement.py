@@ -1,4 +1,4 @@
-"""What a person at the terminal sees while the server starts: a progress bar, then where to send a first request."""
+"""What the terminal shows while the server starts: a progress bar, then the address and a first request."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ REFRESH_SECONDS = 0.1
 
 @asynccontextmanager
 async def progress_bar(client: EngineClient) -> AsyncIterator[None]:
-    """Stage and progress of loading on stderr while the context lasts, if it lasts more than a moment."""
+    """Show stage and progress of loading on stderr inside the context, unless loading is fast."""
     task = asyncio.create_task(_draw_progress(client))
     try:
         yield
@@ -45,7 +45,7 @@ def address(settings: Settings, port: int) -> str:
 
 
 def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
-    """The address and a curl line to paste. `chat`: the model has a chat format; `key`: requests need a key."""
+    """The address, and a curl command to paste. `chat`: the model has a chat format. `key`: requests need a key."""
     question: dict[str, Any]
     if chat:
         path = "/v1/chat/completions"
@@ -59,5 +59,5 @@ def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for the person who started the server."""
+    """Print a line on stderr for the person who started the server."""
     print(text, file=sys.stderr, flush=True)

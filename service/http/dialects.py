@@ -1,4 +1,4 @@
-"""How each API tells its clients of an error, and in which header its clients may send a key."""
+"""The APIs whose errors the server writes: the shape of an error, and the header that may hold a key."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ class AnthropicError(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API's manner: `write` gives the JSON of an error, which has type `answer`.
+    """One API's conventions. `write` returns the JSON of an error, whose type is `answer`.
 
-    `key_header` may hold a key, as `Authorization` always may.
+    A key may be in `key_header`, and is always accepted in `Authorization`.
     """
 
     write: Callable[[ApiError], Any]
@@ -79,6 +79,6 @@ ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:
-    """The plain answer to a request that failed."""
+    """The response to a request that failed before its stream began."""
     failure = as_api_error(error)
     return Response(orjson.dumps(dialect.write(failure)), failure.status, failure.headers, "application/json")

@@ -9,7 +9,7 @@ ApiError
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
 ├── Unavailable        503  loading, restarting or draining
-└── HttpError               of the routing itself (404, 405), or without a class of its own (415)
+└── HttpError          404, 405, 415  no such route, method or content type
 """
 
 import logging
@@ -25,11 +25,11 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 
 log = logging.getLogger("noria.api")
 
-SHOWN_CHARS = 80
+QUOTED_CHARS = 80
 
 
 class ApiError(Exception):
-    """What a client is told. `param` names the field at fault, `code` is for programs."""
+    """An error with the message for its client. `param` names the wrong field, `code` is for programs."""
 
     status = 500
     type = "server_error"
@@ -72,7 +72,7 @@ class ModelNotFound(ApiError):
     type = "invalid_request_error"
 
     def __init__(self, name: str, served: tuple[str, ...]) -> None:
-        message = f"the model {shown(name)} does not exist here; served: {', '.join(served)}"
+        message = f"the model {quoted(name)} does not exist here; served: {', '.join(served)}"
         super().__init__(message, param="model", code="model_not_found")
 
 
@@ -102,7 +102,7 @@ class Unavailable(ApiError):
 
 
 class HttpError(ApiError):
-    """An error of the routing itself (404, 405) or one without a class of its own (415)."""
+    """An error of routing (404, 405), or one without a class of its own (415)."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         names = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
@@ -112,7 +112,7 @@ class HttpError(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of any exception; of an unforeseen one, nothing but that it happened (the log has it)."""
+    """The error that a client receives for an exception. Of an unexpected one only the log has the details."""
     match error:
         case ApiError():
             return error
@@ -121,7 +121,7 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineUnavailable():
             return Unavailable("the engine is not ready; try again shortly", "engine_unavailable")
         case EngineDied():
-            return Unavailable("the engine failed while it worked on this request; try again", "engine_died")
+            return Unavailable("the engine failed while it computed this request; try again", "engine_died")
         case HTTPException():
             return HttpError(error.status_code, str(error.detail), error.headers)
     log.error("internal error", exc_info=error)
@@ -129,7 +129,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
-    """The first of pydantic's complaints: field, what was wrong, the value. There are few: see `schemas.Items`."""
+    """The first error that pydantic found, with field, reason and value. There are few errors: see `fields.Items`."""
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
     if first["type"] == "json_invalid":
@@ -144,10 +144,10 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
     problem = first["msg"].removeprefix("Input ")
     problem = problem[0].lower() + problem[1:]
-    return InvalidRequest(f"{param or 'the body'} {problem}, got {shown(first['input'])}", param=param)
+    return InvalidRequest(f"{param or 'the body'} {problem}, got {quoted(first['input'])}", param=param)
 
 
-def shown(value: Any) -> str:
-    """A value as an error message quotes it: short, and quick to make however large the value is."""
-    text = repr(value[: SHOWN_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+def quoted(value: Any) -> str:
+    """A value as an error message quotes it: short, and fast to make even of a large value."""
+    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
+    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

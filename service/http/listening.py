@@ -6,7 +6,7 @@ from model.errors import OptionError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: clients that come before the server runs wait. Raises OptionError."""
+    """A listening socket. Clients that connect before the server runs wait. Raises OptionError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)

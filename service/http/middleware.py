@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the key check, one log line, the counters, and the last resort for errors."""
+"""What happens to every request: an id, the key check, a log line, metrics, and a response to any error."""
 
 import hmac
 import logging
@@ -21,11 +21,11 @@ log = logging.getLogger("noria.access")
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 CLIENT_GONE = 499
-"""Status in the log of a request whose client left before the answer (nginx's number)."""
+"""The status in the log when a client disconnects before the response; nginx uses this number."""
 
 
 class RequestMiddleware:
-    """ASGI middleware; the request's record is `scope["noria.record"]`, `scope["noria.send"]` leads past all below."""
+    """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside."""
 
     def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics, policies: Policies) -> None:
         self._app = app
@@ -64,17 +64,17 @@ class RequestMiddleware:
                 await response(scope, receive, send)
 
     def _check_key(self, scope: Scope, policy: Policy) -> None:
-        """Raise Unauthorized unless the path is open or a key fits; every key is compared, in constant time."""
+        """Raise Unauthorized unless the path is open or a key is right. Each comparison takes constant time."""
         if not self._keys or policy.open:
             return
         headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = [key.strip()] if scheme.lower() == b"bearer" else []
+        keys = [key.strip()] if scheme.lower() == b"bearer" else []
         name = policy.dialect.key_header
         if name is not None and (key := headers.get(name.encode())) is not None:
-            given.append(key.strip())
-        fits = [hmac.compare_digest(key, known) for key in given for known in self._keys]
-        if not any(fits):
+            keys.append(key.strip())
+        matches = [hmac.compare_digest(key, known) for key in keys for known in self._keys]
+        if not any(matches):
             raise Unauthorized(name)
 
     def _finish(self, record: RequestRecord) -> None:
@@ -102,14 +102,14 @@ class RequestMiddleware:
 
 
 def outcome_of(status: int) -> str:
-    """The outcome of a request that was never submitted."""
+    """The outcome of a request that did not reach the engine."""
     if status == CLIENT_GONE:
         return "abort"
     return "refused" if status < 500 or status == 503 else "error"
 
 
 def request_id(scope: Scope) -> str:
-    """The client's `x-request-id` if it is harmless, else a fresh one."""
+    """The client's `x-request-id` if it is short and plain, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -1,4 +1,4 @@
-"""How the server treats the requests of a path: who may send them, what is counted, how errors are written."""
+"""The treatment of requests by path: whether they need a key, what is counted and logged, how errors look."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from service.http.dialects import OPENAI, Dialect
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a route declares of its requests.
+    """How the server treats the requests of a route.
 
-    `open`: they need no key. `generates`: metrics count their outcomes and durations. `quiet`: they are logged at level
-    debug.
+    `open`: they need no key. `generates`: metrics count their outcomes and durations. `quiet`: the log has them at
+    level debug only. `dialect` writes their errors.
     """
 
     dialect: Dialect = OPENAI
@@ -23,7 +23,7 @@ class Policy:
 
 
 class Policies:
-    """The policy of every path. Raises ValueError for two policies of one path."""
+    """The policies of all paths. Raises ValueError when one path has two."""
 
     def __init__(self, policies: Iterable[tuple[str, Policy]]) -> None:
         self._declared: dict[str, Policy] = {}
@@ -34,7 +34,7 @@ class Policies:
         self._patterns = [(compile_path(path)[0], self._declared[path]) for path in patterns]
 
     def of(self, path: str) -> Policy:
-        """What the path's route declares. A path without a route has only the dialect of the route that it extends."""
+        """The policy of the path's route. An unknown path has the dialect of the route above it, and nothing else."""
         if (declared := self._declared.get(path)) is not None:
             return declared
         for pattern, policy in self._patterns:

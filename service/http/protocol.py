@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn reads it, and requests that offer to go on in another protocol."""
+"""uvicorn's HTTP/1.1, for requests that offer to change the protocol too."""
 
 import sys
 
@@ -7,9 +7,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class Protocol(HttpToolsProtocol):
-    """An `Upgrade` header is ignored, as HTTP allows (RFC 9110, 7.8): `curl --http2` and Java's client send one.
+    """uvicorn's protocol, which ignores an `Upgrade` header, as RFC 9110, 7.8 allows.
 
-    httptools stops at the end of a head that has it and tells of no body. Such a head is read again without it.
+    `curl --http2` and Java's client send one. httptools stops after the head of such a request and reports no body.
+    This class then parses the head again, without the header.
     """
 
     _stopped: int | None = None
@@ -25,17 +26,17 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._stopped is not None:
-            rest, self._stopped = data[self._stopped :], None
+            unread, self._stopped = data[self._stopped :], None
             head = self._head()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
-            self.data_received(head + rest)
+            self.data_received(head + unread)
 
     def _offers(self) -> bool:
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Called by uvicorn where httptools has stopped; the exception holds the offset into the data."""
+        """uvicorn calls this when httptools has stopped. The exception holds the offset into the data."""
         stop = sys.exception()
         if stop is not None and self._offers():
             self._stopped = stop.args[0]

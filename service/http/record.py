@@ -8,9 +8,9 @@ from service.http.policy import Policy
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of a request when it ends: the log line and the counters come from here.
+    """The facts of one request, for its log line and the metrics. They are added while the request is served.
 
-    Filled while the request is served. Times are seconds; None: it did not get that far.
+    Times are in seconds. None: the request did not get that far.
     """
 
     id: str
@@ -28,7 +28,7 @@ class RequestRecord:
     user: str | None = None
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What every answer says of its request; how long it waited, once that is known."""
+        """Headers of every response: the id, and the wait for the engine once it is known."""
         headers = [(b"x-request-id", self.id.encode())]
         if self.queue_seconds is not None:
             headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))

@@ -1,4 +1,4 @@
-"""The server process: uvicorn, with signals that drain it."""
+"""The HTTP server: uvicorn, with a drain before it stops."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from service.settings import Settings
 log = logging.getLogger("noria")
 
 CLOSING_SECONDS = 5
-"""For connections to close once every answer is complete."""
+"""Time for connections to close after the drain."""
 
 
 class Server(uvicorn.Server):
-    """Serves `app` until a signal has drained it, or until `fail`.
+    """A uvicorn server that stops after a drain, or at once after `fail`.
 
-    `drain` refuses new requests, and returns when those in flight have ended.
+    `drain` refuses new requests, and returns when those in flight have ended or their time is up.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, drain: Callable[[], Awaitable[None]]) -> None:
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         )
 
     def fail(self) -> None:
-        """End the server, as one that cannot serve."""
+        """Stop: there is no model to serve."""
         self.failed = True
         self.should_exit = True
 
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins a drain, the second ends the process at once."""
+        """Begin a drain at the first signal, and end the process at the second."""
         if self._loop is None or not self.started:
             self.should_exit = True
         elif self._draining:

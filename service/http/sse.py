@@ -20,30 +20,30 @@ HEADERS = [
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_SECONDS = 15.0
-"""Silence after which a stream says that it lives: proxies close connections that are silent for long."""
+"""After so long without an event the server sends a comment: proxies close silent connections."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was complete."""
+    """The client closed the connection before its response was complete."""
 
 
 class Framing(Protocol):
-    """How an endpoint writes its events. `done` ends a stream."""
+    """The format of an endpoint's events. `done` ends a stream."""
 
     done: bytes
 
     def frame(self, data: Json) -> bytes: ...
 
     def failure(self, error: ApiError) -> Json:
-        """The event that ends a stream which cannot go on."""
+        """The event that ends a stream after an error."""
         ...
 
 
 class PlainEvents:
-    """OpenAI's first way: events without a name, and a word at the end."""
+    """The format of completions and chat: events without a name, and `[DONE]` at the end."""
 
     __slots__ = ()
     done = b"data: [DONE]\n\n"
@@ -56,7 +56,7 @@ class PlainEvents:
 
 
 class TypedEvents:
-    """Events named by the `type` of their data; the last one's type says that it is the last."""
+    """Events that are named by the `type` of their data. The type of the last one marks the end."""
 
     __slots__ = ()
     done = b""
@@ -66,9 +66,9 @@ class TypedEvents:
 
 
 async def while_connected(receive: Receive, expired: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client goes away or the server's time is up.
+    """The result of `work`. Raises ClientGone when the client disconnects, Unavailable when `expired` is done.
 
-    `expired` is done when a drain has lasted long enough. Raises ClientGone or Unavailable then.
+    Both cancel `work`. `expired` is done at the end of a drain's time.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(receive))
@@ -90,37 +90,36 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class Pulse:
-    """Calls `beat` whenever nothing was written for `KEEP_ALIVE_SECONDS`; `wrote` is when something was."""
+class KeepAlive:
+    """A timer that calls `send` when nothing was written for `KEEP_ALIVE_SECONDS`. `last_write` is set by its user."""
 
-    def __init__(self, beat: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.clock = asyncio.get_running_loop().time
-        self.wrote = self.clock()
-        self.beating: asyncio.Task[None] | None = None
-        self._beat = beat
+        self.last_write = self.clock()
+        self.sending: asyncio.Task[None] | None = None
+        self._send = send
         self._set(KEEP_ALIVE_SECONDS)
 
     def stop(self) -> None:
         self._timer.cancel()
-        if self.beating is not None:
-            self.beating.cancel()
+        if self.sending is not None:
+            self.sending.cancel()
 
     def _set(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        left = self.wrote + KEEP_ALIVE_SECONDS - self.clock()
-        if left <= 0 and (self.beating is None or self.beating.done()):
-            self.beating = asyncio.get_running_loop().create_task(self._beat())
+        left = self.last_write + KEEP_ALIVE_SECONDS - self.clock()
+        if left <= 0 and (self.sending is None or self.sending.done()):
+            self.sending = asyncio.get_running_loop().create_task(self._send())
         self._set(left if left > 0 else KEEP_ALIVE_SECONDS)
 
 
 class EventStream(Response):
-    """A response of the frames in `events`, inside `guard`, which is left when the stream ends however it ends.
+    """A response of the frames in `events`. It exits `guard` when the stream ends for any reason.
 
-    The status goes out with the first frame, so a request that fails before its first token, or before a silence has
-    lasted long enough for a comment, gets a plain error;
-    one that fails later gets an error event and no proper end.
+    The status is sent with the first frame or keep-alive comment. A request that fails before that gets a plain error
+    response. One that fails later gets an error event, and no `done`.
     """
 
     def __init__(
@@ -152,16 +151,16 @@ class EventStream(Response):
                 await error_response(error, dialect)(scope, receive, send)
 
     async def _send_all(self, send: Send, send_directly: Send) -> None:
-        """The start goes through every middleware, the frames, which none of them looks at, past all but the server."""
-        pulse = Pulse(lambda: self._send(send_directly if self._started else send, KEEP_ALIVE))
+        """Send the start through every middleware, and the frames past them: no middleware reads frames."""
+        keep_alive = KeepAlive(lambda: self._send(send_directly if self._started else send, KEEP_ALIVE))
         try:
             async for body in self._events:
-                if pulse.beating is not None:
-                    await pulse.beating
+                if keep_alive.sending is not None:
+                    await keep_alive.sending
                 await self._send(send_directly if self._started else send, body)
-                pulse.wrote = pulse.clock()
+                keep_alive.last_write = keep_alive.clock()
         finally:
-            pulse.stop()
+            keep_alive.stop()
         await self._send(send_directly if self._started else send, self._framing.done, more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

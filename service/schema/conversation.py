@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
 
@@ -52,7 +52,7 @@ class Message(Body):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.role not in ROLES:
-            raise unsupported("role", f"role {shown(self.role)} is not supported: expected one of {', '.join(ROLES)}")
+            raise unsupported("role", f"role {quoted(self.role)} is not supported: expected one of {', '.join(ROLES)}")
         if self.content is None and self.role != "assistant":
             raise unsupported("content", f"content is required in a message of role {self.role}")
         if (self.tool_call_id is None) == (self.role == "tool"):

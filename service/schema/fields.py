@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 from pydantic_core import PydanticCustomError
 
 from model.sampling_params import PARAMETERS
-from service.http.errors import shown
+from service.http.errors import quoted
 
 MAX_NAMED_FIELDS = 8
 MAX_ITEMS = 2**14
@@ -48,13 +48,13 @@ class Body(BaseModel):
         extras = self.__pydantic_extra__ or {}
         unknown = [name for name in extras if name not in self.harmless]
         if unknown:
-            names = ", ".join(map(shown, unknown[:MAX_NAMED_FIELDS])) + (", ..." if unknown[MAX_NAMED_FIELDS:] else "")
+            names = ", ".join(map(quoted, unknown[:MAX_NAMED_FIELDS])) + (", ..." if unknown[MAX_NAMED_FIELDS:] else "")
             raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
         for name, value in extras.items():
             allowed = self.harmless[name]
             if not _accepts(allowed, value):
                 choices = " or ".join([*map(repr, allowed), "null"])
-                raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {shown(value)}")
+                raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {quoted(value)}")
         return self
 
     def check(self) -> None:

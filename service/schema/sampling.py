@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler: the fields of `SamplingParams`, as clients name them."""
+"""Request fields for sampling: the fields of `SamplingParams`, with the names that clients use."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model
 
 from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS, PARAMETERS
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, TokenIds, expect, optional, ranged
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
@@ -25,28 +25,32 @@ else:
 
 
 class SamplingBody(DeclaredBody):
-    """The parameters that clients name and type as `SamplingParams` does, and those that they write otherwise.
+    """The fields of `PARAMETERS`, and those that clients write in another way than `SamplingParams` has them.
 
-    None: the model's default, or ours.
+    None: the model's default, or the server's.
     """
 
     logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
-        "Token id to what is added to its logit, -100 to 100; at most 1024."
+        "A map from token ids to numbers from -100 to 100, which are added to their logits. At most 1024 entries."
     )
     allowed_token_ids: TokenIds | None = optional(
-        "The only tokens that may be drawn.", min_length=1, max_length=MAX_ALLOWED_TOKENS
+        "The only tokens that may be sampled.", min_length=1, max_length=MAX_ALLOWED_TOKENS
     )
     bad_words: Items[BadWord] | None = optional(
-        "Words that are not said, at the beginning of a word or within: the last token of one is never drawn after its "
-        "others.",
+        "Words that the answer must not have, neither as a word nor inside one. The last token of a word is never "
+        "sampled after its other tokens.",
         max_length=MAX_BAD_WORDS,
     )
-    stop: Stops | None = optional("A string, or up to 16, of 1 to 512 characters: the text ends before it.")
-    stop_token_ids: TokenIds | None = optional("At most 1024, the model's end tokens among them.")
+    stop: Stops | None = optional(
+        "A string, or up to 16 strings, of 1 to 512 characters. The text ends before the first that occurs."
+    )
+    stop_token_ids: TokenIds | None = optional(
+        "Tokens that end the answer. At most 1024, including the model's end tokens."
+    )
 
     @property
     def given(self) -> dict[str, Any]:
-        """Values of the declared parameters that the request gives."""
+        """The values that the request gives for the fields of `PARAMETERS`."""
         return {name: value for name in DECLARED if (value := getattr(self, name)) is not None}
 
     @property
@@ -58,7 +62,7 @@ class SamplingBody(DeclaredBody):
         biases = self.logit_bias or {}
         for token, value in biases.items():
             if type(value) not in (int, float):
-                raise InvalidRequest(f"logit_bias.{token} should be a number, got {shown(value)}", param="logit_bias")
+                raise InvalidRequest(f"logit_bias.{token} should be a number, got {quoted(value)}", param="logit_bias")
             if not TOKEN_ID.fullmatch(token):
-                raise InvalidRequest(f"logit_bias has key {shown(token)}, expected token ids", param="logit_bias")
+                raise InvalidRequest(f"logit_bias has key {quoted(token)}, expected token ids", param="logit_bias")
         return tuple((int(token), value) for token, value in biases.items())

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError, from_json
 
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, optional, unsupported
 
 MAX_TOOLS = 128
@@ -59,7 +59,7 @@ def allowed_calls(
         raise InvalidRequest("tool_choice needs tools, and there are none", param="tool_choice")
     missing = [name for name in chosen or () if name not in names]
     if missing:
-        message = f"tool_choice names {shown(missing[0])}, which is not among the tools"
+        message = f"tool_choice names {quoted(missing[0])}, which is not among the tools"
         raise InvalidRequest(message, param="tool_choice")
     return AllowedCalls(tuple(function for function in offered if chosen is None or function.name in chosen), must, one)
 
@@ -73,7 +73,7 @@ def _parsed(arguments: Any) -> Json:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise unsupported(None, f"must be a JSON object as a string, got {shown(arguments)}")
+        raise unsupported(None, f"must be a JSON object as a string, got {quoted(arguments)}")
     return value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.tools import AllowedCalls, Function
 from service.structured.call_style import Style
 from service.structured.constraint import ANY_OBJECT, Constraint, Json, lark_grammar, with_spaces
@@ -79,6 +79,6 @@ def _parameters(function: Function, *, enforced: bool) -> Json:
         return with_spaces(ANY_OBJECT, "tools")
     schema = NO_PARAMETERS if function.parameters is None else function.parameters
     if schema.get("type", "object") != "object":
-        message = f"tools: the parameters of {function.name} must be an object, got type {shown(schema['type'])}"
+        message = f"tools: the parameters of {function.name} must be an object, got type {quoted(schema['type'])}"
         raise InvalidRequest(message, param="tools")
     return with_spaces({"type": "object"} | schema, "tools")

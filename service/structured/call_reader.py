@@ -41,7 +41,7 @@ class CallReader:
         self._escaped = False
 
     def feed(self, text: str, *, final: bool = False) -> list[Piece]:
-        """The pieces that `text` completes. With `final` the rest of an incomplete call marker is text."""
+        """The pieces that `text` completes. With `final` an incomplete call marker is text."""
         self._unread += text
         pieces: list[Piece] = []
         while self._state(pieces, final):

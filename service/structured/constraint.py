@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from model.sampling_params import MAX_GRAMMAR_CHARS
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
 from service.structured.json_schema import bounded, closed
 
@@ -102,7 +102,7 @@ def with_spaces(schema: Json, field: str) -> Json:
     Raises InvalidRequest for options of the client: they could make llguidance ignore parts of the schema.
     """
     if "x-guidance" in schema:
-        raise InvalidRequest(f"{field}: x-guidance is not supported, got {shown(schema['x-guidance'])}", param=field)
+        raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
     return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
@@ -117,8 +117,8 @@ def choice_grammar(choices: list[str], field: str) -> Json:
     """The grammar of a choice among texts."""
     if not choices:
         raise InvalidRequest(f"{field} must not be an empty list", param=field)
-    quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return lark_grammar(f"start: CHOICE\nCHOICE: {quoted}")
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return lark_grammar(f"start: CHOICE\nCHOICE: {alternatives}")
 
 
 def lark_grammar(grammar: str, field: str = "") -> Json:

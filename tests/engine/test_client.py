@@ -18,21 +18,21 @@ from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
-from service.engine.process import Host, ProcessHost
+from service.engine.process import EngineHandle, EngineProcess
 from tests.engine.driving import expected
-from tests.fakes import WAITING, ThreadHost
+from tests.fakes import WAITING, EngineThread
 from tests.waiting import PATIENCE, ended, eventually
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
 PARAMS = SamplingParams(max_tokens=20)
 
 
-def process(runner: str = "create_fake") -> ProcessHost:
-    return ProcessHost(f"tests.fakes:{runner}")
+def process(runner: str = "create_fake") -> EngineProcess:
+    return EngineProcess(f"tests.fakes:{runner}")
 
 
-def thread() -> ThreadHost:
-    return ThreadHost("tests.fakes:create_fake")
+def thread() -> EngineThread:
+    return EngineThread("tests.fakes:create_fake")
 
 
 async def collect(mailbox: Mailbox) -> list[int]:
@@ -40,7 +40,7 @@ async def collect(mailbox: Mailbox) -> list[int]:
 
 
 def with_client(
-    host: Callable[[], Host],
+    host: Callable[[], EngineHandle],
     body: Callable[[EngineClient], Awaitable[None]],
     model: str = "fake",
     **settings: float,
@@ -64,7 +64,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("host", [process, thread])
-def test_sequences_together_answer_as_alone(host: Callable[[], Host]) -> None:
+def test_sequences_together_answer_as_alone(host: Callable[[], EngineHandle]) -> None:
     async def body(client: EngineClient) -> None:
         prompts = [list(range(1, 3 + 7 * n)) for n in range(12)]
         answers = await asyncio.gather(*(collect(client.submit(prompt, PARAMS)) for prompt in prompts))
@@ -88,7 +88,7 @@ def test_others_are_served_while_a_grammar_is_compiled_and_an_abort_comes_after_
         await until(lambda: client.stats.running == 0)
         assert [item.sequence_id for step in WAITING.steps for item in step.slices if item.sequence_id == gone.id] == []
 
-    with_client(lambda: ThreadHost("tests.fakes:create_waiting"), body)
+    with_client(lambda: EngineThread("tests.fakes:create_waiting"), body)
 
 
 def test_closing_a_mailbox_aborts_the_sequence() -> None:
@@ -119,9 +119,9 @@ def test_updates_are_merged_while_the_reader_is_away() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: signal.Signals) -> None:
-    hosts: list[ProcessHost] = []
+    hosts: list[EngineProcess] = []
 
-    def host() -> ProcessHost:
+    def host() -> EngineProcess:
         hosts.append(process())
         return hosts[-1]
 
@@ -144,19 +144,19 @@ def test_a_killed_or_stopped_engine_fails_its_requests_and_is_replaced(number: s
 
 def test_an_engine_that_cannot_be_replaced_at_once_is_replaced_later() -> None:
     """The second engine cannot be spawned, the third dies while loading, the fourth serves within the same limits."""
-    hosts: list[ProcessHost] = []
+    hosts: list[EngineProcess] = []
 
-    class NoRoom(ProcessHost):
+    class NoRoom(EngineProcess):
         def spawn(self) -> socket.socket:
             raise OSError(errno.EAGAIN, "no more processes")
 
-    class Exits(ProcessHost):
+    class Exits(EngineProcess):
         def spawn(self) -> socket.socket:
             self._runner = "tests.fakes:create_exiting"
             return super().spawn()
 
-    def host() -> ProcessHost:
-        kinds = [ProcessHost, NoRoom, Exits, ProcessHost]
+    def host() -> EngineProcess:
+        kinds = [EngineProcess, NoRoom, Exits, EngineProcess]
         hosts.append(kinds[len(hosts)]("tests.fakes:create_fake"))
         return hosts[-1]
 
@@ -172,9 +172,9 @@ def test_an_engine_that_cannot_be_replaced_at_once_is_replaced_later() -> None:
 
 def test_sigterm_is_left_to_the_service() -> None:
     """Systemd signals all processes of a unit; the engine must not die before the service has drained."""
-    hosts: list[ProcessHost] = []
+    hosts: list[EngineProcess] = []
 
-    def host() -> ProcessHost:
+    def host() -> EngineProcess:
         hosts.append(process())
         return hosts[-1]
 
@@ -238,7 +238,7 @@ def test_a_step_that_fails_ends_its_requests_and_nothing_else() -> None:
     ],
 )
 def test_the_first_load_that_fails_is_an_error_for_the_caller(
-    host: Callable[[], Host], model: str, message: str
+    host: Callable[[], EngineHandle], model: str, message: str
 ) -> None:
     async def main() -> None:
         client = EngineClient(host)
@@ -254,9 +254,9 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.process import ProcessHost\n"
+        "from service.engine.process import EngineProcess\n"
         "async def main():\n"
-        "    host = ProcessHost('tests.fakes:create_fake')\n"
+        "    host = EngineProcess('tests.fakes:create_fake')\n"
         "    client = EngineClient(lambda: host, stall_timeout=60)\n"
         f"    await client.start({OPTIONS!r})\n"
         "    if sys.argv[1] == 'stopped': os.kill(host.pid, signal.SIGSTOP)\n"

@@ -1,5 +1,6 @@
 """What crosses the wire comes out as it went in."""
 
+import asyncio
 import json
 
 import pytest
@@ -11,8 +12,9 @@ from service.engine.messages import (
     Abort,
     Beat,
     Failed,
-    Load,
+    FromEngine,
     Loading,
+    LoadModel,
     PoolStats,
     Ready,
     Report,
@@ -23,7 +25,7 @@ from service.engine.messages import (
     from_json,
     to_json,
 )
-from service.engine.wire import frame, received
+from service.engine.wire import MessageProtocol, frame
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
@@ -33,7 +35,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
 @pytest.mark.parametrize(
     "message",
     [
-        Load({"model": "m", "dtype": "auto"}),
+        LoadModel({"model": "m", "dtype": "auto"}),
         Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
         Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt"),
         Abort(1),
@@ -60,9 +62,14 @@ def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_messages_arrive_whole_however_the_wire_cuts_them(size: int) -> None:
     sent = [Beat(), Report((UPDATE, Update(4, (5,)))), Failed("no"), Report(())]
-    data, buffer, came = b"".join(map(frame, sent)), bytearray(), []
-    for start in range(0, len(data), size):
-        buffer += data[start : start + size]
-        came += received(buffer)
+    came: list[FromEngine] = []
+
+    async def read() -> None:
+        protocol, data = MessageProtocol(came.append), b"".join(map(frame, sent))
+        for start in range(0, len(data), size):
+            protocol.data_received(data[start : start + size])
+        protocol.connection_lost(None)
+        await protocol.ended
+
+    asyncio.run(read())
     assert came == sent
-    assert not buffer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
-from service.engine import prompt_lookup as lookup
+from service.engine import prompt_lookup
 from tests.engine.driving import Drive, expected
 from tests.fakes import BROKEN, END, make_info, next_token, parrot
 
@@ -221,7 +221,7 @@ def test_choices_differ_and_a_stop_token_ends_one() -> None:
         assert (drive.finished[choice] == "stop") == (drive.answers[choice][-1] == END)
 
 
-GUESSING = SamplingParams(max_tokens=60, prompt_lookup_num_tokens=8, logprobs=1)
+DRAFTING = SamplingParams(max_tokens=60, prompt_lookup_num_tokens=8, logprobs=1)
 
 
 def accepted(drive: Drive) -> int:
@@ -230,12 +230,12 @@ def accepted(drive: Drive) -> int:
 
 def test_drafts_save_steps_and_change_nothing() -> None:
     drive = Drive(make_info(), say=parrot)
-    drive.submit(1, [1, 2, 3], GUESSING)
+    drive.submit(1, [1, 2, 3], DRAFTING)
     while drive.scheduler.has_work:
         drive.step()
         computed = 0 if drive.finished else 3 + len(drive.answers[1]) - 1
-        assert drive.scheduler.pools[0].stats.held == -(-computed // 4)  # pages of rejected guesses were given back
-    assert drive.answers[1] == expected([1, 2, 3], GUESSING, say=parrot)
+        assert drive.scheduler.pools[0].stats.held == -(-computed // 4)  # pages of rejected draft tokens were released
+    assert drive.answers[1] == expected([1, 2, 3], DRAFTING, say=parrot)
     assert [item.token for update in drive.updates[1] for item in update.logprobs] == drive.answers[1]
     assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some were right, some were not
     assert len(drive.runner.steps) == 60 - accepted(drive)
@@ -243,7 +243,7 @@ def test_drafts_save_steps_and_change_nothing() -> None:
 
 def test_a_prompt_goes_before_drafts() -> None:
     drive = Drive(make_info(), max_step_tokens=6, say=lambda tokens, choice: 57)
-    drive.submit(1, [57] * 4, GUESSING)
+    drive.submit(1, [57] * 4, DRAFTING)
     while not accepted(drive):
         drive.step()
     drive.submit(2, list(range(1, 9)), PARAMS)
@@ -251,13 +251,13 @@ def test_a_prompt_goes_before_drafts() -> None:
 
 
 @pytest.fixture
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "FIRST_TRUST", 0.99)
+def accepting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCE", 0.99)
 
 
-@pytest.mark.usefixtures("trusting")
+@pytest.mark.usefixtures("accepting")
 def test_nobody_is_preempted_for_a_draft() -> None:
-    """Five pages, three of them the second sequence's until its end: the first guesses up to the end of two."""
+    """Five pages, three of them the second sequence's until its end: the first drafts up to the end of two."""
     drive = Drive(make_info(pools=((None, 5),), max_model_len=16), max_step_tokens=64, say=lambda tokens, choice: 57)
     drive.submit(1, [57] * 2, SamplingParams(max_tokens=13, prompt_lookup_num_tokens=8))
     drive.submit(2, list(range(1, 11)), SamplingParams(max_tokens=2))
@@ -267,7 +267,7 @@ def test_nobody_is_preempted_for_a_draft() -> None:
     assert drive.scheduler.stats().preemptions == 0
 
 
-@pytest.mark.usefixtures("trusting")
+@pytest.mark.usefixtures("accepting")
 def test_a_stop_token_in_a_draft_ends_the_answer() -> None:
     prompt = [40 + n % 4 for n in range(20)]
     drive = Drive(make_info(), max_step_tokens=64, say=lambda tokens, choice: 40 + len(tokens) % 4)

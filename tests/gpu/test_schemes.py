@@ -13,9 +13,9 @@ from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear import choice
-from model.linear.base import Floats
+from model.linear.base import RMSNorm
+from model.linear.floats import Floats
 from model.linear.fp8 import quantize
-from model.linear.norm import RMSNorm
 from model.network import weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
@@ -156,7 +156,7 @@ def test_experts_in_a_graph() -> None:
     with torch.device("meta"):
         block = MoE(256, 512, 8, 2)
     block.reserve(torch.bfloat16, GPU)
-    block.gate.settle(block.gate.room((), torch.bfloat16, GPU))
+    block.gate.assign_weights(block.gate.allocate((), torch.bfloat16, GPU))
     for part in block.modules():
         if isinstance(part, Floats):
             part.weight.data.normal_(std=0.1)
@@ -201,7 +201,7 @@ def test_products_in_fp8() -> None:
     """PyTorch's product of many rows in fp8, against the same numbers in float32."""
     torch.manual_seed(0)
     layer = choice.PROJECTIONS["fp8"](512, 384)
-    layer.settle(layer.room((), torch.bfloat16, GPU))
+    layer.assign_weights(layer.allocate((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
     layer.take(0, matrix)
     x = torch.randn(100, 512).bfloat16()

@@ -20,7 +20,7 @@ from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.fakes import END, IntegerTokenizer, ThreadHost, next_token
+from tests.fakes import END, EngineThread, IntegerTokenizer, next_token
 from tests.waiting import PATIENCE, eventually
 
 
@@ -63,7 +63,7 @@ def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
 class Live:
     """A running server and an HTTP client for it."""
 
-    def __init__(self, server: Server, client: EngineClient, hosts: list[ThreadHost], http: httpx.Client) -> None:
+    def __init__(self, server: Server, client: EngineClient, hosts: list[EngineThread], http: httpx.Client) -> None:
         self.server = server
         self.engine = client
         self.hosts = hosts
@@ -123,10 +123,10 @@ def running(
     settings = Settings(
         **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
     )
-    hosts: list[ThreadHost] = []
+    hosts: list[EngineThread] = []
 
-    def host() -> ThreadHost:
-        hosts.append(ThreadHost("tests.fakes:create_fake"))
+    def host() -> EngineThread:
+        hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
     async def load(settings: Settings, client: EngineClient) -> ServedModel:

@@ -1,4 +1,4 @@
-"""The command line: what reaches Settings, and how a start that cannot be ends."""
+"""The command line: the Settings that it makes, and how a failed start ends."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Settings that `serve` would run with."""
+    """The Settings that `serve` would run with."""
     found: list[Settings] = []
 
     def run(settings: Settings) -> int:
@@ -160,8 +160,8 @@ def test_a_port_in_use_is_one_line() -> None:
 
 def test_version_and_help() -> None:
     assert noria("--version").stdout.startswith("noria ")
-    shown = noria("--help").stdout
-    assert all(command in shown for command in ("serve", "plan", "chat", "bench"))
+    done = noria("--help").stdout
+    assert all(command in done for command in ("serve", "plan", "chat", "bench"))
 
 
 @pytest.fixture
@@ -175,11 +175,11 @@ def mistral(tmp_path: Path) -> Path:
 
 def test_plan(mistral: Path) -> None:
     """A window of 4,096 takes ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
-    shown = noria("plan", str(mistral), "--memory", "24GiB")
-    assert shown.returncode == 0, shown.stderr
-    assert "13.49 GiB, 7,241,732,096 in bfloat16" in shown.stdout
-    assert "131,072 bytes of keys and values" in shown.stdout
-    assert "│ 32,768 │       772.00 MiB │                  9 │" in shown.stdout
+    done = noria("plan", str(mistral), "--memory", "24GiB")
+    assert done.returncode == 0, done.stderr
+    assert "13.49 GiB, 7,241,732,096 in bfloat16" in done.stdout
+    assert "131,072 bytes of keys and values" in done.stdout
+    assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
     unknown = noria("plan", str(mistral))
     assert "--memory" in unknown.stdout
     assert "772.00 MiB" in unknown.stdout

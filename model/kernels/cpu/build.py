@@ -30,12 +30,12 @@ X86_VARIANTS = {
 
 
 def library() -> Path:
-    """Where the compiled library lies, whether or not it is there."""
+    """The path of the compiled library, whether or not it exists."""
     return HERE / "_native.so"
 
 
 def fingerprint() -> str:
-    """Of the sources and this recipe: a library made from others must not be called."""
+    """A hash of the sources and of this file: a library built from others must not be called."""
     files = sorted([*HERE.rglob("*.[ch]"), Path(__file__)])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
-/* One token for each row of logits: the greatest, or a draw after temperature, min_p, top_k and top_p.
+/* Samples one token from each row of logits: the greatest, or one after temperature, min_p, top_k and top_p.
  *
- * No sorting: what top_k and top_p keep is found by counting how many values, and of what weight together, share their
- * leading bits, and again within the group where the limit falls. A row's token depends on that row alone.
+ * It does not sort. To find the limit of top_k or top_p it counts the values, or adds the weights, that share their
+ * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone.
  */
 #include "pool.h"
 #include "vectors.h"
@@ -115,16 +115,16 @@ static uint32_t descend(search *s, int shift, int digits) {
 
 /* Values of at least `least`, packed, in memory of this thread that the next call overwrites. */
 static search candidates(const float *x, int64_t n, float least) {
-    static _Thread_local float *room;
+    static _Thread_local float *found;
     static _Thread_local int64_t size;
     if (size < n) {
-        free(room);
-        room = malloc((size_t)n * sizeof *room);
+        free(found);
+        found = malloc((size_t)n * sizeof *found);
         size = n;
     }
-    search s = {room, 0, 0, 0};
+    search s = {found, 0, 0, 0};
     for (int64_t i = 0; i < n; i++) {
-        room[s.n] = x[i];
+        found[s.n] = x[i];
         s.n += x[i] >= least;
     }
     return s;
@@ -188,7 +188,7 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten; -1 where they are no numbers. */
+/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten; -1 for a row that is not finite. */
 void EXPORT(draw)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens};
     noria_parallel(draw_row, &c, (int)n_rows);

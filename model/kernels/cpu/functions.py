@@ -28,12 +28,12 @@ ARGUMENTS = {
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
 }
-"""Of each kernel, as `Kernels` takes them."""
+"""Argument types of each kernel, in the order of the fields of `Kernels`."""
 
 
 @dataclass(slots=True)
 class Kernels:
-    """One variant of the kernels. Calls from several threads take turns."""
+    """One variant of the kernels. Only one thread at a time is inside a call."""
 
     variant: str
     _linear: Any
@@ -46,11 +46,11 @@ class Kernels:
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def quantize(self, weights: PackedWeights, first: int, rows: Tensor) -> None:
-        """rows [n, n_in] of floats to outputs first.. of `weights` in bfloat16 or int8, to the nearest values.
+        """Store rows [n, n_in] of floats as outputs first.. of `weights`, rounded to bfloat16 or int8.
 
         In int8 each row's greatest magnitude becomes 127. Worked example: [1.0, -0.5] gets the scale 1/127 and becomes
         [127, -64] (-63.5 to the even neighbour).
-        Raises ValueError if a value is infinite or none.
+        Raises ValueError if a value is not finite.
         """
         n, n_in = rows.shape
         _check_rows(weights, first, n, n_in)
@@ -61,10 +61,10 @@ class Kernels:
             raise ValueError("a value is not finite")
 
     def pack(self, weights: PackedWeights, first: int, quants: Tensor, scales: Tensor, mins: Tensor | None) -> None:
-        """Rows in blocks of 32 channels with a scale each, w = scale * q (+ min), to outputs first.. of `weights`.
+        """Store rows in blocks of 32 channels, w = scale * q (+ min), as outputs first.. of `weights`.
 
         quants [n, n_in/32, 32] int8 (-128 counts as -127), or [n, n_in/32, 16] uint8: channel i in the low half of
-        byte i and channel i + 16 in the high half, each 0..15, of which 8 is taken where there are no minima.
+        byte i and channel i + 16 in the high half. Each q is 0..15, and 8 less where there are no minima.
         scales, mins [n, n_in/32] float16. All may be views of a file's bytes.
         """
         n, n_groups, n_bytes = quants.shape
@@ -106,7 +106,7 @@ class Kernels:
                 eps,
                 y.data_ptr(),
                 onto is not None,
-                self._room(weights.scratch_bytes(n_rows)),
+                self._scratch_of(weights.scratch_bytes(n_rows)),
             )
         return y
 
@@ -124,13 +124,16 @@ class Kernels:
         gate_up: Tensor,
         scratch_bytes: int,
     ) -> None:
-        """All layers over x [T, dim] float32, replaced; what `pools` point to, gate_up [T, 2 hidden_dim] is theirs."""
+        """All layers over x [T, dim] float32, in place. `pools` point to the tensors of the attention.
+
+        gate_up is memory of [T, 2 hidden_dim].
+        """
         with self._lock:
-            room = self._room(scratch_bytes)
-            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), room)
+            scratch = self._scratch_of(scratch_bytes)
+            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
 
     def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-        """Tokens [N] int64 drawn from logits [N, vocab_size] float32, overwritten, as `rows` [N] of DRAW say."""
+        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are of DRAW."""
         if rows.dtype != DRAW or logits.dtype is not torch.float32 or len(rows) != len(logits):
             raise ValueError(f"expected {len(logits)} rows of {DRAW} and float32 logits, got {logits.dtype}")
         tokens = torch.empty(len(logits), dtype=torch.int64)
@@ -138,7 +141,7 @@ class Kernels:
             self._draw(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
         return tokens
 
-    def _room(self, n_bytes: int) -> int:
+    def _scratch_of(self, n_bytes: int) -> int:
         if len(self._scratch) < n_bytes:
             self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()

@@ -29,19 +29,19 @@ def has(compiled: ctypes.CDLL, name: str) -> bool:
 
 @cache
 def available() -> tuple[str, ...]:
-    """Variants that are compiled and that this processor runs, the best first."""
+    """Names of the compiled variants that this processor runs, the best first."""
     compiled = _library()
     if compiled is None:
         return ()
     names = [name for name in LEVELS[compiled.noria_level() :: -1] if has(compiled, name)]
     if names[0] == "amx" and not _agree("amx", names[1]):
-        log.warning("products by AMX differ from those by %s on this machine; %s serves", names[1], names[1])
+        log.warning("products by AMX differ from those by %s on this machine; %s serves instead", names[1], names[1])
         del names[0]
     return tuple(names)
 
 
 def _agree(first: str, second: str) -> bool:
-    """Whether two variants give the same bits, on a product that takes every path through a tile."""
+    """Whether two variants give the same bits in products that take every path through a tile."""
     source = torch.Generator().manual_seed(0)
     weight, x = torch.randn(48, 192, generator=source), torch.randn(40, 192, generator=source)
     quants = torch.randint(0, 256, (48, 6, 16), generator=source, dtype=torch.uint8)
@@ -63,16 +63,16 @@ def variant(name: str) -> Kernels:
 
 
 def kernels() -> Kernels | None:
-    """The best kernels there are; None means plain PyTorch.
+    """The best kernels of this processor; None means plain PyTorch.
 
     The variable NORIA_KERNELS names a variant or "torch". Raises OptionError if that variant is not there.
     """
-    asked, known = os.environ.get(ENVIRONMENT, ""), available()
-    if asked == "torch" or (not asked and not known):
+    name, known = os.environ.get(ENVIRONMENT, ""), available()
+    if name == "torch" or (not name and not known):
         return None
-    if asked and asked not in known:
-        raise OptionError(f"{ENVIRONMENT}={asked} is not there, choose one of: {', '.join((*known, 'torch'))}")
-    return variant(asked or known[0])
+    if name and name not in known:
+        raise OptionError(f"{ENVIRONMENT}={name} is not there, choose one of: {', '.join((*known, 'torch'))}")
+    return variant(name or known[0])
 
 
 def describe(chosen: Kernels | None) -> str:
@@ -81,9 +81,9 @@ def describe(chosen: Kernels | None) -> str:
 
 
 def use_threads(n: int) -> int:
-    """Compute with n threads, the calling one included; returns the number there are."""
+    """Compute with n threads, the calling one included. Returns the number that there are."""
     compiled = _library()
-    with POOL:  # a call that runs has divided its work among the threads that there were
+    with POOL:  # a running call has divided its work among the present threads
         return 1 if compiled is None else int(compiled.noria_threads(n))
 
 

@@ -2,7 +2,7 @@
 #include "attention/attention.h"
 #include "linear/linear.h"
 
-/* Its pool is an entry of `pools`; the other pointers are as in the calls they go to. */
+/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. */
 typedef struct {
     const float *attention_norm, *ffn_norm;
     const weights *wqkv, *wo, *w13, *w2;
@@ -11,7 +11,7 @@ typedef struct {
 } layer;
 MIRRORED(layer, pool)
 
-/* x [n_rows, dim] is replaced; `pools` say all of the attention but `cells`. gate_up holds [n_rows, 2 hidden_dim]. */
+/* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim]. */
 void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
                      float *gate_up, void *scratch) {
     for (const layer *l = layers; l < layers + n_layers; l++) {

@@ -1,4 +1,4 @@
-"""Weights as linear.c reads them: memory of ours and the record that points there."""
+"""Weights in the layouts of linear.c: their memory, and the record that points to it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from model.kernels.cpu.records import WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
-"""Outputs packed together."""
+"""Outputs that are stored together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
 
 
@@ -25,7 +25,7 @@ class PackedWeights:
     record: WeightsRecord
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """For the rows as bytes, with what belongs to each group of them; beside bfloat16 as floats."""
+        """Scratch memory for the rows: bytes with 12 more for each group, or floats beside bfloat16 weights."""
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 

@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER, all_done = PTHREAD_COND_INITIALIZER;
 static int started; /* workers that exist; they never end */
 
-/* Rarely: a hypervisor takes a processor that does little but pause away. */
+/* Pauses rarely, because a hypervisor takes the processor away from a thread that mostly pauses. */
 static inline void relax(int spin) {
     if (spin % BETWEEN_PAUSES) return;
 #if defined(__x86_64__) || defined(__i386__)

@@ -54,7 +54,7 @@ class Grid(ctypes.Structure):
 
     @classmethod
     def of(cls, part: Tensor) -> "Grid":
-        """part [n, n_in/32] or [n, n_in/32, bytes], these side by side."""
+        """The grid of part [n, n_in/32] or [n, n_in/32, bytes], with the bytes side by side."""
         return cls(part.data_ptr(), *(stride * part.itemsize for stride in part.stride()[:2]))
 
 
@@ -62,7 +62,7 @@ DRAW = np.dtype(
     [(name, np.float32) for name in ("temperature", "min_p", "top_p")]
     + [(name, np.int32) for name in ("top_k", "start", "step")]
 )
-"""How a row is drawn: `params` of draw.c."""
+"""How to sample from a row of logits: `params` of draw.c."""
 TASK = np.dtype([(name, np.int64) for name in ("row", "n_rows", "position", "page", "block", "end", "part")])
 """Rows of one sequence and their pages: `task_t` of attention.h."""
 JOIN = np.dtype([(name, np.int64) for name in ("row", "n_rows", "first", "n")])
@@ -77,7 +77,7 @@ MIRRORS: Mapping[str, type[ctypes.Structure] | np.dtype[np.void]] = {
     "grid": Grid,
     "params": DRAW,
 }
-"""By their names in C."""
+"""The structs by their names in C."""
 
 
 def extent(mirror: type[ctypes.Structure] | np.dtype[np.void]) -> tuple[int, int]:

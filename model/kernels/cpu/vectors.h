@@ -1,4 +1,4 @@
-/* Vectors of the compiler's own kind, as wide as the instruction set has them; one text for AVX-512, AVX2, NEON and
+/* Vectors of the compiler's own kind, as wide as the instruction set has them: one source for AVX-512, AVX2, NEON and
  * plain C. Only the multiply-adds are named by hand. Compile with -ffp-contract=off: what is fused is written as
  * `fused`, so that a row gives the same bits whatever stands beside it.
  */

@@ -22,7 +22,7 @@ LARGEST = tl.constexpr(448.0)
 @triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["slots"])
 def write(
     qkv,  # [T, N_ALL, WIDTH], N_ALL = N_HEADS + 2 N_KV
-    turn,  # [T, 2, WIDTH / 2] float32, or nothing
+    rotations,  # [T, 2, WIDTH / 2] float32, or nothing
     slots,  # [T] int64
     q,  # [T, N_HEADS, WIDTH]
     keys,
@@ -36,7 +36,7 @@ def write(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program (ROWS heads of tokens): turn q and k, copy q, store k and v at the token's slot unless that is -1."""
+    """Program (ROWS heads of tokens): rotate q and k, copy q, store k and v at the token's slot unless that is -1."""
     half: tl.constexpr = WIDTH // 2
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pairs = tl.arange(0, HALF)[None, :]
@@ -46,12 +46,12 @@ def write(
     first = tl.load(qkv + at, mask=known, other=0.0).to(tl.float32)
     second = tl.load(qkv + at + half, mask=known, other=0.0).to(tl.float32)
     if TURNS:
-        turns = known & (head < N_HEADS + N_KV)
-        cos = tl.load(turn + token * WIDTH + pairs, mask=turns, other=1.0)
-        sin = tl.load(turn + token * WIDTH + half + pairs, mask=turns, other=0.0)
-        turned = first * cos - second * sin
+        rotates = known & (head < N_HEADS + N_KV)
+        cos = tl.load(rotations + token * WIDTH + pairs, mask=rotates, other=1.0)
+        sin = tl.load(rotations + token * WIDTH + half + pairs, mask=rotates, other=0.0)
+        rotated = first * cos - second * sin
         second = second * cos + first * sin
-        first = turned
+        first = rotated
     is_query = known & (head < N_HEADS)
     at = (token * N_HEADS + head) * WIDTH + pairs
     tl.store(q + at, first.to(q.dtype.element_ty), mask=is_query)
@@ -148,17 +148,17 @@ def _mean(total, sums):
     return sums / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
-@triton.jit(do_not_specialize=["n_tiles", "most"], do_not_specialize_on_alignment=["pages", "table"])
+@triton.jit(do_not_specialize=["n_tiles", "max_queries"], do_not_specialize_on_alignment=["pages", "table"])
 def attend_parts(
     q,  # [T, N_KV * GROUP, WIDTH]
     keys,
     values,
     pages,
     table,
-    tops,  # [n_parts, most, N_KV * GROUP, 2] float32: top and total
-    parts,  # [n_parts, most, N_KV * GROUP, WIDTH] float32
+    tops,  # [n_parts, max_queries, N_KV * GROUP, 2] float32: top and total
+    parts,  # [n_parts, max_queries, N_KV * GROUP, WIDTH] float32
     n_tiles,
-    most,
+    max_queries,
     window,
     scale,
     SHORT: tl.constexpr,
@@ -175,7 +175,7 @@ def attend_parts(
 ):
     """Program (slice and tile, key head, z): sums of every part z, z + n, .. of a slice of up to SHORT queries.
 
-    The parts of slice i are numbered from `page / (SPLIT / PAGE) + 2 i`, which leaves room for those before it.
+    The parts of slice i are numbered from `page / (SPLIT / PAGE) + 2 i`, which leaves numbers for those before it.
     """
     index, query = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles * QUERIES
     head = tl.program_id(1)
@@ -190,10 +190,10 @@ def attend_parts(
     rows, width = tl.arange(0, QUERIES * HEADS), tl.arange(0, PADDED)
     mine, member = query + rows // HEADS, rows % HEADS
     known = (mine < n_queries) & (member < GROUP)
-    shown = known[:, None] & (width < WIDTH)[None, :]
+    visible = known[:, None] & (width < WIDTH)[None, :]
     heads = head * GROUP + member
     at = ((row + mine) * (N_KV * GROUP) + heads)[:, None] * WIDTH + width[None, :]
-    query_heads = tl.load(q + at, mask=shown, other=0.0).to(DOT)  # [ROWS, PADDED]
+    query_heads = tl.load(q + at, mask=visible, other=0.0).to(DOT)  # [ROWS, PADDED]
     seen = tl.maximum(offset, here + query - window + 1)  # the first key that the first query sees
     beyond = here + tl.minimum(query + QUERIES, n_queries)
     pages += page - offset // PAGE
@@ -209,19 +209,19 @@ def attend_parts(
             query_heads, here + mine, pages, keys, values, low, high, window, scale,
             N_KV, WIDTH, PADDED, KEYS, PAGE, True,
         )  # fmt: skip
-        place = ((first_part + part) * most + mine) * (N_KV * GROUP) + heads
+        place = ((first_part + part) * max_queries + mine) * (N_KV * GROUP) + heads
         tl.store(tops + place * 2, top, mask=known)
         tl.store(tops + place * 2 + 1, total, mask=known)
-        tl.store(parts + place[:, None] * WIDTH + width[None, :], sums, mask=shown)
+        tl.store(parts + place[:, None] * WIDTH + width[None, :], sums, mask=visible)
 
 
-@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["table"])
+@triton.jit(do_not_specialize=["max_queries"], do_not_specialize_on_alignment=["table"])
 def join(
     tops,
     parts,
     table,
     out,  # [T, N_HEADS, WIDTH]
-    most,
+    max_queries,
     SHORT: tl.constexpr,
     N_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -231,7 +231,7 @@ def join(
     SPLIT: tl.constexpr,
 ):
     """Program (slice and query, block of heads): what `attend_parts` left, folded in order."""
-    index, query = tl.program_id(0) // most, tl.program_id(0) % most
+    index, query = tl.program_id(0) // max_queries, tl.program_id(0) % max_queries
     table += index * 5
     n_queries = tl.load(table + 1).to(tl.int32)
     if (n_queries > SHORT) | (query >= n_queries):
@@ -245,7 +245,7 @@ def join(
     total = tl.full([HEADS], 0.0, tl.float32)
     sums = tl.full([HEADS, PADDED], 0.0, tl.float32)
     for part in tl.range(0, n_parts, loop_unroll_factor=4):
-        place = ((first + part) * most + query) * N_HEADS + heads
+        place = ((first + part) * max_queries + query) * N_HEADS + heads
         top, total, sums = _fold(
             top,
             total,
@@ -284,8 +284,9 @@ def attend_tiles(
 ):
     """Program (tile, key head): QUERIES queries of a slice of more than SHORT, over all the keys they see.
 
-    Tiles of slice i are numbered from `row / QUERIES + i`, which leaves room for those before it; the last, which see
-    the most keys, go first. If FIXED, with the bits of `attend_parts` and `join`, given their QUERIES and KEYS.
+    Tiles of slice i are numbered from `row / QUERIES + i`, which leaves numbers for those before it. The last tiles,
+    which see the most keys, go first. If FIXED, the bits are those of `attend_parts` and `join` with their QUERIES and
+    KEYS.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     index, beyond = 0, n_slices

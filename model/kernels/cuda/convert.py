@@ -1,4 +1,4 @@
-"""What stands around PyTorch's products of many rows: x to fp8, weights of layouts.py to the model's format."""
+"""Conversions before PyTorch's products of many rows: x to fp8, weights of layouts.py to the model's format."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from model.kernels.groups import INT4_GROUP
 
 _GROUP, _HALF, _LARGEST = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2), tl.constexpr(LARGEST)
 ROWS, CHANNELS = 16, 128
-"""Of weights, a program."""
+"""Of weights, for each program."""
 
 
 @triton.jit

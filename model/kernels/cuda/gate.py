@@ -9,7 +9,7 @@ BLOCK = 1024
 
 @triton.jit
 def silu(x):
-    """Of float32."""
+    """silu of float32."""
     return x / (1.0 + tl.exp(-x))
 
 

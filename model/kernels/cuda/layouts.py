@@ -1,4 +1,4 @@
-"""DeviceWeights as the GPU's products read them: in the model's format, or narrower with tables of scales."""
+"""Weights for the GPU's products: in the model's format, or narrower with tables of scales."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ LARGEST = 448.0
 """Of float8_e4m3fn."""
 
 FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
-"""By layout, up to how many rows of x the product kernel serves; beyond, PyTorch. To be measured on a device."""
+"""For each layout the most rows of x that the product kernel computes; PyTorch computes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
-    """Of one projection, or with more axes in front of several; [n_out, n_in] in one of these layouts:
+    """Weights [n_out, n_in] of one projection, or of several with more axes in front, in one of these layouts:
 
     "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, "int8": int8, both times a table
     of scales [n_out] float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2] and tables of scales, in
@@ -34,5 +34,5 @@ class DeviceWeights:
         return self.values.shape[-1] * (2 if self.layout == "int4" else 1)
 
     def __getitem__(self, index: int) -> "DeviceWeights":
-        """One of several; the memory is shared."""
+        """The weights of one of several projections; the memory is shared."""
         return DeviceWeights(self.layout, self.values[index], tuple(table[index] for table in self.tables))

@@ -4,8 +4,8 @@ A program computes `outputs` columns of y for `rows` rows of x. The channels of 
 whose sums are joined in order at the end. All that depends on the tile alone: where one tile serves any number of rows
 (`fixed`), a row's bits depend on no other row.
 
-DeviceWeights stand left in the tensor cores' product, so that a tile needs no more than 8 rows of x. Bytes go to shared
-memory as they are and become the model's format in registers.
+The weights are the left factor of the tensor cores' product, because a tile then needs only 8 rows of x. Bytes go to
+shared memory as they are and become the model's format in registers.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 
 _PLAIN = tl.constexpr(interpreted())
-"""The interpreter knows no bfloat16 and no assembly: there all is float32."""
+"""The interpreter has no bfloat16 and no assembly: it computes in float32."""
 
 
 def nibbles(magic: int, shift: int) -> str:
@@ -62,13 +62,13 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
 """By layout, for up to `rows` rows; the last serves more by several programs. All fit the 99 KiB of shared memory that
 every GPU from 8.0 on has. To be tuned on a device."""
 GATED_STAGES = 3
-"""At most: gate and up take twice the memory."""
+"""Stages of a gated product at most: gate and up take twice the memory."""
 FIXED = 32
 """Rows of the tile that serves any number of rows."""
 
 
 def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
-    """The smallest that holds `n_rows`."""
+    """The smallest tile that holds `n_rows`."""
     tiles = TILES[layout]
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
 

@@ -1,7 +1,7 @@
-"""Which expert computes what, worked out on the device: no number of it comes to the host.
+"""The assignment of tokens to experts, computed on the device: the host never waits for it.
 
 (token, choice) pairs are sorted by expert into blocks of `block` slots, each of one expert's pairs and none beyond. How
-many blocks there are at most is known before: a pair each, or all that can be filled and one more an expert.
+many blocks there are at most is known beforehand: one a pair, or all full blocks and one more for each expert.
 """
 
 from dataclasses import dataclass
@@ -71,10 +71,10 @@ def _place(
         rows = first + tl.arange(0, _ROWS)
         there = rows < n_rows
         scores = _scores(logits, rows, numbers, n_rows, n_experts)
-        top, taken, rest = _take(scores, numbers, EXPERTS)
+        top, taken, others = _take(scores, numbers, EXPERTS)
         total = tl.full((_ROWS,), 1.0, tl.float32)
         for _ in tl.static_range(CHOICES - 1):
-            best, taken, rest = _take(rest, numbers, EXPERTS)
+            best, taken, others = _take(others, numbers, EXPERTS)
             total += tl.exp(best - top)
         for choice in tl.static_range(CHOICES):
             best, taken, scores = _take(scores, numbers, EXPERTS)
@@ -122,7 +122,7 @@ def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexp
 
 
 def assign(logits: Tensor, choices: int, block: int) -> Assignment:
-    """Who computes what, from the gate's logits [T, n_experts]; see `model.network.moe.route`."""
+    """The assignment for the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch."""
     n_rows, n_experts = logits.shape
     n_pairs = n_rows * choices
     n_blocks = min(n_pairs, n_pairs // block + n_experts)

@@ -46,7 +46,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
 async def count_tokens(request: Request, body: ConversationBody) -> Response:
     """Count the tokens of a conversation
 
-    They are those that `/v1/messages` would compute or take from the cache.
+    The number is that of the prompt that `/v1/messages` would compute.
     """
 
     def count(served: ServedModel) -> InputTokens:

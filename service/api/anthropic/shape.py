@@ -1,4 +1,4 @@
-"""Answers as Anthropic's clients expect them: a message of text and calls, whole or as typed events."""
+"""The answer of Anthropic's Messages API, whole or as events."""
 
 import json
 import uuid
@@ -18,49 +18,49 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 @dataclass(slots=True)
 class MessageShape(TypedEvents):
-    """`message` objects, and the events that build one. With a `reader` texts may hold calls."""
+    """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls."""
 
     model: str
     reader: CallReader | None = None
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
-    _blocks: list[Content] = field(default_factory=list)  # those that are complete
-    _open: Content | None = None  # the block being written, as it began
-    _parts: list[str] = field(default_factory=list)  # what it has so far
+    _blocks: list[Content] = field(default_factory=list)  # the complete ones
+    _open: Content | None = None  # the block being written, in its first state
+    _parts: list[str] = field(default_factory=list)  # its text so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         return [{"type": "message_start", "message": self._message(Delta(), usage)}, {"type": "ping"}]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
-        events = [event for piece in pieces for event in self._written(piece)]
+        events = [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
-            ending = {"type": "message_delta", "delta": self._ending(delta), "usage": usage_json(usage)}
-            events += [*self._closed(), ending, {"type": "message_stop"}]
+            ending = {"type": "message_delta", "delta": self._end_fields(delta), "usage": usage_json(usage)}
+            events += [*self._closing_events(), ending, {"type": "message_stop"}]
         return events
 
     def closing(self, usage: Usage) -> list[Json]:
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> MessageAnswer:
-        """What the events build; a call that was cut short is left out."""
+        """The message that the events build, without a tool call that was cut short."""
         self.chunks(0, parts[0], usage)
         return {**self._message(parts[0], usage), "timings": timings}
 
     def failure(self, error: ApiError) -> Json:
         return ANTHROPIC.write(error)
 
-    def _written(self, piece: Piece) -> Iterator[Json]:
+    def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "text":
-                yield from self._begun({"type": "text", "text": ""})
+                yield from self._opening_events({"type": "text", "text": ""})
             yield self._delta("text_delta", "text", piece)
         elif piece.id is not None and piece.name is not None:
-            yield from self._begun({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+            yield from self._opening_events({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
         else:
             yield self._delta("input_json_delta", "partial_json", piece.arguments)
 
-    def _begun(self, block: Content) -> Iterator[Json]:
-        yield from self._closed()
+    def _opening_events(self, block: Content) -> Iterator[Json]:
+        yield from self._closing_events()
         self._open, self._parts = block, []
         yield {"type": "content_block_start", "index": len(self._blocks), "content_block": block}
 
@@ -68,7 +68,7 @@ class MessageShape(TypedEvents):
         self._parts.append(text)
         return {"type": "content_block_delta", "index": len(self._blocks), "delta": {"type": kind, name: text}}
 
-    def _closed(self) -> Iterator[Json]:
+    def _closing_events(self) -> Iterator[Json]:
         if self._open is None:
             return
         yield {"type": "content_block_stop", "index": len(self._blocks)}
@@ -78,7 +78,7 @@ class MessageShape(TypedEvents):
         elif (arguments := _parsed(written)) is not None:
             self._blocks.append({**block, "input": arguments})
 
-    def _ending(self, delta: Delta) -> Ending:
+    def _end_fields(self, delta: Delta) -> Ending:
         if delta.stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop}
         reason = self.reader.finish(delta.finish) if self.reader else delta.finish
@@ -91,13 +91,13 @@ class MessageShape(TypedEvents):
             "role": "assistant",
             "model": self.model,
             "content": [*self._blocks],
-            **self._ending(delta),
+            **self._end_fields(delta),
             "usage": usage_json(usage),
         }
 
 
 def _parsed(arguments: str) -> Json | None:
-    """None for a call that was cut short."""
+    """The arguments, or None for a call that was cut short."""
     try:
         return json.loads(arguments)
     except ValueError:
@@ -105,7 +105,7 @@ def _parsed(arguments: str) -> Json | None:
 
 
 def usage_json(usage: Usage) -> MessageUsage:
-    """Anthropic's count of input leaves out what the cache gave."""
+    """Anthropic's `input_tokens` do not count those that were read from the cache."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
@@ -54,7 +54,7 @@ class ToolUse(Body):
         try:
             json.dumps(self.input, allow_nan=False)
         except ValueError as error:
-            message = f"messages has a tool_use block {shown(self.id)} whose input is not JSON: {error}"
+            message = f"messages has a tool_use block {quoted(self.id)} whose input is not JSON: {error}"
             raise InvalidRequest(message, param="messages") from None
         return plain_call(self.id, self.name, self.input)
 

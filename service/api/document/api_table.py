@@ -14,7 +14,7 @@ from service.api.routes import Route
 from service.schema.fields import Body
 
 ROUTES = "service.app:ROUTES"
-"""The routes to write about, by name: the document knows no application."""
+"""The name of the routes: this package must not import the application above it."""
 START, END = "<!-- fields: python -m service.api.document.api_table -->", "<!-- end of fields -->"
 POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
 LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
@@ -22,21 +22,27 @@ ALONE = {"ge": "{} and more", "gt": "above {}", "le": "up to {}", "max_length": 
 
 
 class Place(NamedTuple):
-    """Where an object is: in the body of `path`, at `name`, such as "messages[].content[]"."""
+    """The place of an object: in the body of `path`, at `name`, such as "messages[].content[]"."""
 
     path: str
     name: str
 
 
 def rendered(routes: Sequence[Route]) -> str:
-    """Tables as Markdown: every field x endpoint, then the fields of each object inside; all others are a 400."""
+    """Markdown tables: one of all fields by endpoint, then one of the fields of each object inside a body."""
     bodies = bodies_of(routes)
     inside = (f"{heading}:\n\n{_list(part)}" for part, heading in headed(parts_of(bodies)))
-    return "\n\n".join((_table(bodies), "Inside them (a field that is not listed is a 400):", *inside))
+    return "\n\n".join(
+        (
+            _table(bodies),
+            "The objects inside these bodies have the following fields. Any other field is a 400.",
+            *inside,
+        )
+    )
 
 
 def document(text: str, routes: Sequence[Route]) -> str:
-    """`text` with the tables between their marks as the bodies have them now. Raises ValueError without marks."""
+    """`text` with the present tables between their marks. Raises ValueError without marks."""
     before, after = text[: text.index(START)], text[text.index(END) :]
     return f"{before}{START}\n{rendered(routes)}\n{after}"
 
@@ -73,7 +79,7 @@ def _objects(annotation: Any) -> Iterator[tuple[str, type[Body]]]:
 
 
 def headed(parts: Mapping[type[Body], list[Place]]) -> Iterator[tuple[type[Body], str]]:
-    """Each part with the words that tell where it is, and of which type where others are there too."""
+    """Each part with its places, and with its type where other parts have the same place."""
     counts = Counter(chain.from_iterable(parts.values()))
     for part, places in parts.items():
         shared = any(counts[place] > 1 for place in places)
@@ -81,7 +87,7 @@ def headed(parts: Mapping[type[Body], list[Place]]) -> Iterator[tuple[type[Body]
 
 
 def _where(places: Sequence[Place]) -> str:
-    """The places, with the paths that have them: each path and each name once where all have the same."""
+    """The places as text. Names with the same paths are grouped."""
     names: dict[str, list[str]] = {}
     for name in dict.fromkeys(place.name for place in places):
         paths = ", ".join(place.path for place in places if place.name == name)
@@ -90,7 +96,7 @@ def _where(places: Sequence[Place]) -> str:
 
 
 def _type_of(part: type[Body]) -> str:
-    """The one value of the field `type`, by which a client chooses among several objects."""
+    """The only value of the part's field `type`."""
     types = [part.model_fields["type"].annotation, *get_args(part.model_fields["type"].annotation)]
     return next(get_args(kind)[0] for kind in types if get_origin(kind) is Literal)
 
@@ -115,7 +121,7 @@ def names_of(body: type[Body]) -> Iterable[str]:
 
 
 def cell(body: type[Body], name: str) -> str:
-    """Whether the body takes the field."""
+    """Whether the body accepts the field."""
     if (field := _fields(body).get(name)) is not None:
         return "required" if field.is_required() else "yes"
     if name in body.harmless:
@@ -125,7 +131,7 @@ def cell(body: type[Body], name: str) -> str:
 
 
 def _meaning(name: str, bodies: Iterable[type[Body]]) -> str:
-    """What the field's descriptions say and its limits, each once."""
+    """The descriptions and limits of the field in all bodies, without repetition."""
     fields = [field for body in bodies if (field := _fields(body).get(name)) is not None]
     return " / ".join(dict.fromkeys(filter(None, map(_words, fields))))
 

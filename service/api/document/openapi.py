@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of what the routes declare."""
+"""The OpenAPI document of what the routes declare."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,26 +14,29 @@ from service.http.errors import ApiError
 Json = dict[str, Any]
 
 ERRORS = {
-    400: "A field, its value or its limit is wrong; the message names all three.",
-    401: "No key, or not one of the server's.",
-    404: "The model is not served here.",
-    413: "The body is too large.",
+    400: "A field or its value is not accepted; the message names the field, the value and the limit.",
+    401: "The request has no key, or a wrong one.",
+    404: "The server does not serve this model.",
+    413: "The body is larger than the server's limit.",
     415: "The content type is not application/json.",
     429: "The queue is full; try again after `retry-after` seconds.",
-    500: "A failure of the server.",
-    503: "Loading, restarting or draining; try again after `retry-after` seconds.",
+    500: "The server failed.",
+    503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
 }
 OF_BODIES = frozenset({400, 413, 415, 429})
 RETRIABLE = frozenset({429, 503})
 HEADERS: Mapping[str, tuple[str, str]] = {
-    "x-request-id": ("string", "The client's, or a new one."),
-    "x-queue-ms": ("number", "The wait for the engine's first step, unless a stream began with a keep-alive."),
-    "retry-after": ("integer", "Seconds."),
+    "x-request-id": ("string", "The client's id of the request, or a new one."),
+    "x-queue-ms": (
+        "number",
+        "Milliseconds from submission to the engine's first step; absent where a stream began with a keep-alive.",
+    ),
+    "retry-after": ("integer", "Seconds to wait before a new attempt."),
 }
 EVENT: Json = {
     "type": "object",
-    "description": "One event of many, if `stream` is true.",
-    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or [DONE]."}},
+    "description": "One of the events that the server sends if `stream` is true.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "A JSON object, or [DONE]."}},
     "required": ["data"],
 }
 
@@ -70,7 +73,7 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
 
 
 def _id(route: Route, path: str) -> str:
-    """As FastAPI names operations."""
+    """The operation's id, as FastAPI forms it."""
     return re.sub(r"\W", "_", f"{route.name}{path}_{route.methods[0].lower()}")
 
 
@@ -92,7 +95,7 @@ def _operation(route: Route, parameters: list[str], schemas: Mapping[Any, Json])
 
 
 def _security(route: Route) -> list[Json]:
-    """A key is needed only where the server was started with one."""
+    """How a client may send a key. It needs none if the server was started without."""
     if route.policy.open:
         return []
     header = route.policy.dialect.key_header
@@ -109,7 +112,7 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
 
 
 def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
-    """A route without a key has none of these errors."""
+    """The responses of errors. An open route has none of them."""
     if route.policy.open:
         return {}
     dialect = route.policy.dialect

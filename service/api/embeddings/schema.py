@@ -1,4 +1,4 @@
-"""What a client may ask of `POST /v1/embeddings`, and its order to the engine."""
+"""The body of `POST /v1/embeddings`, and its order to the engine."""
 
 from typing import Literal
 
@@ -26,15 +26,15 @@ class EmbeddingsBody(Body):
         truncate_prompt_tokens=(),
     )
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    input: Prompts = Field(description="A string, a list of strings, token ids, a list of those; at most 1024 prompts.")
+    input: Prompts = Field(description="A string or token ids, or a list of up to 1024 of either.")
     encoding_format: Literal["float", "base64"] | None = optional(
-        "Numbers, or the bytes of little-endian float32 numbers in base64. Default: float."
+        "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
     )
-    dimensions: int | None = optional("Only the model's own width.", ge=1, le=2**31 - 1)
+    dimensions: int | None = optional("The model's own width; no other value is supported.", ge=1, le=2**31 - 1)
     pooling: Literal["mean", "last"] | None = optional(
-        "Of the hidden states of all tokens, or the last's. Default: mean."
+        "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
     )
-    user: str | None = optional("Logged as a hash.", max_length=MAX_USER)
+    user: str | None = optional("The client's user, whose hash is logged.", max_length=MAX_USER)
 
     @property
     def end_user(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Embeddings as OpenAI's clients expect them: of length 1, as numbers or as float32 bytes in base64."""
+"""The answer of `POST /v1/embeddings`: vectors of length 1, as numbers or as float32 bytes in base64."""
 
 import base64
 import math
@@ -51,7 +51,7 @@ EMBEDDINGS_BASE64: EmbeddingList = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingShape:
-    """A `list` of `embedding` objects."""
+    """Writes the whole answer of a request for embeddings."""
 
     model: str
     base64: bool
@@ -69,9 +69,9 @@ class EmbeddingShape:
         }
 
     def _written(self, embedding: Sequence[float]) -> list[float] | str:
-        """Both encodings hold the same float32 values.
+        """The vector; both encodings hold the same float32 values.
 
-        The list is written as JSON at once: a thousand lists of numbers would hold the interpreter.
+        orjson encodes each list at once. A thousand Python lists of numbers would block the interpreter later.
         """
         length = math.hypot(*embedding) or 1.0
         layout = f"<{len(embedding)}f"

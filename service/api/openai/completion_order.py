@@ -8,7 +8,7 @@ from service.api.orders import enforceable
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.generation.text import TextStream
-from service.http.errors import InvalidRequest, shown
+from service.http.errors import InvalidRequest, quoted
 from service.structured.constraint import constraint
 
 DEFAULT_MAX_TOKENS = 16
@@ -62,7 +62,7 @@ def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:
     tokenizer = served.tokenizer
     if not {"[SUFFIX]", "[PREFIX]"} <= tokenizer.control.keys():
         message = (
-            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {shown(suffix)}"
+            f"suffix needs a model with the tokens [SUFFIX] and [PREFIX]; this model has none, got {quoted(suffix)}"
         )
         raise InvalidRequest(message, param="suffix")
     return [

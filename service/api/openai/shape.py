@@ -1,7 +1,4 @@
-"""Answers as OpenAI's clients expect them: plain dicts, one class an endpoint.
-
-A shape makes the events of a stream (`opening`, `chunks`, `closing`) and the whole answer (`whole`).
-"""
+"""The answers of completions and chat, as plain dicts: the events of a stream, or the whole answer."""
 
 import time
 import uuid
@@ -34,7 +31,7 @@ from service.structured.call_reader import CallReader, gathered, piece_json
 from service.structured.call_style import Style
 
 LEAST_LOGPROB = -9999.0
-"""What -inf is sent as: JSON has no infinities."""
+"""JSON has no infinities: -inf is sent as this number."""
 
 
 def usage_json(usage: Usage) -> TokenUsage:
@@ -46,11 +43,11 @@ def usage_json(usage: Usage) -> TokenUsage:
     }
 
 
-def chunk_usage(asked: StreamOptions, usage: Usage) -> Json:
-    """What the chunks of a stream say of usage: null where a last chunk will, numbers where each is to."""
-    if asked.continuous_usage_stats:
+def chunk_usage(options: StreamOptions, usage: Usage) -> Json:
+    """The field `usage` of a chunk: null if only a last chunk has the numbers, none if no chunk has them."""
+    if options.continuous_usage_stats:
         return {"usage": usage_json(usage)}
-    return {"usage": None} if asked.include_usage else {}
+    return {"usage": None} if options.include_usage else {}
 
 
 def prompt_scores(scored: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptLogprobs:
@@ -72,7 +69,7 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(PlainEvents):
-    """`text_completion` objects. `logprobs`, `token_ids`: whether they were asked for."""
+    """Writes `text_completion` objects. `logprobs`, `token_ids`: whether the request wants them."""
 
     model: str
     tokenizer: Tokenizer
@@ -131,7 +128,7 @@ class CompletionShape(PlainEvents):
         }
 
     def _top(self, item: Scored) -> dict[str, float | None] | None:
-        """The likeliest tokens and the token itself; of two with one name, the likelier."""
+        """The likeliest tokens and the token itself. Of two tokens with the same name it has the likelier."""
         if item.logprob is None:
             return None
         top: dict[str, float | None] = {}
@@ -142,7 +139,7 @@ class CompletionShape(PlainEvents):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(PlainEvents):
-    """`chat.completion` and `chat.completion.chunk` objects. With a `style` texts may hold calls."""
+    """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls."""
 
     model: str
     tokenizer: Tokenizer
@@ -159,7 +156,7 @@ class ChatShape(PlainEvents):
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
-        """Content, then the end in a frame of its own with an empty delta, as OpenAI does."""
+        """Chunks with content, then one with an empty delta and the finish reason, as OpenAI sends them."""
         pieces, finish = self._pieces(index, delta)
         scores = [self._scores(delta.scored)] + [None] * len(pieces)
         frames = [self._chunk(index, piece, own, None, usage) for piece, own in zip(pieces, scores, strict=False)]
@@ -193,10 +190,10 @@ class ChatShape(PlainEvents):
         return [{**self._head("chat.completion.chunk"), "choices": [], "usage": usage_json(usage)}]
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
-        """The deltas of a chunk's message, and its finish_reason. What has logprobs or ids has a delta, maybe empty."""
-        anything = delta.text or delta.scored or delta.tokens
+        """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
+        content = delta.text or delta.scored or delta.tokens
         if self.style is None:
-            return [{"content": delta.text}] if anything else [], delta.finish
+            return [{"content": delta.text}] if content else [], delta.finish
         reader = self.readers.setdefault(index, CallReader(self.style))
         pieces = [piece_json(piece) for piece in reader.feed(delta.text, final=delta.finish is not None)]
         return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), reader.finish(delta.finish)

@@ -7,7 +7,7 @@ from service.api.answering import answer
 from service.api.orders import order_chat
 from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
 from service.api.responses.schema import ResponsesBody
-from service.api.responses.shape import ResponseShape, repeated
+from service.api.responses.shape import ResponseShape, request_echo
 from service.api.routes import post
 from service.http.policy import Policy
 from service.structured.call_reader import reader_of
@@ -30,5 +30,5 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
         request,
         body,
         lambda served: order_chat(body.chat_request(), served),
-        lambda served, name: ResponseShape(name, repeated(body, served), reader_of(served, body.may_call)),
+        lambda served, name: ResponseShape(name, request_echo(body, served), reader_of(served, body.may_call)),
     )

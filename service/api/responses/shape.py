@@ -1,4 +1,4 @@
-"""Answers of the Responses API: a response of one message, whole or as typed, numbered events."""
+"""The answer of the Responses API, whole or as numbered events."""
 
 import time
 import uuid
@@ -25,8 +25,8 @@ from service.schema.fields import Body
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
 
-def repeated(body: ResponsesBody, served: ServedModel) -> RequestEcho:
-    """What an answer repeats of its request, with the defaults that took effect; the rest holds its only value."""
+def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
+    """The fields of the request that its answer repeats, with defaults in place. Unsupported ones have fixed values."""
     defaults, choice = served.defaults.sampling, body.tool_choice or "auto"
     return {
         "background": False,
@@ -52,31 +52,30 @@ def repeated(body: ResponsesBody, served: ServedModel) -> RequestEcho:
 
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
-    """`response` objects, and the events that build one. `about` is what `repeated` gives; with a `reader` texts may
-    hold calls."""
+    """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls."""
 
     model: str
-    about: RequestEcho
+    echo: RequestEcho
     reader: CallReader | None = None
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
-    _items: list[OutputItem] = field(default_factory=list)  # those that are complete
-    _open: OutputItem | None = None  # the item being written, as it began
-    _parts: list[str] = field(default_factory=list)  # what it has so far
+    _items: list[OutputItem] = field(default_factory=list)  # the complete ones
+    _open: OutputItem | None = None  # the item being written, in its first state
+    _parts: list[str] = field(default_factory=list)  # its text so far
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        begun = self._response("in_progress", None)
-        return [self._event("created", response=begun), self._event("in_progress", response=begun)]
+        started = self._response("in_progress", None)
+        return [self._event("created", response=started), self._event("in_progress", response=started)]
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
-        events = [event for piece in pieces for event in self._written(piece)]
+        events = [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
-            if self._open is None:  # an empty answer is a message too
-                events += self._begun(message())
+            if self._open is None:  # an empty answer is an empty message
+                events += self._opening_events(message())
             status = "incomplete" if delta.finish == "length" else "completed"
-            events += self._closed(status)
+            events += self._closing_events(status)
             events.append(self._event(status, response=self._response(status, usage)))
         return events
 
@@ -84,7 +83,7 @@ class ResponseShape(TypedEvents):
         return []
 
     def whole(self, parts: Sequence[Delta], usage: Usage, timings: Timings) -> ResponseAnswer:
-        """What the last event has."""
+        """The response in the last event."""
         response: ResponseState = self.chunks(0, parts[0], usage)[-1]["response"]
         return {**response, "timings": timings}
 
@@ -92,42 +91,42 @@ class ResponseShape(TypedEvents):
         about = {"code": error.code, "message": error.message, "param": error.param}
         return {"type": "error", "sequence_number": self._sent, **about}
 
-    def _written(self, piece: Piece) -> Iterator[Json]:
+    def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "message":
-                yield from self._begun(message())
-            yield self._of_item("output_text.delta", content_index=0, delta=piece, logprobs=[])
+                yield from self._opening_events(message())
+            yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=[])
             self._parts.append(piece)
         elif piece.id is not None and piece.name is not None:
-            yield from self._begun(function_call(piece.id, piece.name))
+            yield from self._opening_events(function_call(piece.id, piece.name))
         else:
-            yield self._of_item("function_call_arguments.delta", delta=piece.arguments)
+            yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
             self._parts.append(piece.arguments)
 
-    def _begun(self, item: OutputItem) -> Iterator[Json]:
-        yield from self._closed("completed")
+    def _opening_events(self, item: OutputItem) -> Iterator[Json]:
+        yield from self._closing_events("completed")
         self._open, self._parts = item, []
         yield self._event("output_item.added", output_index=len(self._items), item=item)
         if item["type"] == "message":
-            yield self._of_item("content_part.added", content_index=0, part=output_text(""))
+            yield self._item_event("content_part.added", content_index=0, part=output_text(""))
 
-    def _closed(self, status: str) -> Iterator[Json]:
+    def _closing_events(self, status: str) -> Iterator[Json]:
         item, written = self._open, "".join(self._parts)
         if item is None:
             return
         if item["type"] == "message":
             part = output_text(written)
-            yield self._of_item("output_text.done", content_index=0, text=written, logprobs=[])
-            yield self._of_item("content_part.done", content_index=0, part=part)
+            yield self._item_event("output_text.done", content_index=0, text=written, logprobs=[])
+            yield self._item_event("content_part.done", content_index=0, part=part)
             item = {**item, "status": status, "content": [part]}
         else:
-            yield self._of_item("function_call_arguments.done", name=item["name"], arguments=written)
+            yield self._item_event("function_call_arguments.done", name=item["name"], arguments=written)
             item = {**item, "status": status, "arguments": written}
         yield self._event("output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = None
 
-    def _of_item(self, kind: str, **data: object) -> Json:
+    def _item_event(self, kind: str, **data: object) -> Json:
         assert self._open is not None
         return self._event(kind, item_id=self._open["id"], output_index=len(self._items), **data)
 
@@ -147,7 +146,7 @@ class ResponseShape(TypedEvents):
             "model": self.model,
             "output": [*self._items],
             "usage": None if usage is None else usage_json(usage),
-            **self.about,
+            **self.echo,
         }
 
 

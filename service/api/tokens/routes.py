@@ -1,6 +1,6 @@
 """`POST /tokenize`, `POST /detokenize` and `POST /apply-template`, in the shapes of vLLM and of llama.cpp's server.
 
-All take a place in the queue while they work.
+Each counts as a request in flight.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ TEMPLATE: AppliedTemplate = {"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n
 
 @post("/tokenize", body=TokenizeBody, request={"prompt": "Hello"}, answer=Tokenized, answers=(TOKENIZED, PIECES))
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
-    """Tokenize a prompt as completions do, or messages as chat does"""
+    """Tokenize a prompt or a conversation"""
     return await computed_response(request, body.model, lambda served: tokenized(body, served))
 
 
@@ -79,7 +79,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     answers=(TEMPLATE,),
 )
 async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
-    """Write messages as the prompt that the model gets"""
+    """Render messages with the chat template"""
 
     def apply(served: ServedModel) -> AppliedTemplate:
         return {"prompt": rendered(body, served)}
@@ -102,7 +102,7 @@ def pieces(tokens: list[int], tokenizer: Tokenizer) -> list[TokenPiece]:
 
 
 def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
-    """llama.cpp's: a token's text, or its bytes where they are no text."""
+    """A token's text, or its bytes where they are not UTF-8, as llama.cpp has it."""
     data = tokenizer.piece(token)
     try:
         return data.decode() or tokenizer.name(token)

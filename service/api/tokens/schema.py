@@ -1,4 +1,4 @@
-"""What a client may send to `/tokenize`, `/detokenize` and `/apply-template`."""
+"""The bodies of `/tokenize`, `/detokenize` and `/apply-template`."""
 
 from pydantic import Field
 
@@ -27,15 +27,17 @@ class TokenizeBody(TemplateBody, OfferBody):
 
     harmless = only(**ApplyTemplateBody.harmless, parse_special=(True,))
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    prompt: str | None = optional("A string; either this or `content` or `messages`.")
+    prompt: str | None = optional("A string. A request has either `prompt`, `content` or `messages`.")
     content: str | None = optional(
-        "A string, as llama.cpp has it: with `add_special` in place of `add_special_tokens`."
+        "A string, as llama.cpp takes it, with `add_special` instead of `add_special_tokens`."
     )
     messages: Items[Message] | None = optional("At least one.", max_length=MAX_ITEMS)
-    add_special_tokens: bool | None = optional("The model's begin token before a prompt. Default: true.")
-    add_special: bool | None = optional("The model's begin token before a content. Default: false.")
-    return_token_strs: bool | None = optional("Adds `token_strs`.")
-    with_pieces: bool | None = optional("`tokens` with their text, or with their bytes where they are no text.")
+    add_special_tokens: bool | None = optional("Adds the model's begin token before the prompt. Default: true.")
+    add_special: bool | None = optional("Adds the model's begin token before the content. Default: false.")
+    return_token_strs: bool | None = optional("Adds `token_strs`, the name of each token.")
+    with_pieces: bool | None = optional(
+        "Gives each of `tokens` with its text, or with its bytes where they are not UTF-8."
+    )
 
     def check(self) -> None:
         if [self.prompt, self.content, self.messages].count(None) != 2:
@@ -43,12 +45,12 @@ class TokenizeBody(TemplateBody, OfferBody):
         if self.messages is not None and not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.messages is not None and self.add_special_tokens:
-            message = "add_special_tokens is not supported with messages: the chat format brings its own"
+            message = "add_special_tokens is not supported with messages: the chat format adds its own"
             raise InvalidRequest(message, param="add_special_tokens")
         if self.add_special is not None and self.content is None:
             raise InvalidRequest("add_special needs content", param="add_special")
         if self.add_special_tokens is not None and self.content is not None:
-            raise InvalidRequest("content goes with add_special, not with add_special_tokens", param="content")
+            raise InvalidRequest("content takes add_special, not add_special_tokens", param="content")
         for name in (*TemplateBody.model_fields, *OfferBody.model_fields):
             if self.messages is None and getattr(self, name) not in (None, []):
                 raise InvalidRequest(f"{name} needs messages", param=name)
@@ -60,4 +62,4 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    tokens: TokenIds = Field(description="Token ids, at most as many as the context.")
+    tokens: TokenIds = Field(description="Token ids, at most as many as the context holds.")

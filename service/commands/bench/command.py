@@ -1,4 +1,4 @@
-"""`noria bench`: load an OpenAI endpoint, and say how fast it answered."""
+"""`noria bench`: load an OpenAI endpoint and report how fast it answers."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The command line of `bench`, flag by flag."""
+    """The options of `noria bench`."""
 
     url: str = option("http://127.0.0.1:8000", "Address of the server.")
     model: str | None = option(None, "Model id.", unset="the first one that the server lists")
@@ -73,11 +73,14 @@ def bench(options: BenchOptions) -> None:
 
 
 def execute(options: BenchOptions) -> dict[str, Any]:
-    """Send the load, print tables, write the JSON; the report. Raises OptionError for what cannot be begun."""
+    """Send the load, print tables and write the JSON file; returns the report.
+
+    Raises OptionError for options that exclude each other, a file or server that cannot be used, or a failed warm-up.
+    """
     if options.rate and options.concurrency:
-        raise OptionError("--rate and --concurrency exclude each other: arrivals are open or closed; give one")
+        raise OptionError("--rate and --concurrency exclude each other; give one of them")
     if options.json:
-        _write(options.json, {})  # now rather than after the run
+        _write(options.json, {})  # a file that cannot be written fails now, not after the run
     options = replace(options, seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed)
     prompts = _prompts(options)
     with httpx.Client(
@@ -147,11 +150,11 @@ def _progress() -> Progress:
 
 
 def _configuration(options: BenchOptions) -> dict[str, Any]:
-    """What repeats the run; the key and the file's place stay home."""
-    shown = {name: value for name, value in asdict(options).items() if name not in ("api_key", "json")}
+    """The options that repeat the run, without the API key and paths."""
+    configuration = {name: value for name, value in asdict(options).items() if name not in ("api_key", "json")}
     if options.rate is None:
-        shown["concurrency"] = options.concurrency or CONCURRENCY
-    return shown | {"url": base_url(options.url), "prompts": options.prompts.name if options.prompts else None}
+        configuration["concurrency"] = options.concurrency or CONCURRENCY
+    return configuration | {"url": base_url(options.url), "prompts": options.prompts.name if options.prompts else None}
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for a load generator, which must not take the cores that it measures: parsed in C, no task a piece."""
+"""An HTTP/1.1 client for load tests. It costs little processor time: C parses answers, and no piece starts a task."""
 
 import asyncio
 import ssl
@@ -14,11 +14,11 @@ OnBody = Callable[[int, bytes], None]
 
 
 class CannotConnect(Exception):
-    """Nobody takes the connection."""
+    """No server accepts the connection."""
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """A connection, which carries one request at a time."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -28,12 +28,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether it may be asked now."""
+        """Whether it can carry a request now."""
         closing = self._transport is None or self._transport.is_closing()
         return not closing and (self._ended is None or self._ended.done())
 
-    async def ask(self, request: bytes, on_body: OnBody) -> int:
-        """Send a request; its status, once the answer has ended. Raises ConnectionError and what `on_body` raises."""
+    async def send(self, request: bytes, on_body: OnBody) -> int:
+        """Send a request; returns its status after the end of the answer.
+
+        Raises ConnectionError and errors of `on_body`.
+        """
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._on_body = on_body
@@ -52,15 +55,15 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost.set_result(None)
-        if self.status and error is None:  # the end of the connection may be that of the answer
+        if self.status and error is None:  # the end of the connection may mark the end of the answer
             self._end(self.status)
         else:
-            self._end(error or ConnectionResetError("the server hung up"))
+            self._end(error or ConnectionResetError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:  # a callback's error is its context
+        except httptools.HttpParserError as error:  # the error of a callback is its context
             self._end(error.__context__ if isinstance(error.__context__, Exception) else ConnectionError(str(error)))
 
     def on_headers_complete(self) -> None:
@@ -84,7 +87,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to one server, as many as there are requests at a time. Use as a context, which closes them."""
+    """Connections to one server, one for each concurrent request. As a context manager it closes them at the end."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = httpx.URL(url)
@@ -94,23 +97,26 @@ class Connections:
         )
 
     async def post(self, path: str, body: dict[str, Any], on_body: OnBody) -> int:
-        """The status, once the answer has ended. Raises CannotConnect, OSError and what `on_body` raises."""
+        """Send a request; returns its status after the end of the answer.
+
+        Raises CannotConnect, OSError and errors of `on_body`.
+        """
         content = orjson.dumps(body)
         target = self._url.path.rstrip("/") + path
         head = f"POST {target} HTTP/1.1\r\n{self._head}content-length: {len(content)}\r\n\r\n"
         request = head.encode() + content
         if (idle := self._idle()) is not None:
             try:
-                return await self._ask(idle, request, on_body)
+                return await self._send(idle, request, on_body)
             except ConnectionError:
                 if idle.status:
                     raise
-                # The server hung up just as it was asked, as it may after any answer: ask again.
-        return await self._ask(await self._connect(), request, on_body)
+                # A server may close an idle connection just when the request is sent: send it again.
+        return await self._send(await self._connect(), request, on_body)
 
-    async def _ask(self, connection: Connection, request: bytes, on_body: OnBody) -> int:
+    async def _send(self, connection: Connection, request: bytes, on_body: OnBody) -> int:
         try:
-            return await connection.ask(request, on_body)
+            return await connection.send(request, on_body)
         except BaseException:
             connection.close()
             raise

@@ -1,4 +1,4 @@
-"""What a load test asks: random words that share no prefix unless told to, or the lines of a file."""
+"""Prompts of a load test: random words, with a shared prefix if wanted, or the lines of a file."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from model.errors import OptionError
 Prompt = str | list[Any]
 """Text, token ids (a list of numbers) or messages (a list of objects)."""
 
-# Common enough to be one token each in nearly every vocabulary, so that words count as tokens.
+# Common words: nearly every vocabulary has one token for each, and so the number of words is that of tokens.
 WORDS = (  # noqa: SIM905
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -23,9 +23,9 @@ WORDS = (  # noqa: SIM905
 
 
 def random_prompts(count: int, tokens: int, shared: int, seed: int) -> list[Prompt]:
-    """`count` texts of about `tokens` tokens; the first `shared` of them are the same in all. Equal for equal seeds.
+    """`count` texts of about `tokens` tokens. The first `shared` tokens are the same in all texts.
 
-    Raises OptionError when more is shared than there is.
+    Equal seeds give equal texts. Raises OptionError if `shared` is greater than `tokens`.
     """
     if shared > tokens:
         raise OptionError(f"--shared-prefix ({shared}) must be at most --input-tokens ({tokens})")
@@ -35,10 +35,10 @@ def random_prompts(count: int, tokens: int, shared: int, seed: int) -> list[Prom
 
 
 def file_prompts(path: Path, count: int | None) -> list[Prompt]:
-    """One prompt a line, from the top again when `count` is greater than the file; None takes each line once.
+    """The first `count` prompts of a file, which repeats if it has fewer; None takes each prompt once.
 
-    A line is text, or JSON: a string, token ids, messages, or an object that holds these as "prompt" or "messages".
-    Raises OptionError for a file that cannot be read or holds no prompt.
+    A prompt is a line of text or of JSON: a string, token ids, messages, or an object with one of these as "prompt" or
+    "messages". Raises OptionError for a file that cannot be read or has no prompt.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -46,7 +46,7 @@ def file_prompts(path: Path, count: int | None) -> list[Prompt]:
         raise OptionError(f"--prompts {path} cannot be read: {error}") from error
     prompts = [_parse(line) for line in lines if line.strip()]
     if not prompts:
-        raise OptionError(f"--prompts {path} holds no prompt; give it one a line")
+        raise OptionError(f"--prompts {path} has no prompt; write one per line")
     return list(islice(cycle(prompts), count or len(prompts)))
 
 
@@ -65,16 +65,20 @@ def _parse(line: str) -> Prompt:
 
 
 def bodies(prompts: list[Prompt], endpoint: str, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each prompt as the JSON of a request to `endpoint`, with the fields `common` to all.
+    """The body of a request to `endpoint` for each prompt, with the fields of `common`.
 
-    Raises OptionError for a prompt that the endpoint cannot take.
+    Raises OptionError for a prompt that the endpoint does not take.
     """
     for prompt in prompts:
         messages = isinstance(prompt, list) and isinstance(prompt[0], dict)
         if endpoint == "completions" and messages:
-            raise OptionError("the prompts hold messages, which --endpoint completions does not take; use chat")
+            raise OptionError(
+                "--endpoint completions takes no messages, but the prompts are messages; use --endpoint chat"
+            )
         if endpoint == "chat" and isinstance(prompt, list) and not messages:
-            raise OptionError("the prompts hold token ids, which --endpoint chat does not take; use completions")
+            raise OptionError(
+                "--endpoint chat takes no token ids, but the prompts are token ids; use --endpoint completions"
+            )
         if endpoint == "completions":
             yield {**common, "prompt": prompt}
         else:

@@ -1,4 +1,4 @@
-"""What a load test found, as figures and as tables. Times are seconds in the report, milliseconds on the screen."""
+"""The results of a load test as a report and as tables. Times are seconds in the report, milliseconds in the tables."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ Sample = tuple[float, float]
 
 
 def summarize(results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """Counts, tokens, throughput and latencies of a load that took `seconds`; failed requests only count as such."""
+    """The report of a load that took `seconds`: counts, tokens, throughput, latencies. Only counts include failures."""
     good = [result for result in results if result.error is None]
     tokens = {
         name: sum(getattr(result, f"{name}_tokens") for result in good) for name in ("prompt", "cached", "completion")
@@ -53,10 +53,10 @@ def _errors(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 
 
 def inter_token(result: Result) -> list[Sample]:
-    """The gaps between pieces, each as the time and number of the tokens in it.
+    """The gaps between pieces: for each one the time per token and the number of its tokens.
 
-    A piece may hold several tokens (or a part of one): with n tokens in k pieces every gap counts for
-    (n - 1) / (k - 1) tokens, so that the mean is (last - first) / (n - 1) however the server cuts its text.
+    A piece may have several tokens, or a part of one. With n tokens in k pieces every gap counts for
+    (n - 1) / (k - 1) tokens. The mean is then (last - first) / (n - 1), however the server cuts its text.
     """
     gaps = [later - sooner for sooner, later in zip(result.arrivals, result.arrivals[1:], strict=False)]
     if not gaps or result.completion_tokens < 2:
@@ -66,7 +66,10 @@ def inter_token(result: Result) -> list[Sample]:
 
 
 def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
-    """Mean and percentiles of weighted samples; None of none. A percentile is the least value that reaches it."""
+    """Mean and percentiles of weighted samples; None without samples.
+
+    A percentile is the smallest value with at least that share of the weight at or below it.
+    """
     if not samples:
         return None
     total = sum(weight for _, weight in samples)
@@ -82,12 +85,12 @@ def distribution(samples: Sequence[Sample]) -> dict[str, float] | None:
 
 
 def versions() -> dict[str, str]:
-    """Of what sent the load."""
+    """The versions of the software that sent the load."""
     return {"noria": version(), "python": platform.python_version(), "httpx": httpx.__version__}
 
 
 def machine() -> dict[str, Any]:
-    """Where the load came from, which is where the server ran only if both are one machine."""
+    """The machine that sent the load; the server may run on another one."""
     cpuinfo = Path("/proc/cpuinfo")
     models = [line.partition(": ")[2] for line in _lines(cpuinfo) if line.startswith("model name")]
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -104,7 +107,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """The report for a person."""
+    """The report as tables for the terminal."""
     made = [_figures(report), _latencies(report["latency_seconds"])]
     if report["errors"]:
         made.append(_failures(report["errors"]))
@@ -145,7 +148,7 @@ def _latencies(latencies: dict[str, dict[str, float] | None]) -> Table:
 
 
 def _failures(errors: dict[str, dict[str, Any]]) -> Table:
-    table = Table("error", "requests", "the first said", title="Failures")
+    table = Table("error", "requests", "first message", title="Failures")
     for kind, failure in errors.items():
         table.add_row(kind, str(failure["count"]), escape(failure["example"]))
     return table

@@ -1,4 +1,4 @@
-"""Load for any OpenAI endpoint: streamed requests, closed loop or Poisson arrivals, one measured `Result` each."""
+"""The load on an OpenAI endpoint: streamed requests, in a closed loop or with Poisson arrivals, and their results."""
 
 import asyncio
 import random
@@ -17,9 +17,9 @@ Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to send and how fast. `rate` (requests a second, Poisson) replaces the `concurrency` of a closed loop.
+    """The requests and their pace. A `rate` (requests per second, Poisson) replaces `concurrency` (closed loop).
 
-    Each of `bodies` is one request's JSON; `timeout` is seconds for a whole request.
+    Each of `bodies` is the JSON of one request. `timeout` is in seconds, for a whole request.
     """
 
     path: str
@@ -32,9 +32,11 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request. `start` counts from the load's, `arrivals` (one per piece of text) and `seconds` from the request's.
+    """The measurements of one request, in seconds.
 
-    `counted` tells that the server reported usage; without it `completion_tokens` is the number of pieces.
+    `start` is the time since the start of the load. `arrivals` (one per piece of text) and `seconds` (the whole
+    request) are times since the start of the request. `counted`: the server reported usage. Without usage
+    `completion_tokens` is the number of pieces.
     """
 
     start: float
@@ -49,7 +51,7 @@ class Result:
 
 
 class AnswerError(Exception):
-    """An answer that is not one: `kind` groups it, the message is the server's own."""
+    """An error in place of an answer: `kind` groups such errors, the message comes from the server."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -57,29 +59,29 @@ class AnswerError(Exception):
 
 
 class _Answer:
-    """The stream of one answer, as it is read."""
+    """The stream of one answer while it is read."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.arrivals: list[float] = []
         self.usage: dict[str, Any] = {}
         self.complete = False
-        self._rest = b""  # a line that has not ended; of an error, the whole body
+        self._unread = b""  # a line without its end; for an error, the whole body
 
     def feed(self, status: int, data: bytes) -> None:
-        """Take a part of the body. Raises AnswerError for an error event, ValueError for what is no JSON."""
-        self._rest += data
+        """Read a part of the body. Raises AnswerError for an error event, ValueError for data that is not JSON."""
+        self._unread += data
         if status == 200:
-            *lines, self._rest = self._rest.split(b"\n")
+            *lines, self._unread = self._unread.split(b"\n")
             now = time.perf_counter() - self.start
             for line in lines:
                 if line.startswith(b"data:"):
                     self._take(line[5:].strip(), now)
 
     def check(self, status: int) -> None:
-        """Raise AnswerError, with the server's own message if it has one, unless this is a whole answer."""
+        """Raise AnswerError, with the server's message if there is one, unless the answer is complete."""
         if status != 200:
-            raise AnswerError(f"http_{status}", error_message(self._rest))
+            raise AnswerError(f"http_{status}", error_message(self._unread))
         if not self.complete:
             raise AnswerError("incomplete", "the stream ended without [DONE]")
 
@@ -102,7 +104,7 @@ def _has_text(choice: dict[str, Any]) -> bool:
 
 
 async def send(connections: Connections, workload: Workload, body: dict[str, Any], begun: float) -> Result:
-    """Ask once and measure; a failure is a result too."""
+    """Send one request and measure it; a failure is a result too."""
     answer = _Answer()
     kind, detail = None, ""
     try:
@@ -133,7 +135,7 @@ async def send(connections: Connections, workload: Workload, body: dict[str, Any
 
 
 async def run(connections: Connections, workload: Workload, on_result: Callable[[Result], None]) -> list[Result]:
-    """Send every body; results come in the order they finish, to `on_result` as they do."""
+    """Send all requests. Results are in the order in which requests finish; `on_result` gets each one at once."""
     begun, results = time.perf_counter(), list[Result]()
 
     async def one(body: dict[str, Any]) -> None:
@@ -161,6 +163,6 @@ async def _open_loop(workload: Workload, one: Send, begun: float) -> None:
     draw = random.Random(workload.seed)
     async with asyncio.TaskGroup() as group:
         for body in workload.bodies:
-            await asyncio.sleep(begun + due - time.perf_counter())  # from the start, so that delays do not add up
+            await asyncio.sleep(begun + due - time.perf_counter())  # relative to the start: delays do not add up
             group.create_task(one(body))
             due += draw.expovariate(workload.rate or 1.0)

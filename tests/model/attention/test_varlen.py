@@ -33,7 +33,7 @@ def test_pages_are_passed_in_logical_order() -> None:
     assert prepared.ends.tolist() == [0, 347, 438]
     assert prepared.blocks[0].tolist() == [7, 3]
     assert prepared.blocks[1, 0] == 5
-    assert (prepared.most_queries, prepared.most_keys, prepared.window) == (3, 347, (199, 0))
+    assert (prepared.max_queries, prepared.max_keys, prepared.window) == (3, 347, (199, 0))
 
 
 @pytest.mark.parametrize(("window", "stop", "told"), [(None, 90, (-1, -1)), (None, 91, (-1, 0)), (5, 90, (4, 0))])

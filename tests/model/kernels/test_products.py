@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from model.kernels.cuda import convert, gate, norm, product
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.norm import RMSNorm
+from model.linear.base import RMSNorm
 from tests.model.kernels.triton_case import DTYPES, FORMS, close, poisoned, small_tiles, stacked, weights_of
 
 

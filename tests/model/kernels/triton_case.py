@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.base import WeightsOnly
 from model.linear.choice import PROJECTIONS
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) ->
         return DeviceWeights(form, matrix.to(dtype)), matrix.to(dtype).float()
     layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))
     assert isinstance(layer, WeightsOnly)
-    weights = layer.room((), dtype, CPU)
-    layer.settle(weights)
+    weights = layer.allocate((), dtype, CPU)
+    layer.assign_weights(weights)
     layer.take(0, matrix)
     return weights, layer.dequantize(weights, slice(0, len(matrix)))
 

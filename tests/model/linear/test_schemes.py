@@ -11,8 +11,9 @@ from model.attention.paged import PagedAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
-from model.linear.base import Compiled, Floats, WeightsOnly
 from model.linear.choice import PROJECTIONS, make_linear
+from model.linear.compiled import Compiled
+from model.linear.floats import Floats, WeightsOnly
 from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
 from model.network import weights
 from model.network.transformer import Transformer
@@ -35,7 +36,7 @@ def test_where_it_runs(scheme: Scheme) -> None:
 def test_layout_and_bits_of_what_is_stored(scheme: Scheme) -> None:
     made = make_linear(256, 32, scheme=scheme.name)
     if isinstance(made, WeightsOnly):
-        stored = made.room((), torch.bfloat16, CPU)
+        stored = made.allocate((), torch.bfloat16, CPU)
         assert stored.layout == scheme.layout
         n_bytes = sum(tensor.nbytes for tensor in (stored.values, *stored.tables))
         assert n_bytes == 256 * 32 * (scheme.bits(256) or 0) / 8

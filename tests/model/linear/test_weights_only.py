@@ -13,8 +13,8 @@ from model.kernels import cuda as triton
 from model.kernels.cpu import native
 from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear import choice, fp8, int4_weights
-from model.linear.base import Floats, WeightsOnly
 from model.linear.choice import PROJECTIONS
+from model.linear.floats import Floats, WeightsOnly
 from model.linear.int4 import quantize8
 from model.linear.none import Linear
 from model.network import weights
@@ -50,7 +50,7 @@ def test_fp8_by_hand() -> None:
 def made(scheme: str, matrix: torch.Tensor, cuts: tuple[int, ...] = ()) -> Floats:
     layer = PROJECTIONS[scheme](matrix.shape[1], len(matrix))
     assert isinstance(layer, Floats)
-    layer.settle(layer.room((), matrix.dtype, CPU))
+    layer.assign_weights(layer.allocate((), matrix.dtype, CPU))
     if isinstance(layer, Linear):
         layer.weight.data.copy_(matrix)
     else:
@@ -76,7 +76,7 @@ def test_rows_of_a_quantized_file(scheme: str) -> None:
     blocks: BlockMatrix = quantize8(torch.randn(12, 64))
     layer = PROJECTIONS[scheme](64, 12)
     assert isinstance(layer, WeightsOnly)
-    layer.settle(layer.room((), torch.float32, CPU))
+    layer.assign_weights(layer.allocate((), torch.float32, CPU))
     layer.take(0, blocks)
     x = torch.randn(2, 64)
     assert torch.equal(layer(x), made(scheme, blocks.dequantize())(x))
@@ -175,8 +175,8 @@ def test_gates_in_fixed_tiles_have_the_same_bits_whatever_threads_share() -> Non
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        whole = layer.gated(gate_up)
-        assert torch.equal(torch.cat([layer.gated(row[None]) for row in gate_up]), whole)
+        whole = layer.gate(gate_up)
+        assert torch.equal(torch.cat([layer.gate(row[None]) for row in gate_up]), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -184,7 +184,7 @@ def test_gates_in_fixed_tiles_have_the_same_bits_whatever_threads_share() -> Non
 def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = made("none", torch.eye(8))
     monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
-    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels round rows alike diff"):
+    with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels give equal rows diff"):
         choice.check_tiles(nn.ModuleList([layer]), torch.float32)
 
 

@@ -14,8 +14,9 @@ from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
-from model.linear.base import Projection, WeightsOnly
+from model.linear.base import Projection
 from model.linear.choice import PROJECTIONS
+from model.linear.floats import WeightsOnly
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
@@ -142,7 +143,7 @@ def test_a_length_beyond_the_context(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model in"):
+    with pytest.raises(ModelError, match="is not a model directory"):
         make_plan(tmp_path, options(), None)
 
 

@@ -35,7 +35,7 @@ class Device:
     def watch(self) -> None:
         self.watched += 1
 
-    def most(self) -> int:
+    def peak(self) -> int:
         assert self.steps, "no step was watched"
         return 10_000 + WEIGHTS + self.pages * PAGE + STEP
 
@@ -144,6 +144,6 @@ def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     memory = profile.CudaMemory(torch.device("cuda"))
-    assert (memory.total, memory.most()) == (100, 70)
+    assert (memory.total, memory.peak()) == (100, 70)
     assert isinstance(profile.watched(torch.device("cuda")), profile.CudaMemory)
     assert profile.watched(torch.device("cpu")) is None

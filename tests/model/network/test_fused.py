@@ -1,9 +1,16 @@
 """All layers in one call give the bits of layer after layer."""
 
+import inspect
+from collections.abc import Callable
+from typing import get_type_hints
+
 import pytest
 import torch
 
 from model.attention import choose
+from model.kernels.cpu import native
+from model.linear.base import Projection
+from model.linear.choice import PROJECTIONS
 from model.network import weights
 from model.network.fused import fuse
 from model.network.transformer import Transformer
@@ -40,6 +47,37 @@ def test_several_sequences_share_a_step() -> None:
     parts = driver.step([(first, 50), (second, 3)]) + driver.step([(second, 37), (first, 20)])
     assert torch.equal(torch.cat((parts[0], parts[3])), alone)
     assert torch.equal(torch.cat((parts[1], parts[2])), alone[:40])
+
+
+def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer takes five (four products and the attention), all layers together one; and the head takes one."""
+    kernels = native.kernels()
+    assert kernels is not None
+    called: list[str] = []
+
+    def counted(name: str) -> Callable[..., None]:
+        function = getattr(kernels, name)
+        return lambda *arguments: (called.append(name), function(*arguments))[1]
+
+    for name in ("_linear", "_attention", "_network"):
+        monkeypatch.setattr(kernels, name, counted(name))
+    model, attention = quantized("int8"), choose("paged", CPU)[1]
+    driver = Driver(model, attention)
+    driver.whole(TOKENS)
+    layer = ["_linear", "_attention", "_linear", "_linear", "_linear"]
+    assert called == [*layer * len(model.layers), "_linear"]
+    called.clear()
+    driver.fused = fuse(model, attention, driver.pools)
+    driver.whole(TOKENS)
+    assert called == ["_network", "_linear"]
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS.values(), ids=lambda kind: kind.__name__)
+def test_no_projection_takes_another(projection: type[Projection]) -> None:
+    for name, method in inspect.getmembers(projection, inspect.isfunction):
+        if method.__module__.startswith("model."):
+            kinds = [hint for key, hint in get_type_hints(method).items() if key != "return"]
+            assert not [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Projection)], name
 
 
 def test_others_are_left_alone() -> None:

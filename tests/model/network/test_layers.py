@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from model.linear.base import swiglu
-from model.linear.norm import RMSNorm
+from model.linear.base import RMSNorm, swiglu
 from model.network.feed_forward import FeedForward
 
 

@@ -165,11 +165,11 @@ def _whole(config: ModelConfig, rotation: str, tensors: dict[str, Tensor]) -> Te
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("layers.1.feed_forward.w3.weight"), "lacks the tensor 'layers.1.feed_forward.w3.weight'"),
+        (lambda t: t.pop("layers.1.feed_forward.w3.weight"), "has no tensor 'layers.1.feed_forward.w3.weight'"),
         (lambda t: t.update({"layers.9.x": torch.zeros(1)}), "tensor 'layers.9.x' that a mistral model has no place"),
         (
             lambda t: t.update({"norm.weight": torch.zeros(31)}),
-            r"'norm.weight' has shape \[31\], the configuration asks for \[32\]",
+            r"'norm.weight' has shape \[31\], the configuration needs \[32\]",
         ),
     ],
 )

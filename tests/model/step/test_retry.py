@@ -15,7 +15,7 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.masks import Masks
-from model.step.retry import PATIENCE, Room, in_parts
+from model.step.retry import PATIENCE, TokenLimit, in_parts
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -81,7 +81,7 @@ def batch(runner: ModelRunner) -> StepBatch:
 
 @pytest.fixture(autouse=True)
 def _fresh(runner: ModelRunner) -> None:
-    runner._room = Room()
+    runner._limit = TokenLimit()
 
 
 class Small:
@@ -154,18 +154,18 @@ def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatc
 
 
 def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
-    small = Small(partial(runner._compute, before=runner._drawn), 0)
+    small = Small(partial(runner._compute, before=runner._last), 0)
     with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, small, Room())
+        in_parts(batch, small, TokenLimit())
     assert small.sizes[-1] == 1
     assert small.sizes == sorted(small.sizes, reverse=True)
 
 
 def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
-    room, tried = Room(), []
+    limit, tried = TokenLimit(), []
     for fits in [20] * PATIENCE + [100] * PATIENCE:
-        small = Small(partial(runner._compute, before=runner._drawn), fits)
-        in_parts(batch, small, room)
+        small = Small(partial(runner._compute, before=runner._last), fits)
+        in_parts(batch, small, limit)
         tried.append(small.sizes)
     assert tried[0][0] == batch.n_tokens
     assert max(map(max, tried[1:5])) <= 20
@@ -183,13 +183,13 @@ def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batc
     ],
 )
 def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
-    small = Small(partial(runner._compute, before=runner._drawn), 20, RuntimeError(message))
-    assert len(in_parts(batch, small, Room()).slices) == len(batch.slices)
+    small = Small(partial(runner._compute, before=runner._last), 20, RuntimeError(message))
+    assert len(in_parts(batch, small, TokenLimit()).slices) == len(batch.slices)
     with pytest.raises(RuntimeError, match="illegal"):
         in_parts(
             batch,
-            Small(partial(runner._compute, before=runner._drawn), 20, RuntimeError("an illegal memory access")),
-            Room(),
+            Small(partial(runner._compute, before=runner._last), 20, RuntimeError("an illegal memory access")),
+            TokenLimit(),
         )
 
 
@@ -215,7 +215,7 @@ def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
 ) -> None:
     expected, wait = runner.step(batch), runner.launch(batch)
     with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, Small(partial(runner._compute, before=runner._drawn), 0), runner._room)
+        in_parts(batch, Small(partial(runner._compute, before=runner._last), 0), runner._limit)
     again = Small(runner._start, 1000)
     monkeypatch.setattr(runner, "_start", again)
     assert wait() == expected
@@ -259,5 +259,5 @@ def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
             raise torch.OutOfMemoryError(f"for {hidden}")
         return StepOutput((SliceOutput(),))
 
-    in_parts(batch, compute, Room())
+    in_parts(batch, compute, TokenLimit())
     assert len(kept) > batch.n_tokens

@@ -6,12 +6,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 
+from model.config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody
+from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
-from tests.service.live import Live, running
+from service.generation.served import ServedModel, longest_piece
+from service.structured.constraint import Constraint
+from tests.fakes import END, IntegerTokenizer, make_info
+from tests.service.live import FakeChat, Live, running
 
 Json = dict[str, Any]
 USER = [{"role": "user", "content": "hi"}]
@@ -282,3 +288,34 @@ def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
     chat = ChatBody.model_validate({"messages": turns, "continue_final_message": True, "stop": ["x"], "top_k": 3})
     theirs = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
     assert replace(chat.chat_request(), max_tokens=5) == theirs.chat_request()
+
+
+def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (ChatBody, ResponsesBody, MessagesBody)
+    bodies = [
+        kind.model_validate(LEAST[dialect] | calls(dialect, 2, {"city": "Paris"}) | tools(dialect))
+        for kind, dialect in zip(kinds, PATHS, strict=True)
+    ]
+
+    def again(*_: Any, **__: Any) -> None:
+        raise AssertionError("validated or parsed twice")
+
+    monkeypatch.setattr(BaseModel, "model_validate", again)
+    monkeypatch.setattr("service.schema.tools.from_json", again)
+    monkeypatch.setattr(json, "loads", again)
+    for body in bodies:
+        called = body.chat_request().messages[1]["tool_calls"]
+        assert [call["function"]["arguments"] for call in called] == [{"city": "Paris"}] * 2
+
+
+def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where structured output goes beside calls."""
+    texts: list[str] = []
+    serialized = Constraint.serialized
+    monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))
+    body = ChatBody.model_validate(LEAST["chat"] | tools("chat") | must_be("chat", OBJECT))
+    tokenizer = IntegerTokenizer()
+    defaults = GenerationDefaults((END,))
+    served = ServedModel(("m",), tokenizer, FakeChat(), defaults, longest_piece(tokenizer), make_info())
+    assert order_chat(body.chat_request(), served).grammar_fields == ("tools", "response_format")
+    assert len(texts) == 1

@@ -1,4 +1,4 @@
-"""An OpenAI server that does as it is told: it streams given pieces and keeps what it was asked."""
+"""An OpenAI server that does as it is told: it streams the given pieces and records all requests."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ class FakeOpenAI:
     break_stream: str = ""  # "error": an error event; "cut": no [DONE]
     key: str | None = None
     models: tuple[str, ...] = ("fake-1",)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
     closed_early: threading.Event = field(default_factory=threading.Event)
@@ -45,10 +45,10 @@ class FakeOpenAI:
         @app.post("/v1/chat/completions")
         async def complete(request: Request) -> Any:
             body = await request.json()
-            self.asked.append(body)
+            self.requests.append(body)
             if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
                 return JSONResponse({"error": {"message": "wrong key"}}, 401)
-            if status := self.fails.get(len(self.asked)):
+            if status := self.fails.get(len(self.requests)):
                 return JSONResponse({"error": {"message": f"told to fail with {status}"}}, status)
             return StreamingResponse(self._stream("messages" in body), media_type="text/event-stream")
 

@@ -53,7 +53,7 @@ def test_counts_add_up(endpoint: str, tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
-    assert len(fake.asked) == 14  # the warm-up is sent, and not counted
+    assert len(fake.requests) == 14  # the warm-up is sent, and not counted
     assert 1 < fake.most_in_flight <= 3
     assert report["requests"] == {"total": 12, "completed": 12, "failed": 0}
     assert report["tokens"] == {"prompt": 120, "cached": 36, "completion": 48, "pieces": 48, "without_usage": 0}
@@ -154,8 +154,8 @@ def test_a_server_without_models_is_one_line() -> None:
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
         ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
-        ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is no address; expected http://HOST:PORT"),
-        ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is no address"),
+        ("--url 127.0.0.1:8000", "--url 127.0.0.1:8000 is not an address; expected http://HOST:PORT"),
+        ("--url http://127.0.0.1:port", "--url http://127.0.0.1:port is not an address"),
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),
     ],
 )
@@ -183,11 +183,11 @@ def test_flags_are_variables_and_the_key_stays_out_of_the_report(tmp_path: Path)
     assert "secret-key" not in text
     report = json.loads(text)
     assert report["configuration"]["model"] == "fake-1"
-    assert report["configuration"]["requests"] == len(fake.asked) - 1 == 2
+    assert report["configuration"]["requests"] == len(fake.requests) - 1 == 2
     assert report["versions"]["python"]
     assert report["machine"]["cpus"] > 0
-    assert all("ignore_eos" not in body for body in fake.asked)
-    assert all(body["stream_options"] == {"include_usage": True} for body in fake.asked)
+    assert all("ignore_eos" not in body for body in fake.requests)
+    assert all(body["stream_options"] == {"include_usage": True} for body in fake.requests)
 
 
 def test_prompts_of_a_file_are_sent_as_they_are(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_prompts_of_a_file_are_sent_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("\n".join(lines))
     fake = FakeOpenAI()
     run_json(fake, tmp_path, "--prompts", tmp_path / "prompts", *["--concurrency", "1", "--warmup", "0"])
-    assert [body["prompt"] for body in fake.asked] == [
+    assert [body["prompt"] for body in fake.requests] == [
         "plain words",
         "quoted\nlines",
         [1, 2, 3],
@@ -211,11 +211,11 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
     arguments = ("--prompts", tmp_path / "prompts", *["--requests", "3", "--warmup", "0"])
     result, _ = run_json(fake, tmp_path, *arguments, "--endpoint", "chat")
     assert result.exit_code == 0, result.output
-    assert [body["messages"] for body in fake.asked] == [messages] * 3
+    assert [body["messages"] for body in fake.requests] == [messages] * 3
     with serving(fake) as url:
         result = run("--url", url, *arguments)
     assert result.exit_code == 1
-    assert "--endpoint completions does not take" in result.output
+    assert "--endpoint completions takes no messages" in result.output
 
 
 def test_random_prompts_share_what_they_are_told_to_and_repeat_with_the_seed() -> None:

@@ -74,7 +74,7 @@ def test_a_piped_message_gets_a_plain_answer() -> None:
             *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
         )
     assert (ran.stdout, ran.stderr, ran.returncode) == ("The capital of France[31m is Paris.\n", "", 0)
-    assert fake.asked == [
+    assert fake.requests == [
         {
             "model": "fake-1",
             "messages": [
@@ -121,7 +121,7 @@ def test_an_empty_pipe_is_refused() -> None:
 def test_a_conversation_is_remembered_until_reset() -> None:
     fake = FakeOpenAI(pieces=("Yes", "."))
     with serving(fake) as url, terminal(url) as chat:
-        chat.wait_for("fake-1 listens")
+        chat.wait_for("fake-1 is ready")
         for line, shown in (
             ("/help", "/reset"),
             ("/nothing", "no command /nothing"),
@@ -137,7 +137,7 @@ def test_a_conversation_is_remembered_until_reset() -> None:
         chat.wait_for("> ")
         chat.type("/exit\n")
         assert chat.end() == 0
-    said = [[message["content"] for message in body["messages"]] for body in fake.asked]
+    said = [[message["content"] for message in body["messages"]] for body in fake.requests]
     assert said == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
 
 
@@ -157,7 +157,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
         chat.wait_for("> ")
         chat.type("\x04")
         assert chat.end() == 0
-    first, second = fake.asked[0]["messages"], fake.asked[1]["messages"]
+    first, second = fake.requests[0]["messages"], fake.requests[1]["messages"]
     assert second[0] == first[0]
     assert second[1]["content"].startswith("endless endless")
     assert second[2]["content"] == "And now?"
@@ -167,7 +167,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:
 def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
     chat = Terminal(str(embedded_model), "--temperature", "0", "--max-tokens", "8", NORIA_DTYPE="float32")
     try:
-        chat.wait_for("listens")
+        chat.wait_for("is ready")
         (server,) = children(chat.process.pid)
         (engine,) = children(server)
         chat.wait_for("> ")
@@ -193,5 +193,5 @@ def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
 def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
     ran = pipe("Hi", "/nowhere/at/all")
     assert ran.returncode == 1
-    assert ran.stderr.startswith("noria: no model at '/nowhere/at/all'")
+    assert ran.stderr.startswith("noria: there is no model at '/nowhere/at/all'")
     assert len(ran.stderr.splitlines()) == 1

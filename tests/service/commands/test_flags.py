@@ -28,7 +28,7 @@ def declare(name, line):
     exec(compile(f"{before}    {line}\\n\\n    def {after}", name, "exec"), module.__dict__)
 
 declare("model.options", "wheel_speed: int = option(3, 'Speed of the wheel.', least=1, most=9, in_plan=True)")
-declare("service.settings", "wheel_room: int = option(2**20, 'Memory of the wheel.', name='wheel', is_size=True)")
+declare("service.settings", "wheel_memory: int = option(2**20, 'Memory of the wheel.', name='wheel', is_size=True)")
 
 from typer.testing import CliRunner
 from service import cli
@@ -47,7 +47,7 @@ print(json.dumps({
     "serve": invoke("serve", "--help").output,
     "plan": invoke("plan", "--help").output,
     "table": table(Settings),
-    "values": [(settings.wheel_speed, settings.wheel_room) for settings in found],
+    "values": [(settings.wheel_speed, settings.wheel_memory) for settings in found],
     "runner": runner_options(found[0], Path("somewhere")),
     "refused": invoke("serve", "--wheel-speed", "10").exit_code,
 }))
@@ -60,7 +60,7 @@ def test_one_line_is_all_that_a_new_flag_needs() -> None:
     seen = json.loads(done.stdout)
     assert seen["values"] == [[5, 2048], [7, 2**30]]
     assert seen["runner"]["wheel_speed"] == 5
-    assert "wheel_room" not in seen["runner"]
+    assert "wheel_memory" not in seen["runner"]
     assert seen["refused"] == 2
     words = " ".join(seen["serve"].split())
     assert "--wheel-speed <int range> Speed of the wheel. [env var: NORIA_WHEEL_SPEED; default: 3; 1<=x<=9]" in words

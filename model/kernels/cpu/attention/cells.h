@@ -1,4 +1,4 @@
-/* Where keys and values lie. A page holds a cell for each key head: its keys, then its values.
+/* The layout of keys and values. A page holds a cell for each key head: its keys, then its values.
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
  * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: pairs of what is summed over stand together.

@@ -7,9 +7,9 @@
  *           then 16 scales
  *   Q8_MIN, Q4_MIN    the same and 16 minima; the 4-bit weights are 0..15 then
  *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
- * An INT8 record of 1024 bytes is also what a B tile of AMX looks like. Sums within a group are exact integers; groups
- * are added in float, in order, by the same operations however many rows there are: what a row gives depends on that row
- * alone. So too in bfloat16, where each output is one chain of additions in float, pair after pair of channels; of a pair
+ * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers; groups
+ * are added in float, in order, by the same operations for any number of rows: a row's result depends on that row
+ * alone. So does it in bfloat16, where each output is one chain of additions in float, pair after pair of channels; of a pair
  * vdpbf16ps adds the second first, and it takes what is smaller than a normal float for 0.
  */
 #include "linear/activations.h"
@@ -89,8 +89,8 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
         finish(c, BF16, row + r, block + b, totals[r] + b * VECTORS);
 }
 
-/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. What lies `ahead` blocks further is
- * fetched meanwhile: hardware does not look beyond the end of a memory page. */
+/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. Meanwhile it
+ * prefetches the block `ahead` blocks further: hardware does not prefetch beyond a memory page. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
     if (FORMAT == BF16) {
         tile_pairs(c, R, C, row, block, ahead);

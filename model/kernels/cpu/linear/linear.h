@@ -2,11 +2,11 @@
 #pragma once
 #include "vectors.h"
 
-/* How weights lie, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
+/* Layouts of weights, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16 };
 enum { PLAIN, NORMED, GATED };
 
-/* Padded to whole groups and blocks of 16 outputs. `scales`, one an output, are those of INT8 alone. */
+/* Weights, padded to whole groups and blocks of 16 outputs. Only INT8 has `scales`, one for each output. */
 typedef struct {
     const uint8_t *packed;
     const float *scales;

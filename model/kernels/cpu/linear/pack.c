@@ -1,4 +1,4 @@
-/* Weights into the records of linear.c, as they come from a checkpoint. Tasks are blocks of 16 outputs. */
+/* Stores weights of a checkpoint in the records of linear.c. A task is a block of 16 outputs. */
 #include "linear/linear.h"
 #include "pool.h"
 
@@ -21,30 +21,30 @@ INLINE vf value(const int KIND, const char *x, int i) {
     return (vf)(__builtin_convertvector(h, vi) << 16);
 }
 
-/* Group g of a row; the last is copied to `room` and filled with zeros there. */
-INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, char *room) {
+/* Group g of a row; the last is copied to `copy` and filled with zeros there. */
+INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, char *copy) {
     int64_t left = n_in - g * CHANNELS;
     const char *x = row + g * CHANNELS * size;
     if (left >= CHANNELS) return x;
-    memset(room, 0, CHANNELS * 4);
-    return memcpy(room, x, (size_t)(left * size));
+    memset(copy, 0, CHANNELS * 4);
+    return memcpy(copy, x, (size_t)(left * size));
 }
 
-/* One output to bytes, its greatest magnitude 127. Returns whether a value is infinite or none. */
+/* Stores one output as bytes, its greatest magnitude as 127. Returns whether a value is not finite. */
 INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
     const int size = KIND == FLOAT32 ? 4 : 2;
     const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS;
-    char room[CHANNELS * 4];
+    char copy[CHANNELS * 4];
     int8_t q[CHANNELS];
     vi most = {0};
     for (int64_t g = 0; g < groups; g++) {
-        const char *x = group(row, g, w->n_in, size, room);
+        const char *x = group(row, g, w->n_in, size, copy);
         for (int i = 0; i < CHANNELS; i += LANES) most = larger_bits(magnitude(value(KIND, x, i)), most);
     }
     const float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : 127 / amax;
     *scale = amax <= 1e-30f ? 0 : amax / 127;
     for (int64_t g = 0; g < groups; g++, to += CHANNELS * OUTPUTS) {
-        const char *x = group(row, g, w->n_in, size, room);
+        const char *x = group(row, g, w->n_in, size, copy);
         for (int i = 0; i < CHANNELS; i += LANES) {
             vb bytes = __builtin_convertvector(nearest(value(KIND, x, i) * splat(inverse)), vb);
             memcpy(q + i, &bytes, sizeof bytes);
@@ -59,14 +59,14 @@ INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8
     return !(amax < INFINITY);
 }
 
-/* One output to pairs of bfloat16, to the nearest. Returns whether a value is infinite then, or none. */
+/* Stores one output as pairs of bfloat16, rounded to nearest. Returns whether a rounded value is not finite. */
 INLINE int round_row(const int KIND, const char *row, const weights *w, uint8_t *to) {
     const int size = KIND == FLOAT32 ? 4 : 2;
-    char room[CHANNELS * 4];
+    char copy[CHANNELS * 4];
     uint32_t rounded[CHANNELS];
     vi most = {0};
     for (int64_t g = 0; g < (w->n_in + CHANNELS - 1) / CHANNELS; g++) {
-        const char *x = group(row, g, w->n_in, size, room);
+        const char *x = group(row, g, w->n_in, size, copy);
         for (int i = 0; i < CHANNELS; i += LANES) {
             vi bits = (vi)value(KIND, x, i);
             most = larger_bits(magnitude((vf)bits), most);
@@ -103,14 +103,14 @@ static void quantize_outputs(void *context, int task, int thread) {
     }
 }
 
-/* Outputs first..first+n-1 of INT8 or BF16 weights from rows [n, n_in]. Returns whether a value is infinite or none. */
+/* Outputs first..first+n-1 of INT8 or BF16 weights from rows [n, n_in]. Returns whether a value is not finite. */
 int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
     floats c = {rows, kind, n, first, w, 0};
     noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
     return c.broken;
 }
 
-/* Values of each output and group, so many bytes apart: [n][n_in/32]. */
+/* Values [n][n_in/32] of each output and group; `output` and `group` are the bytes between neighbours. */
 typedef struct {
     const char *at;
     int64_t output, group;

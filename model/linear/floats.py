@@ -1,0 +1,134 @@
+"""Projections on activations in the model's format: with weights as they are, or narrower ones."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from model.checkpoint.matrices import Matrix, parts
+from model.kernels import cuda as triton
+from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
+from model.linear.base import Projection, RMSNorm, swiglu
+
+TILE = 16
+"""Rows of a fixed tile in PyTorch."""
+SERIAL = 2**15
+"""PyTorch's threads do not divide a row in a tensor of up to so many values. Where they divide one, the last bit of an
+exponential may differ."""
+PIECE = 2**25
+"""Weights that are dequantized at once."""
+
+
+class Floats(Projection):
+    """A projection whose activations are in the model's format.
+
+    On a GPU few rows run in the kernel that reads the weights in their own layout, more rows in PyTorch. With `fixed`
+    all run in the kernel, in tiles of one shape: a row's bits then depend on no other row.
+    """
+
+    fixed = False
+
+    @property
+    @abstractmethod
+    def weights(self) -> DeviceWeights | None:
+        """The weights for the GPU's kernels; None before they are assigned."""
+
+    @abstractmethod
+    def allocate(self, count: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> DeviceWeights:
+        """Memory for the weights of `count` such projections, for a model in `dtype`."""
+
+    @abstractmethod
+    def assign_weights(self, weights: DeviceWeights) -> None:
+        """Use `weights`, memory of this projection from now on."""
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """W x by PyTorch."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        if not self.fixed:
+            return self.product(x)
+        tiles = (pad(rows, (0, 0, 0, TILE - len(rows))) for rows in x.split(TILE))
+        return torch.cat([self.product(tile) for tile in tiles])[: len(x)]
+
+    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
+        return self._run(x, onto=onto) if self._in_kernel(x) else super().forward(x, onto=onto)
+
+    def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
+        return self._run(x, gated=True) if self._in_kernel(x) else self.gate(self(x))
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        if triton.serves(gate_up):
+            from model.kernels.cuda.gate import swiglu as gate
+
+            return gate(gate_up)
+        if not self.fixed:
+            return super().gate(gate_up)
+        few = gate_up.split(max(1, SERIAL // gate_up.shape[1]))
+        return torch.cat([swiglu(*rows.chunk(2, dim=-1)) for rows in few])
+
+    def _in_kernel(self, x: Tensor) -> bool:
+        weights = self.weights
+        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= FEW_ROWS[weights.layout])
+
+    def _run(self, x: Tensor, **around: Any) -> Tensor:
+        from model.kernels.cuda.product import product
+
+        assert self.weights is not None
+        return product(x, self.weights, fixed=self.fixed, **around)
+
+
+class WeightsOnly(Floats):
+    """A projection with weights in a narrower layout of layouts.py, quantized on their device as they arrive."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out)
+        self._weights: DeviceWeights | None = None
+
+    @property
+    def weights(self) -> DeviceWeights | None:
+        return self._weights
+
+    def assign_weights(self, weights: DeviceWeights) -> None:
+        self._weights = weights
+
+    @abstractmethod
+    def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
+        """Quantize these rows of W, [n, n_in] float32, into `weights`."""
+
+    @abstractmethod
+    def dequantize(self, weights: DeviceWeights, rows: slice) -> Tensor:
+        """These rows of W, [n, n_in] float32, in PyTorch."""
+
+    def take(self, first: int, rows: Matrix) -> None:
+        """Store rows `first..` [n, n_in] of the checkpoint. Raises ValueError for a value that is not finite."""
+        weights = self.weights
+        assert weights is not None, "no memory has been assigned"
+        for part in parts(rows):
+            values = part.to(weights.values.device).float()
+            if not values.isfinite().all():
+                raise ValueError("a value is not finite")
+            self.put(weights, slice(first, first + len(part)), values)
+            first += len(part)
+
+    def product(self, x: Tensor) -> Tensor:
+        """W x, with only one piece of W dequantized at a time."""
+        y = x.new_empty(len(x), self.n_out)
+        step = max(1, PIECE // self.n_in)
+        for first in range(0, self.n_out, step):
+            rows = slice(first, min(first + step, self.n_out))
+            torch.mm(x, self._widened(rows, x).T, out=y[:, rows])
+        return y
+
+    def _widened(self, rows: slice, x: Tensor) -> Tensor:
+        """These rows of W in the format of x."""
+        assert self.weights is not None, "no weights have been loaded"
+        if not triton.serves(x):
+            return self.dequantize(self.weights, rows).to(x.dtype)
+        from model.kernels.cuda.convert import dequantize
+
+        return dequantize(self.weights, rows.start, rows.stop, x.dtype)
