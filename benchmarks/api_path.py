@@ -21,11 +21,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from model.batch import PoolSpec, RunnerInfo, SliceOutput, StepBatch, StepOutput
 
 PROMPT = 3 * "The water wheel turns in the river, and each bucket rides up full, empties, and comes round again. "
-BODIES = {
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": PROMPT}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
 }
@@ -92,8 +93,8 @@ def serving(rate: float, profile: bool) -> Iterator[tuple[int, int]]:
     """Port and process id of a service that is ready."""
     command = [sys.executable, "-m", "benchmarks.api_path", "--serve", *(["--profile"] if profile else [])]
     environment = os.environ | {RATE: str(rate)}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}  # the log holds a line for each request
-    with subprocess.Popen(command, env=environment, text=True, **streams) as process:
+    log = subprocess.DEVNULL  # a line for each request
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=log) as process:
         assert process.stdout is not None
         try:
             port = int(process.stdout.readline())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -25,6 +26,7 @@ from rich.table import Table
 
 from model.attention import choose
 from model.batch import PageTable, Slice, StepBatch
+from model.linear.base import Projection
 from model.linear.choice import make_linear
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
@@ -52,13 +54,13 @@ def cases(scheme: str) -> dict[str, Callable[[], object]]:
     return found
 
 
-def projection(n_in: int, n_out: int, scheme: str) -> torch.nn.Module:
-    made = make_linear(n_in, n_out, scheme=scheme)
+def projection(n_in: int, n_out: int, scheme: str) -> Projection:
+    made: Any = make_linear(n_in, n_out, scheme=scheme)
     made.take(0, torch.randn(n_out, n_in))
     return made
 
 
-def multiply(projections: list[torch.nn.Module], x: torch.Tensor) -> Callable[[], object]:
+def multiply(projections: list[Projection], x: torch.Tensor) -> Callable[[], object]:
     def call() -> None:
         for one in projections:
             one(x)

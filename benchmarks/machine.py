@@ -28,7 +28,7 @@ def describe(peers: Path | None) -> dict[str, Any]:
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
     if peers is not None:
-        command = [peers / "bin" / "python", "-c", VERSIONS, *PACKAGES]
+        command = [str(peers / "bin" / "python"), "-c", VERSIONS, *PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         versions["peers"] = json.loads(done.stdout)
     return {"machine": hardware() | info, "versions": versions}

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.errors import ModelError
@@ -282,7 +281,7 @@ class IntegerTokenizer:
     bos_id: int | None = None
     eos_id: int | None = END
     strips_leading_space = False
-    control: Mapping[str, int] = MappingProxyType({"<end>": END})
+    control: dict[str, int] = {"<end>": END}  # noqa: RUF012
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         parts = text.split("<end>") if parse_control else [text]

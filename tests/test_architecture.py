@@ -1,4 +1,8 @@
-"""The import law: service -> model and never back, torch stays out of the service, the engine stands alone."""
+"""The laws of the house: which room may import which, how large a room is, and what tests may share.
+
+Imports run one way, from a room to those above it in `ROOMS`. The service imports the model and never back, torch stays
+out of the service, the engine stands alone.
+"""
 
 import ast
 import subprocess
@@ -14,6 +18,30 @@ ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
+
+
+MODEL_ROOMS = """
+    errors; sampling_params; batch; config
+    machine; kernels; checkpoint; linear; attention
+    options; memory
+    tokenizers; chat; grammar
+    network; step; loading
+"""
+SERVICE_ROOMS = """
+    settings; logs
+    engine; metrics; http
+    schema; generation; structured
+    api; app; commands; cli; __main__
+"""
+API_ROOMS = """
+    admission; body; examples; chat_request; encoding; orders; answering; routes
+    openai, anthropic, responses, embeddings, tokens
+    operations; document
+"""
+ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
+"""Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""
+MAX_FILES = 12
+"""In a folder, without __init__.py."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -34,6 +62,34 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
             yield node.module or ""
 
 
+def order(package: str) -> dict[str, int]:
+    """The place of each room of a package in the order of imports."""
+    places = [part.split(",") for line in ROOMS[package].split("\n") for part in line.split(";") if part.strip()]
+    return {name.strip(): place for place, names in enumerate(places) for name in names}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, anywhere in it; `from package import name` may name one, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def upward(package: str, path: Path) -> list[str]:
+    """Imports of a file that run up or sideways within a package. A room that is in no table is an error."""
+    prefix, rooms = f"{package}.", order(package)
+    own = path.relative_to(ROOT / package.replace(".", "/")).with_suffix("").parts[0]
+    assert own in rooms or own == "__init__", f"{path}: add this room to ROOMS"
+    found = []
+    for name in imported_modules(path):
+        other = name.removeprefix(prefix).split(".")[0] if name.startswith(prefix) else own
+        if other in rooms and other != own and rooms[other] >= rooms.get(own, -1):
+            found.append(f"{path.relative_to(ROOT)} imports {name}")
+    return found
+
+
 def _eager(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -42,6 +98,67 @@ def _eager(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield child
         yield from _eager(child)
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_imports_run_one_way(package: str) -> None:
+    paths = sources(package.replace(".", "/"))
+    assert not [line for path in paths for line in upward(package, path)]
+
+
+def test_the_order_of_rooms_is_read_everywhere_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In functions and under TYPE_CHECKING, by either statement; a sibling after a comma is not above."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    lines = {
+        "model/kernels/a.py": "def f():\n    from model.linear import b",
+        "model/machine/a.py": "if TYPE_CHECKING:\n    from model import step",
+        "model/attention/a.py": "import model.linear.b, model.network.c",
+        "service/api/openai/a.py": "from service.api.anthropic.b import C\nfrom service.api.routes import D",
+    }
+    for name, text in lines.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    found = [upward("service.api" if "api" in name else "model", tmp_path / name) for name in lines]
+    names = ["model.linear.b", "model.step", "model.network.c", "service.api.anthropic.b.C"]
+    assert found == [[f"{path} imports {name}"] for path, name in zip(lines, names, strict=True)]
+    (tmp_path / "model/attic").mkdir()
+    (tmp_path / "model/attic/a.py").touch()
+    with pytest.raises(AssertionError, match="add this room to ROOMS"):
+        upward("model", tmp_path / "model/attic/a.py")
+
+
+def test_every_room_is_there() -> None:
+    for package in ROOMS:
+        folder = ROOT / package.replace(".", "/")
+        names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+        assert names - {"__init__"} == order(package).keys()
+
+
+FOLDERS = sorted({path.parent for package in ("model", "service") for path in sources(package)})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_a_folder_holds_few_files_and_says_what_it_is_for(folder: Path) -> None:
+    files = [path.name for path in folder.iterdir() if path.suffix in {".py", ".c", ".h"} and path.stem != "__init__"]
+    assert len(files) <= MAX_FILES, sorted(files)
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder}: what is this room for?"
+
+
+@pytest.mark.parametrize("path", sources("tests"), ids=str)
+def test_no_test_imports_from_another(path: Path) -> None:
+    assert not [name for name in imports(path) if name.startswith("tests.") and ".test_" in name]
+
+
+def mirror(room: Path) -> Path:
+    """The folder of tests that mirrors a room: the engine's tests stand beside the service's."""
+    parts = room.relative_to(ROOT).parts
+    return ROOT.joinpath("tests", *(parts[1:] if parts[:2] == ("service", "engine") else parts))
+
+
+@pytest.mark.parametrize("package", ["model", "service"])
+def test_every_room_has_tests(package: str) -> None:
+    rooms = [path for path in (ROOT / package).iterdir() if (path / "__init__.py").is_file()]
+    assert not [room for room in rooms if not list(mirror(room).glob("test_*.py"))]
 
 
 @pytest.mark.parametrize("path", sources("model"), ids=str)

@@ -60,8 +60,8 @@ def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], Non
                     measured = row.measure(bench)
                 emit(row.name, measured | ({"warnings": said} if said else {}))
             except Exception as error:
-                said = f"{type(error).__name__}: {str(error).strip()[:SAID_CHARS]}"
-                emit(row.name, {"failed": said, "where": traceback.format_exc()[-TRACE_CHARS:]})
+                failure = f"{type(error).__name__}: {str(error).strip()[:SAID_CHARS]}"
+                emit(row.name, {"failed": failure, "where": traceback.format_exc()[-TRACE_CHARS:]})
                 return
 
 
@@ -227,7 +227,8 @@ def main() -> None:
     asked = arguments()
     device = torch.device(asked.device)
     if asked.child is not None:
-        _answer(*asked.child, Bench(QUICK if asked.quick else FULL, device, _options(asked.option)))
+        names, file = asked.child
+        _answer(names, file, Bench(QUICK if asked.quick else FULL, device, _options(asked.option)))
         return
     if device.type == "cpu" and not asked.quick:
         raise SystemExit("there is no CUDA device: --quick tries the benchmark out on a CPU")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from model.config import ModelConfig
 
@@ -23,7 +24,7 @@ MISTRAL_7B = ModelConfig(
     max_position=32_768,
     windows=(4096,) * 32,
 )
-EXPERTS = {"family": "mixtral", "n_experts": 8, "n_experts_per_token": 2}
+EXPERTS: dict[str, Any] = {"family": "mixtral", "n_experts": 8, "n_experts_per_token": 2}
 
 
 @dataclass(frozen=True, slots=True)

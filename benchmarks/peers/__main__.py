@@ -65,7 +65,7 @@ def engines(peers: Path | None, work: Workload) -> Iterator[Engine]:
     if peers is not None:
         yield from _offline_peers(peers, work)
     yield Engine("noria serve", "8", "ours", True, partial(servers.measure_ours, EMBEDDED))
-    command = _module(sys.executable, "servers", EMBEDDED)
+    command = _module(sys.executable, "peers.servers", EMBEDDED)
     yield Engine("without HTTP", "8", "reference", True, partial(_json_of, command))
     if peers is not None:
         binary, file = peers / "bin" / "llama-server", _file(peers, "q8_0")

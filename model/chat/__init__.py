@@ -1,0 +1,1 @@
+"""Messages to token ids: Mistral's own formats and Jinja templates, with their variables and control tokens."""

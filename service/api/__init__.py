@@ -1,1 +1,1 @@
-"""One file an endpoint family."""
+"""Endpoints: what all share, and one folder for each dialect or family of endpoints."""

@@ -1,0 +1,1 @@
+"""Structured output: JSON schemas, grammars, and tool calls as models write them."""

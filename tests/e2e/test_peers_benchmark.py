@@ -1,6 +1,7 @@
 """The table beside the peers: what is chosen, compared and kept."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import servers
 from benchmarks.peers.__main__ import Engine, Row, rows
+from benchmarks.workload import Workload
 
 
 @pytest.mark.parametrize("flags", [["--engines", "nosuch"], ["--gguf", "x.gguf", "--only", "online"]])
@@ -20,6 +22,14 @@ def test_flags_that_leave_nothing_are_refused(
     with pytest.raises(SystemExit, match="no engine is left to measure"):
         peers.main()
     assert not file.exists()
+
+
+def test_every_program_that_measures_is_there(tmp_path: Path) -> None:
+    known = [*peers.engines(tmp_path, Workload(2)), *peers.engines_on(tmp_path / "x.gguf", tmp_path, Workload(2))]
+    commands = [part for engine in known for part in getattr(engine.measure, "args", ()) if isinstance(part, list)]
+    modules = {command[command.index("-m") + 1] for command in commands}
+    assert modules >= {"benchmarks.engine", "benchmarks.peers.servers", "benchmarks.peers.transformers"}
+    assert all(find_spec(name) for name in modules)
 
 
 def test_rows_compare_medians_at_equal_bits_best_first() -> None:

@@ -136,7 +136,7 @@ def running(
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name
         tokens = tokenizer or IntegerTokenizer()
-        format_ = FakeChat() if chat else None
+        format_: Any = FakeChat() if chat else None
         return ServedModel(names, tokens, format_, defaults, longest_piece(tokens), client.info)
 
     client = EngineClient(

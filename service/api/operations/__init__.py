@@ -1,0 +1,1 @@
+"""Endpoints for operators: liveness, readiness, health and metrics."""

@@ -1,0 +1,1 @@
+"""Endpoints that turn text or messages into token ids and back."""

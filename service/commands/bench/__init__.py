@@ -1,0 +1,1 @@
+"""`noria bench`: sends a workload to a server and summarizes what it measured."""

@@ -49,7 +49,8 @@ def random_heads(
 
 def cut(length: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
     """(start, stop) of chunks that cycle until `length` is covered."""
-    cuts, start = [], 0
+    cuts: list[tuple[int, int]] = []
+    start = 0
     for size in itertools.cycle(chunks):
         if start == length:
             return cuts

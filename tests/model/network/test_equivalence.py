@@ -4,6 +4,7 @@ The yardstick is the reference backend given the whole sequence at once, pages i
 """
 
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -37,8 +38,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(64), k=length)
 
 
-def whole(config: ModelConfig, tokens: list[int]) -> Tensor:
+@cache
+def _whole(config: ModelConfig, tokens: tuple[int, ...]) -> Tensor:
     return Driver(random_model(config), make("reference")).whole(tokens)
+
+
+def whole(config: ModelConfig, tokens: list[int]) -> Tensor:
+    return _whole(config, tuple(tokens))
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

@@ -8,21 +8,15 @@ import pytest
 import torch
 
 from model.batch import Slice
-from model.errors import ParameterError
-from model.grammar.compiler import Compiler, Vocabulary
 from model.sampling_params import SamplingParams
 from model.step.logits import HIDDEN
 from model.step.masks import Masks
+from tests.model.grammar.vocabulary import END, PIECES, VOCABULARY, WIDTH, token
 
-END = 0
-PIECES = (b"", *(bytes([n]) for n in range(1, 128)), b"ab", b"ba", b'":', b"bab")
-WIDTH = len(PIECES) + 5
-"""The logits are wider than the vocabulary, and no multiple of 32."""
 LANGUAGE = {"".join(letters) for n in range(1, 5) for letters in product("ab", repeat=n) if letters[0] != letters[-1]}
 CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sorted(LANGUAGE))}"
 
 
-VOCABULARY = Vocabulary((b"<end>", *PIECES[1:], *[b""] * (WIDTH - len(PIECES))), (END,), (END,))
 BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
 """A rule that leads to itself through nothing: llguidance never comes back."""
 
@@ -65,10 +59,6 @@ def oracle(output: Sequence[int]) -> set[int]:
     text = piece(output)
     tokens = {n for n, part in enumerate(PIECES) if part and any(t.startswith(text + part.decode()) for t in LANGUAGE)}
     return tokens | ({END} if text in LANGUAGE else set())
-
-
-def token(text: str) -> int:
-    return PIECES.index(text.encode())
 
 
 def spellings(length: int) -> list[list[int]]:
@@ -175,26 +165,3 @@ def test_without_a_compiler_sequences_with_grammars_fail() -> None:
     allowed(masks, view([]))
     assert masks.failure(view([]).samples)
     masks.close()
-
-
-def test_forced_text_is_spelled_as_the_model_does_and_otherwise_with_the_longest_tokens() -> None:
-    spelled = {"bab": [token("b"), token("ab")], "ba": [token("a")]}
-    matcher = Compiler(VOCABULARY, lambda text: spelled.get(text, [])).compile('start: "bab"')
-    assert matcher.compute_ff_tokens()[:1] in ([token("b")], [token("bab")])
-    wrong = Compiler(VOCABULARY, lambda text: [token("a")]).compile('start: "bab"')
-    assert wrong.compute_ff_tokens() == [token("bab")]
-
-
-@pytest.mark.parametrize(
-    "grammar", ["", "garbage", '{"grammars": []}', 'start: "a" b', '{"grammars": [{"json_schema": 3}]}']
-)
-def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        Compiler(VOCABULARY).compile(grammar)
-    assert str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_vocabulary_crosses_a_pipe() -> None:
-    vocabulary = Vocabulary((b"\x00\xff", b"", b"a"), (0,), (0, 2))
-    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary

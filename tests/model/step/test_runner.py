@@ -136,7 +136,7 @@ ASKED = [
 @pytest.mark.parametrize("attention", ["paged", "sdpa"])
 @pytest.mark.parametrize("params", ASKED, ids=["greedy", "seeded", "penalties", "min_tokens", "masks"])
 def test_a_draft_gives_what_one_token_a_step_gives(
-    saved: Any, attention: str, window: int, params: SamplingParams
+    saved: Any, attention: str, window: int | None, params: SamplingParams
 ) -> None:
     loaded = start(saved[0], attention=attention, sliding_window=window)
     tokens, alone = list(PROMPT), []
@@ -271,7 +271,8 @@ def test_a_checkpoint_with_numbers_that_are_none_is_refused(
         ({"sliding_window": -1}, "--sliding-window must be at least 1, got -1"),
         ({"max_step_tokens": 0}, "--max-step-tokens must be at least 1 and at most 1048576, got 0"),
         ({"max_sequences": 0}, "--max-sequences must be at least 1, got 0"),
-        ({"threads": 9999}, "--threads must be 1 to "),
+        ({"threads": 0}, "--threads must be at least 1, got 0"),
+        ({"threads": 10**6}, "--threads must be 1 to "),
         ({"cache_memory": 1000}, "one sequence of 1 tokens needs 8.0 KiB"),
         ({"cache_memory": 2**60}, "--cache-memory 1073741824.00 GiB is more than this machine has free"),
     ],

@@ -78,7 +78,8 @@ class FakeOpenAI:
         if self.break_stream == "error":
             yield {"error": {"message": "the engine died"}}
             return
-        yield {"choices": [{"index": 0, "finish_reason": "length"} | ({"delta": {}} if chat else {"text": ""})]}
+        last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        yield {"choices": [{"index": 0, "finish_reason": "length"} | last]}
         if self.usage is not None:
             yield {"choices": [], "usage": self.usage}
 
