@@ -49,7 +49,7 @@ def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
     question: dict[str, Any]
     if chat:
         path = "/v1/chat/completions"
-        question = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        question = {"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
     else:
         path, question = "/v1/completions", {"prompt": "Once upon a time"}
     body = json.dumps({"model": model, **question})

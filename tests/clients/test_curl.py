@@ -42,7 +42,7 @@ def test_the_readmes_command() -> None:
     assert found
     url, header, body = found.groups()
     answer = answered(url.replace("http://127.0.0.1:8000", URL), "-H", header, "-d", body)
-    assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    assert answer["choices"][0]["message"]["content"] == "The capital of Japan is Tokyo."
 
 
 def test_a_stream_has_the_frames_of_the_protocol() -> None:
