@@ -35,13 +35,13 @@ def library() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the sources and of this file: a library built from others must not be called."""
+    """A hash of the sources and of this file. A library that was built from other sources must not be called."""
     files = sorted([*HERE.rglob("*.[ch]"), Path(__file__)])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler; None where there is none."""
+    """The command of a C compiler; None if there is no compiler."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name.split()
@@ -55,7 +55,7 @@ def variants() -> dict[str, list[str]]:
 
 
 def build(target: Path) -> None:
-    """Compile into `target`. Raises RuntimeError with the compiler's words."""
+    """Compile into `target`. Raises RuntimeError with the compiler's message."""
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")

@@ -159,7 +159,7 @@ def _floats(x: Tensor, width: int) -> Tensor:
 
 
 def bind(library: ctypes.CDLL, variant: str) -> Kernels:
-    """The kernels of `library` that were compiled for `variant`."""
+    """The kernels of `library` for one `variant` of processors."""
     functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
     for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
         function.argtypes, function.restype = types, ctypes.c_int if kernel == "quantize" else None
