@@ -1,7 +1,7 @@
 /* The layout of keys and values. A page holds a cell for each key head: its keys, then its values.
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
- * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: neighbours on the summed axis form a pair.
+ * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2], in pairs along the summed axis.
  * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128 with |q| <= 127. After the keys, and after
  *           the values, come the factors of their q: a float for each position. width is head_dim rounded up to a
  *           multiple of 16.
