@@ -2,9 +2,9 @@
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
  * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2], in pairs along the summed axis.
- * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128 with |q| <= 127. After the keys, and after
- *           the values, come the factors of their q: a float for each position. width is head_dim rounded up to a
- *           multiple of 16.
+ * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128, |q| <= 127. A float for each position
+ *           follows the keys, and another one follows the values: the factors of their q. width is head_dim rounded up
+ *           to a multiple of 16.
  *
  * With this layout q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query
  * multiplies.
