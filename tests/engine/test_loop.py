@@ -1,4 +1,4 @@
-"""The loop with a runner that runs ahead: two steps in flight, and everybody is answered as if there were one."""
+"""The loop with a runner that runs ahead: two steps in flight, and the same answers as with one."""
 
 from collections.abc import Callable
 from random import Random
@@ -17,7 +17,7 @@ INFO = make_info(pools=((None, 24), (5, 16)))
 
 
 def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
-    """Prompts that share beginnings, some parameters that look back, some ends."""
+    """Prompts with common beginnings, some parameters that read the output, and some end tokens."""
     beginning = [33 + i for i in range(rng.choice((0, 4, 8, 12)))]
     prompt = [*beginning, *(rng.randint(33, 120) for _ in range(rng.randint(1, 9)))]
     looking_back: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"prompt_lookup_num_tokens": 3}]
@@ -27,7 +27,7 @@ def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
 
 
 class Recording(AheadRunner):
-    """Remembers what each slice said when it was launched."""
+    """A runner that remembers the content of each slice at its launch."""
 
     def __init__(self) -> None:
         super().__init__(INFO, say=parrot)
@@ -40,7 +40,7 @@ class Recording(AheadRunner):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
-    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences.
+    """Submits, aborts, preemptions and ends at any step, with pages for about two sequences.
 
     Nothing that happens while a step is in flight, or later, changes a slice of it.
     """
@@ -93,7 +93,7 @@ def test_progress_is_reported_up_to_the_first_token() -> None:
 
 
 class Failing(AheadRunner):
-    """Loses one step, when it is launched or when it is read; `recovers` computes it again from its slices."""
+    """A runner that loses one step, at its launch or when it is read; with `recovers` it computes the step again."""
 
     def __init__(self, n_before: int, *, launching: bool = False, recovers: bool = False) -> None:
         super().__init__(INFO)

@@ -1,4 +1,4 @@
-"""Weights in the records of linear.c, by permuting whole tensors: what pack.c must give."""
+"""Weights in the records of linear.c, by permuting whole tensors: the expected results of pack.c."""
 
 import torch
 from torch import Tensor

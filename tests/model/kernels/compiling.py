@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for GPUs that are not here. No TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
+"""Compiles Triton kernels for absent GPUs, without TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
 
 What is compiled is what is launched: each of LAUNCHES calls our code with tensors in the CPU's memory, and a launch
 compiles for the pretended device and computes nothing. Prints a JSON list of `Compiled`.
@@ -47,7 +47,7 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
     "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
 }
-"""What is launched, and the compute capabilities, times ten, that it is compiled for."""
+"""The launched functions, and the compute capabilities, times ten, for which they are compiled."""
 
 
 @dataclass(frozen=True)

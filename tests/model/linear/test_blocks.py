@@ -1,4 +1,4 @@
-"""The int4 scheme: rounding by hand, products against float64, what goes to 4 and what to 8 bits."""
+"""The int4 scheme: rounding by hand, products against float64, and the choice between 4 and 8 bits."""
 
 import numpy as np
 import pytest

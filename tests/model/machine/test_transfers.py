@@ -1,4 +1,4 @@
-"""Tensors by way of two buffers: nothing is overwritten before it was read."""
+"""Copies through two buffers: no buffer is overwritten before the device has read it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pools from what the largest step leaves of a device's memory; the device is made up."""
+"""Pools from the memory that the largest step leaves, on a fake device."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,7 +138,7 @@ def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, le
 
 
 def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """90 of 100 are taken: 70 by the allocator here, of which 50 were held at the worst moment; 20 by others."""
+    """90 of 100 are taken: 70 by the allocator here, of which 50 were in use at the peak; 20 by others."""
     told = {"mem_get_info": (10, 100), "memory_reserved": 70, "max_memory_allocated": 50}
     for name, value in told.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)

@@ -1,4 +1,4 @@
-"""What answers say besides the text: headers, timings, usage in every chunk, the fingerprint."""
+"""The parts of answers besides the text: headers, timings, usage in every chunk, the fingerprint."""
 
 import re
 from typing import Any

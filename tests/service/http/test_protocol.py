@@ -1,4 +1,4 @@
-"""Requests as bytes: what clients may do on a connection."""
+"""Requests as bytes: everything that clients may do on a connection."""
 
 import json
 import socket
@@ -67,7 +67,7 @@ def test_other_offers(live: Live) -> None:
 
 
 def idle(live: Live) -> bool:
-    """Nothing runs, no page is held."""
+    """Whether no request runs or waits, and no page is held."""
     pages = live.metric("noria_kv_pages", window="full", state="held")
     return pages == live.metric("noria_requests_running") == live.metric("noria_requests_waiting") == 0
 

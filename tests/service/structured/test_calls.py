@@ -1,4 +1,4 @@
-"""Calls of functions: what grammars let pass, what is read from a text however it is cut, what a request may ask."""
+"""Calls of functions: the texts that grammars allow, the reader for every division of a text, the request fields."""
 
 import json
 import random
@@ -58,7 +58,7 @@ COMPILER = Compiler.of(TOKENIZER, [0], 256)
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether a whole text keeps to the grammar."""
+    """Whether the grammar allows a whole text."""
     matcher = COMPILER.compile(grammar)
     tokens = TOKENIZER.tokens(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -256,7 +256,7 @@ def test_tools_are_explained_where_a_format_has_none() -> None:
     assert told == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
 
 
-# Over HTTP, with a model that says what it is told
+# Over HTTP, with a model that repeats its prompt
 
 
 @pytest.fixture(scope="module")
