@@ -1,7 +1,7 @@
 """EleutherAI's harness, `local-completions`, on tasks made here.
 
-The oracle of every score: tokens forced one at a time with `allowed_token_ids`, whose logprobs come from drawing and
-not from scoring a prompt.
+The oracle of every score: tokens forced one at a time with `allowed_token_ids`, whose logprobs come from
+sampling and not from scoring a prompt.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A real `noria serve` process on a free loopback port, with the embedded model unless told otherwise."""
+"""A real `noria serve` process on a free loopback port, with the embedded model by default."""
 
 import os
 import re

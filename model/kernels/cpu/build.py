@@ -59,7 +59,7 @@ def build(target: Path) -> None:
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
-    # zig compiles for the machine it runs on unless told otherwise.
+    # By default zig compiles for the machine on which it runs.
     general = [*FLAGS, INCLUDE, *(["-mcpu=baseline"] if "ziglang" in command else [])]
     known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
     with tempfile.TemporaryDirectory() as folder:

@@ -154,7 +154,7 @@ static void keep(float *x, int64_t n, int64_t k, double share) {
         if (x[i] == cut && places-- <= 0) x[i] = 0;
 }
 
-/* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in sampler.py. */
+/* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in noise.py. */
 INLINE vf uniform(vi x) {
     x ^= (x >> 16) & splat_int(0xFFFF);
     x *= splat_int(0x7FEB352D);

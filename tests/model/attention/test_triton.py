@@ -115,7 +115,7 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
 
 @pytest.mark.parametrize("window", [None, 1, 33, 100])
 def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
-    """Where the kernels count them from leaves room for all, however the slices lie."""
+    """The numbering of the kernels has enough numbers for all, for any slices."""
     pick = random.Random(0)
     for split in (32, 64, 512):
         items = []

@@ -1,4 +1,4 @@
-"""GGUF files for tests: random networks of transformers, and files of metadata only."""
+"""GGUF files for tests: random networks of transformers, and files with embeddings only."""
 
 from pathlib import Path
 

@@ -52,7 +52,7 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or what the compiler said."""
+    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or the compiler's error."""
 
     launch: str
     capability: int

@@ -85,7 +85,7 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
 
 
 def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
-    """Its masks were asked for and never fetched: the next step gets its own."""
+    """The masks of this step were requested and never read: the next step gets its own."""
     masks.start([view([]).samples, view([token("a")], number=2).samples])
     assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
 
