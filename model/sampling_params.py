@@ -15,7 +15,7 @@ from model.errors import ParameterError
 
 
 class Stage(Enum):
-    """Where a parameter acts."""
+    """The stage of sampling at which a parameter acts."""
 
     LOGITS = auto()
     """Changes the logits, of greedy rows too."""

@@ -20,7 +20,7 @@ EMBEDDINGS = "tok_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint tensor is stored: rows `first..first+shape[0]-1` of a parameter.
+    """The place of a checkpoint tensor: rows `first..first+shape[0]-1` of a parameter.
 
     `head_dim` is set for q and k: the order of their rows may have to change.
     """

@@ -143,4 +143,4 @@ DISTRIBUTION_STEPS = (
     SamplingStep(frozenset({"top_k"}), _top_k),
     SamplingStep(frozenset({"top_p"}), _top_p),
 )
-"""In this order, after the temperature."""
+"""Sampling steps of the distribution, in this order, after the temperature."""

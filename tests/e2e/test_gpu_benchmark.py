@@ -57,7 +57,7 @@ def test_weights_that_multiply_are_all_but_norms_and_embeddings() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Results:
-    """Of every row, in this process."""
+    """The measurements of every row, in this process."""
     results: Results = {}
     for row in ROWS:
         here(Bench(QUICK, CPU, {}), [row.name], results.__setitem__)

@@ -78,7 +78,7 @@ def test_prompts_join_while_others_run_ahead() -> None:
 
 
 def test_progress_is_reported_up_to_the_first_token() -> None:
-    """Of a prompt that ends with a single token, too, beyond which the next step goes before anybody has read it."""
+    """Also if the last chunk of the prompt is a single token: the next step starts before the loop has read it."""
     seen: list[tuple[int | None, int]] = []
 
     class Watching(Client):
@@ -136,7 +136,7 @@ def test_a_step_computed_again_with_the_next_in_flight_loses_no_token(n_before: 
 
 @pytest.mark.parametrize("n_before", range(2, 8))
 def test_a_step_that_fails_when_it_is_read_ends_its_requests_and_those_of_the_next(n_before: int) -> None:
-    """With every token of the steps before it, and none of the step behind it."""
+    """The answer has every token of the steps before the failed one, and none of the step after it."""
     params = SamplingParams(max_tokens=12)
     later: list[ToEngine] = [Submit(2, [50, 51], params, 0)]
     runner = Failing(n_before)

@@ -24,7 +24,7 @@ SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens
 
 
 def load(dtype: str = "bfloat16", vocab_size: int = 64, **options: object) -> ModelRunner:
-    """With little memory for keys and values: there are several runners at a time."""
+    """A runner with little memory for keys and values, because several runners exist at a time."""
     config = tiny((WINDOW, None), head_dim=32, dim=64, vocab_size=vocab_size)
     limits = {"max_sequences": 8, "max_step_tokens": 64, "cache_memory": 2**24}
     made = RunnerOptions("", device=DEVICE, dtype=dtype, **{**limits, **options})  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
 
 
 def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA's memory-efficient kernel leaves them, which serves all groups of decoding slices there."""
+    """CUDA's memory-efficient kernel, which serves all groups of decoding slices, returns such tensors."""
     plain = sdpa.scaled_dot_product_attention
 
     def efficient(*args: Tensor, **more: Any) -> Tensor:

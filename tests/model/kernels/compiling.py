@@ -63,7 +63,7 @@ class Compiled:
 
 
 class Driver:
-    """Of a GPU that is not there; its number is its capability, so that each has a cache of its own."""
+    """The driver of an absent GPU. Its device number is its capability: each GPU then has its own cache."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

@@ -27,7 +27,7 @@ SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": 
 
 
 def small_tiles() -> dict[str, tuple["Tile", ...]]:
-    """In place of `product.TILES`: the interpreter takes its time for each value of a tile, also beyond the edges."""
+    """Tiles in place of `product.TILES`. The interpreter computes every value of a tile, also beyond the edges."""
     from model.kernels.cuda.product import TILES
 
     return {

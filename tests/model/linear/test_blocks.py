@@ -57,7 +57,7 @@ def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
 
 
 def encoded(weight: Tensor, kind: str) -> Tensor | BlockMatrix | EncodedMatrix:
-    """As a quantized file would give it; "float" as safetensors would."""
+    """A matrix as a quantized file has it; "float" as safetensors have it."""
     if kind == "float":
         return weight
     if kind == "Q4_1":

@@ -82,7 +82,7 @@ def test_the_step_is_the_largest(device: Device) -> None:
 
 
 def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
-    """Of 512 sequences; twice what they would get each if all were alike, since they are not."""
+    """Each of 512 sequences is twice as long as if all were equally long."""
     config = tiny((None,), max_position=2**15)
     plan = PoolSizes(config, 32, 32, 600, 512)
     most = 512 * plan.bytes_for(64)

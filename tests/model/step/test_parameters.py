@@ -28,7 +28,7 @@ VOCABULARY = 64
 
 @dataclass(frozen=True)
 class Extended(SamplingParams):
-    """With a parameter more of each stage."""
+    """Parameters with one more of each stage."""
 
     upper_half: bool = parameter(False, Stage.LOGITS)
     successor: bool = parameter(False, Stage.LOGITS, reads_output=True)

@@ -29,7 +29,7 @@ WRITING = replace(GREEDY, grammar=LETTERS)
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[ModelRunner]:
-    """In int8, whose bits depend on nobody else, with a windowed and a full layer."""
+    """A runner in int8, where a row's bits depend on no other row, with a windowed and a full layer."""
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
     made._masks = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)

@@ -15,7 +15,7 @@ API = Path(__file__).parents[3] / "docs" / "api.md"
 BODIES = bodies_of(ROUTES)
 KINDS = list(dict.fromkeys((*BODIES.values(), *parts_of(BODIES))))
 TEXTS = {"arguments": "{}", "role": "user"}
-"""Where "a" will not do."""
+"""Values for fields that do not accept "a"."""
 
 
 def least(kind: type[Body]) -> dict[str, Any]:

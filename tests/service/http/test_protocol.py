@@ -48,7 +48,7 @@ def in_pieces(sock: socket.socket, data: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
 @pytest.mark.parametrize("asked", [whole(OFFER), chunked(OFFER)], ids=["length", "chunks"])
 def test_an_offer_to_speak_http2_is_ignored(live: Live, size: int, asked: bytes) -> None:
-    """However the bytes come in, and whatever follows on the connection."""
+    """The offer is ignored for every division of the bytes, and for every later request on the connection."""
     with connected(live) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for data in (asked, whole(), asked):
