@@ -1,8 +1,9 @@
-"""What HTTP costs: CPU time of the service process a streamed token: `python -m benchmarks.api_path [--profile]`.
+"""CPU time of the service process for each streamed token: `python -m benchmarks.api_path [--profile]`.
 
-The service is the real one, with the embedded model's tokenizer, in a process of its own. Its engine repeats the
-prompt, so many steps a second, and the clients are plain sockets of this process: the CPU time of neither counts.
-A frame a token means that every client kept up. Requests are part of the cost; more --tokens make it smaller.
+The service is the real one, with the embedded model's tokenizer, in its own process. A fake engine repeats the prompt,
+with --rate steps a second. The clients are plain sockets of this process. The CPU time of engine and clients does not
+count. One frame for each token means that no client was slower than the server. The cost includes that of the requests;
+with more --tokens its share is smaller.
 """
 
 import argparse
@@ -31,11 +32,11 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
 }
 RATE = "STEPS_A_SECOND"
-"""Variable by which the engine process is told its speed."""
+"""The environment variable with the speed of the engine process."""
 
 
 class Repeater:
-    """A model that says its prompt again and again."""
+    """A model that repeats its prompt again and again."""
 
     def __init__(self, step_seconds: float) -> None:
         self.info = RunnerInfo(32, (PoolSpec(None, 16384),), 8192, 49152, 64, 64, 512, {"device": "none"})
@@ -55,12 +56,12 @@ class Repeater:
 
 
 def create(progress: Callable[[str, float], None], **options: object) -> Repeater:
-    """What the engine process loads."""
+    """The runner that the engine process loads."""
     return Repeater(1 / float(os.environ[RATE]))
 
 
 def serve(profile: bool) -> None:
-    """The service as `noria serve` runs it, but for its engine; prints its port."""
+    """Run the service as `noria serve` does, except for its engine, and print its port."""
     from service import logs
     from service.app import create_server
     from service.engine.client import EngineClient
@@ -90,7 +91,7 @@ def serve(profile: bool) -> None:
 
 @contextmanager
 def serving(rate: float, profile: bool) -> Iterator[tuple[int, int]]:
-    """Port and process id of a service that is ready."""
+    """The port and the process id of a ready service."""
     command = [sys.executable, "-m", "benchmarks.api_path", "--serve", *(["--profile"] if profile else [])]
     environment = os.environ | {RATE: str(rate)}
     log = subprocess.DEVNULL  # a line for each request
@@ -115,7 +116,7 @@ def ready(port: int) -> bool:
 
 
 def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int:
-    """Send the same streamed request on `n_clients` connections at once, read them to their ends; frames that came."""
+    """Send the same streamed request on `n_clients` connections at once, and read the answers; returns the frames."""
     content = json.dumps(body | {"stream": True, "ignore_eos": True, "temperature": 0}).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -138,12 +139,12 @@ def stream(port: int, path: str, body: dict[str, object], n_clients: int) -> int
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of another process, user and system, to the nanosecond (Linux; see clock_getcpuclockid)."""
+    """The CPU time of another process, user and system, in nanoseconds (Linux; see clock_getcpuclockid)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def measure(port: int, pid: int, endpoint: str, n_clients: int, n_tokens: int) -> tuple[float, float]:
-    """Microseconds of the process `pid` a token, and frames a token."""
+    """Microseconds of CPU time of the process `pid` for each token, and frames for each token."""
     path, body = BODIES[endpoint]
     before = cpu_seconds(pid)
     frames = stream(port, path, body | {"max_tokens": n_tokens}, n_clients)
@@ -154,7 +155,7 @@ def measure(port: int, pid: int, endpoint: str, n_clients: int, n_tokens: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--tokens", type=int, default=256, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each answer")
     parser.add_argument("--rate", type=float, default=50, help="steps a second of the engine")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="print where the service process spends its time")

@@ -1,4 +1,4 @@
-"""Our engine without HTTP, as the other benchmarks drive it. OMP_NUM_THREADS sets its threads."""
+"""Noria's engine without HTTP, for the other benchmarks. OMP_NUM_THREADS sets the number of its threads."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ SCHEMES: dict[str, dict[str, str]] = {
     "int8": {"quantize": "int8"},
     "int4": {"quantize": "int4"},
 }
-"""Our ways to hold weights, as options of the runner; int4 takes a GGUF file's blocks as they are."""
+"""Noria's weight schemes, as options of the runner; int4 uses the blocks of a GGUF file as they are."""
 
 MAX_SEQUENCES, MAX_STEP_TOKENS = STEP_LIMITS["cpu"]
 """The defaults of `noria serve`."""
@@ -40,7 +40,7 @@ def scheduler_for(runner: ModelRunner, max_sequences: int = MAX_SEQUENCES) -> Sc
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was computed, and the seconds it took: planned, run, committed."""
+    """A computed step, and the seconds that it took to plan, run and commit it."""
 
     batch: StepBatch
     updates: list[Update]
@@ -48,7 +48,7 @@ class Step:
 
 
 def steps(runner: ModelRunner, scheduler: Scheduler) -> Iterator[Step]:
-    """Until there is no work; more may be submitted in between."""
+    """Steps until there is no work. The caller may submit more between two steps."""
     while scheduler.has_work:
         started = time.perf_counter()
         batch = scheduler.plan()
@@ -57,7 +57,7 @@ def steps(runner: ModelRunner, scheduler: Scheduler) -> Iterator[Step]:
 
 
 def greedy(n_tokens: int) -> SamplingParams:
-    """Exactly so many tokens, the likeliest each time: no token ends the answer."""
+    """Parameters for exactly this many tokens, each the likeliest: no token ends the answer."""
     return SamplingParams(temperature=0.0, max_tokens=n_tokens)
 
 

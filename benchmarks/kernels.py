@@ -1,9 +1,10 @@
-"""The compiled kernels, call by call, against another revision: `python -m benchmarks.kernels [--against REV]`.
+"""Times of the compiled kernels, also against another revision: `python -m benchmarks.kernels [--against REV]`.
 
-All projections of one kind in SmolLM2-135M's 30 layers one after the other, so that weights come from memory as they
-do in a step, and attention likewise over keys that lie in scattered pages. With --against the kernels of that revision
-are built in a temporary worktree, and both take turns, call by call, in processes of their own. Exit code 1 if the
-ratio of the least times of any case, now to then, is above --limit. REV must have the interfaces of now.
+A case calls all projections of one kind in SmolLM2-135M's 30 layers, one after the other: weights then come from
+memory, as in a step. The cases of attention do the same over keys in scattered pages. With --against, the kernels of
+that revision are built in a temporary worktree. Both revisions run in processes of their own, and alternate call by
+call. The exit code is 1 if, for any case, the ratio of the least time now to the least time of REV is above --limit.
+REV must have the present interfaces.
 """
 
 import argparse
@@ -36,13 +37,13 @@ HEADS, KV_HEADS, HEAD_DIM, LAYERS = 9, 3, 64, 30
 SHAPES = {"wqkv": (576, 960), "wo": (576, 576), "w13": (576, 3072), "w2": (1536, 576), "head": (576, 49152)}
 ROWS = (1, 8, 32, 512)
 ATTENTION = ((1, 256), (8, 160), (64, 160), (32, 256), (32, 1024))
-"""Streams, and keys of each, for which one token is computed."""
+"""The number of streams, and of keys of each, for which one token is computed."""
 LEAST_SECONDS = 0.02
-"""A measurement repeats its call for at least so long."""
+"""Seconds for which a measurement repeats its call, at least."""
 
 
 def cases(scheme: str) -> dict[str, Callable[[], object]]:
-    """What is timed, one call each."""
+    """The timed functions by case; each makes one call."""
     found: dict[str, Callable[[], object]] = {}
     for name, (n_in, n_out) in SHAPES.items():
         projections = [projection(n_in, n_out, scheme) for _ in range(1 if name == "head" else LAYERS)]
@@ -92,7 +93,7 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Mean of one call."""
+    """Mean seconds of one call."""
     began, calls = time.perf_counter(), 0
     while (took := time.perf_counter() - began) < LEAST_SECONDS:
         call()
@@ -102,7 +103,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 @torch.inference_mode()
 def answer(scheme: str) -> None:
-    """The measuring process: prints the names of its cases, then for each name that it reads the seconds."""
+    """The measuring process: it prints the names of its cases, then reads names and prints the seconds of each."""
     torch.manual_seed(0)
     known = cases(scheme)
     for call in known.values():
@@ -141,7 +142,7 @@ class Measurer:
 
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
-    """The sources of a revision with their kernels built, for a while."""
+    """The sources of a revision with their kernels built; the context deletes them at its end."""
     git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
@@ -154,7 +155,7 @@ def worktree(revision: str) -> Iterator[Path]:
 
 
 def measure(measurers: list[Measurer], repeat: int) -> dict[str, list[float]]:
-    """Case -> the least seconds of each measurer: other programs only ever add. Each goes first every other time."""
+    """Case -> the least seconds of each measurer, because other programs only add time. The first one alternates."""
     names = [case for case in measurers[0].cases if all(case in one.cases for one in measurers)]
     found: dict[str, list[list[float]]] = {case: [[] for _ in measurers] for case in names}
     console = Console(stderr=True)

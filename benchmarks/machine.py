@@ -1,4 +1,4 @@
-"""The machine and the versions that a result belongs to."""
+"""The description of the machine and of the versions for a result."""
 
 import json
 import os
@@ -22,8 +22,8 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 
 def describe(peers: Path | None) -> dict[str, Any]:
-    """Processor, its instruction sets, memory, and the versions of everything that is measured."""
-    from service.commands.bench.summary import machine as hardware  # needs more than a GPU's machine may have
+    """The processor, its instruction sets, the memory, and the versions of all measured software."""
+    from service.commands.bench.summary import machine as hardware  # not every machine with a GPU has its imports
 
     info = {"instruction_sets": instruction_sets(), "kernels": native.describe(native.kernels())}
     versions = _versions()
@@ -35,7 +35,7 @@ def describe(peers: Path | None) -> dict[str, Any]:
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any]:
-    """The same of a GPU (or of a CPU that stands for one), and the packages of this Python."""
+    """The description of a GPU (or of a CPU in its place), and the versions of this Python's packages."""
     found: dict[str, Any] = {"platform": platform.platform(), "cpus": os.cpu_count(), "device": device.type}
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
@@ -58,13 +58,13 @@ def _package(name: str) -> str | None:
 
 
 def kind() -> str:
-    """For file names: the best instruction set and the cores, "amx_int8-2c"."""
+    """The best instruction set and the number of cores, for file names: "amx_int8-2c"."""
     known = instruction_sets()
     return f"{known[-1] if known else platform.machine()}-{os.cpu_count()}c"
 
 
 def instruction_sets() -> list[str]:
-    """Those that matter here, in the order of SETS."""
+    """The instruction sets in SETS that the processor has, in that order."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
     return [name for name in SETS if name in flags]

@@ -1,8 +1,9 @@
-"""What a scheme costs in quality: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
+"""The loss of quality by each scheme: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
 
-Perplexity of the first tokens of a text, in pieces of 1,024, each from an empty context; and how long greedy answers
-stay those of float32. The text is, unless another is given, licences that every Debian system holds. With `--gpu` the
-schemes of GPUs, whose arithmetic PyTorch does here on the CPU with activations in float32: slowly.
+It measures the perplexity of the first tokens of a text, in pieces of 1,024, each from an empty context. It also
+measures for how many tokens greedy answers equal those of float32. The default text is licences that every Debian
+system has. --gpu measures the schemes of GPUs: PyTorch does their arithmetic slowly on the CPU, with activations in
+float32.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from service.engine.messages import Submit
 
 LICENCES = Path("/usr/share/common-licenses")
 NAMES = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "CC0-1.0", "Artistic")
-"""Of package base-files; each has words of its own."""
+"""Licences in the package base-files, each with different words."""
 GPU_SCHEMES = {
     "float32": SCHEMES["float32"],
     **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int8-weights", "int4-weights")},
@@ -60,7 +61,7 @@ def default_text() -> str:
 
 
 def score(runner: ModelRunner, tokens: list[int]) -> float:
-    """Mean negative log probability of every token but the first of each piece."""
+    """Mean negative log probability of all tokens but the first one of each piece."""
     scheduler = engine.scheduler_for(runner)
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     for first in range(0, len(tokens), PIECE):
@@ -88,7 +89,7 @@ def agreement(one: list[int], other: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one scheme: the mean negative log probability, and the answers."""
+    """The result of one scheme: the mean negative log probability, and the answers."""
 
     scheme: str
     loss: float
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--model", default=EMBEDDED)
     parser.add_argument("--text", type=Path, help="a file in place of the licences")
     parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--gpu", action="store_true", help="the schemes of GPUs")
+    parser.add_argument("--gpu", action="store_true", help="measure the schemes of GPUs")
     asked = parser.parse_args()
     text = asked.text.read_text() if asked.text else default_text()
     tokenizer = load_tokenizer(resolve(asked.model))

@@ -1,7 +1,8 @@
-"""What prefix reuse is worth through HTTP: `python -m benchmarks.prefix [--url URL] [--model MODEL]`.
+"""The benefit of prefix reuse through HTTP: `python -m benchmarks.prefix [--url URL] [--model MODEL]`.
 
-The time to the first token of a prompt of 2,000 tokens and of a second one that begins alike; then a chat of 8 turns
-and the prompt tokens that every turn computes, beside those that are new in it. Without --url a server is started.
+It measures the time to the first token of a prompt of 2,000 tokens, and of a second prompt with the same beginning.
+Then it runs a chat of 8 questions, and reports how many prompt tokens each request computes and how many are new.
+Without --url it starts a server.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from service.commands.endpoint import base_url, find_model, headers
 from service.commands.own_server import embedded_server
 
 SHARED, OWN = 2000, 16
-"""Tokens of a prompt: those it shares, those it has for itself."""
+"""Tokens of a prompt that are shared, and tokens that are its own."""
 TOKEN_IDS = range(1000, 30_000)
 QUESTIONS = (
     "What is a noria?",
@@ -53,7 +54,7 @@ def first_token(client: httpx.Client, model: str, prompt: list[int]) -> float:
         lines = response.iter_lines()
         next(line for line in lines if line.startswith("data:"))
         took = time.perf_counter() - started
-        for _ in lines:  # to the end, so that nothing runs beside the next
+        for _ in lines:  # to the end, so that the next request runs alone
             pass
     return took
 
@@ -69,7 +70,7 @@ def shared_prefix(client: httpx.Client, model: str, repeat: int) -> tuple[float,
 
 
 def chat(client: httpx.Client, model: str, answer_tokens: int) -> Iterator[dict[str, Any]]:
-    """The usage of every turn."""
+    """The usage of every request of the chat."""
     messages: list[dict[str, str]] = []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
@@ -80,7 +81,7 @@ def chat(client: httpx.Client, model: str, answer_tokens: int) -> Iterator[dict[
 
 
 def turns(usages: Iterator[dict[str, Any]]) -> Table:
-    """Computed are the prompt tokens that did not come from the cache; new those that the turn before did not know."""
+    """The table of the chat. Computed tokens did not come from the cache. New tokens follow the previous answer."""
     shown = Table("turn", "prompt", "cached", "computed", "new", "answer")
     known = 0
     for number, usage in enumerate(usages, 1):
@@ -93,9 +94,9 @@ def turns(usages: Iterator[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="of a running server")
+    parser.add_argument("--url", help="address of a running server")
     parser.add_argument("--api-key")
-    parser.add_argument("--model", help="what to serve; with --url a model id of that server")
+    parser.add_argument("--model", help="model to serve; with --url a model id of that server")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--answer-tokens", type=int, default=64)
     asked = parser.parse_args()

@@ -1,7 +1,8 @@
-"""A GGUF of random weights, Mistral-shaped, for llama.cpp and for us: `python -m benchmarks.random_gguf OUT [--shape]`.
+"""Writes a Mistral-shaped GGUF file of random weights: `python -m benchmarks.random_gguf OUT [--shape]`.
 
-Matrices are Q4_0 and the head is Q6_K, as `llama-quantize Q4_0` leaves them. Magnitudes are those of a network at its
-initialisation, so activations stay finite. The tokenizer is a SentencePiece one of short made-up pieces.
+llama.cpp and Noria read it. Matrices are Q4_0 and the head is Q6_K, as `llama-quantize Q4_0` writes them. Magnitudes
+are those of a network at its initialisation, which keeps activations finite. The tokenizer is a SentencePiece model of
+short invented pieces.
 """
 
 import argparse
@@ -105,7 +106,7 @@ def add_metadata(writer: GGUFWriter, shape: Shape) -> None:
 
 
 def write(path: Path, shape: Shape) -> None:
-    """One matrix in memory at a time."""
+    """Write the tensors, with one matrix in memory at a time."""
     writer = GGUFWriter(path, "llama")
     add_metadata(writer, shape)
     add_tokenizer(writer)

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights: one that is not there, made on the device as the network takes them, or in a file."""
+"""Checkpoints of random weights: made on the device while the network reads them, or written to a file."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ from model.network import weights
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """Magnitudes are those of a network at its initialisation, so activations stay finite; norms are ones."""
+    """A random weight. Magnitudes are those of a network at its initialisation, so that activations stay finite.
+
+    Norms are ones.
+    """
 
     config: ModelConfig
     device: torch.device
@@ -43,7 +46,7 @@ def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:
 
 
 def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
-    """In Mistral's own format; all layers have the same window."""
+    """Write a checkpoint in Mistral's native format; all layers have the same window."""
     names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
     params = {name: getattr(config, name) for name in names} | {"sliding_window": config.windows[0]}
     (directory / "params.json").write_text(json.dumps(params))

@@ -1,8 +1,8 @@
-"""Speed with and without prompt look-up, in turn: `python -m benchmarks.speculation [MODEL] [--streams N]`.
+"""Speed without and with prompt lookup, alternating: `python -m benchmarks.speculation [MODEL] [--streams N]`.
 
-Four tasks that repeat their prompt (an edit of code, a correction, a quotation, a summary), three of free writing. The
-answers with and without are compared, token by token: they must be equal, as the schemes of the CPU kernels promise.
-The scheme is the default of `noria serve`: of the embedded model the file's own blocks (int4).
+Four tasks repeat their prompt (an edit of code, a correction, a quotation, a summary), three are free writing. The
+answers without and with prompt lookup are compared token by token. They must be equal, as the schemes of the CPU
+kernels promise. The scheme is the default of `noria serve`: for the embedded model the file's own blocks (int4).
 """
 
 import argparse
@@ -57,7 +57,7 @@ TASKS = {
 def answer(
     runner: ModelRunner, prompt: list[int], params: SamplingParams, streams: int
 ) -> tuple[list[list[int]], float, Scheduler]:
-    """Tokens of each stream, and tokens/s of all from the first tokens to the last."""
+    """The tokens of each stream, the tokens/s of all streams after their first tokens, and the scheduler."""
     scheduler = Scheduler(runner.info, max_sequences=64, max_step_tokens=512)
     tokens: list[list[int]] = [[] for _ in range(streams)]
     for choice in range(streams):

@@ -1,9 +1,10 @@
-"""Where each millisecond of a step goes, against the floor: `python -m benchmarks.step [MODEL] [--scheme int8]`.
+"""Time of each part of a step, against its floor: `python -m benchmarks.step [MODEL] [--scheme int8]`.
 
-The parts are timed from outside, by wrapping their callables. For that the layers are called part by part; as served,
-all of them may be one call of the kernels: the last line is that step. The floor of a projection is the greater of its
-weights' bytes at the memory bandwidth (measured over a buffer as large as all weights) and its multiply-adds at the
-best rate that a projection reaches with 512 rows; that of attention is the bytes of keys and values.
+The parts are timed from outside, by wrapping their callables. For that, the layers are called part by part. In the
+server all of them may be one call of the kernels, which the last line shows. The floor of a projection is the greater
+of two times. One reads its weights at the memory bandwidth, measured over a buffer as large as all weights. The other
+computes its multiply-adds at the best rate of any projection with 512 rows. The floor of attention reads the keys and
+values.
 """
 
 import argparse
@@ -49,7 +50,7 @@ PARTS = (
 
 
 class Clock:
-    """Seconds by part, each without those of the parts called inside it."""
+    """A clock of seconds by part. The time of a part does not include the parts that it calls."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -71,14 +72,14 @@ class Clock:
         setattr(owner, attribute, timed)
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last time."""
+        """The seconds since the last call."""
         taken, self._seconds = self._seconds, defaultdict(float)
         return taken
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """All projections of one name: how many, bytes of their weights, inputs times outputs of one."""
+    """All projections of one name: their number, the bytes of their weights, inputs times outputs of one."""
 
     count: int
     n_bytes: int
@@ -108,7 +109,7 @@ def kinds(runner: ModelRunner) -> dict[str, Kind]:
 
 
 def n_bytes(value: Any) -> int:
-    """Of all tensors in nested containers."""
+    """The number of bytes of all tensors in nested containers."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if is_dataclass(value) and not isinstance(value, native.Kernels):
@@ -130,7 +131,7 @@ def best(call: Callable[[], Any], repeats: int = 20) -> float:
 
 
 def bandwidth(size: int, threads: int) -> float:
-    """Bytes/s of reading `size` bytes: every thread takes the dot product of its part with itself."""
+    """Bytes/s of reading `size` bytes: every thread computes the dot product of its part with itself."""
     parts = np.array_split(np.ones(size // 4, dtype=np.float32), threads)
     with ThreadPoolExecutor(threads) as pool:
         return size / best(lambda: list(pool.map(lambda part: part.dot(part), parts)))
@@ -195,13 +196,13 @@ def submit(runner: ModelRunner, scheduler: Scheduler, count: int, length: int, n
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the machine gives at best: bytes/s at the size of the weights, multiply-adds/s."""
+    """The best speed of the machine: bytes/s for as many bytes as the weights have, and multiply-adds/s."""
 
     bytes_per_second: float
     macs_per_second: float
 
     def seconds(self, runner: ModelRunner, shapes: dict[str, Kind], rows: int, length: int) -> dict[str, float]:
-        """By part. A chunk needs one row of the head."""
+        """The least seconds by part. A chunk needs one row of the head."""
         tokens = rows or length
         found = {
             name: max(

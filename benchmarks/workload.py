@@ -1,4 +1,4 @@
-"""What every engine is asked, ours and the peers', and how its speed is told. Standard library only."""
+"""The workload of every engine, Noria's and the peers', and the measurement of its speed. Standard library only."""
 
 import json
 import random
@@ -13,7 +13,7 @@ PREFILL_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One generation: seconds until every stream has its first token, then tokens and seconds of all that follows."""
+    """One generation: seconds until every stream has its first token, then tokens and seconds after that."""
 
     first: float
     tokens: int
@@ -24,7 +24,7 @@ class Timing:
 class Workload:
     """Prompts of `prefill` lengths alone; then `tokens` tokens for each of `streams` prompts of `prompt` tokens.
 
-    Prompts are random ids, so nothing can be reused; answers never end early, every token is the likeliest.
+    Prompts are random ids, so that no page can be reused. Answers never end early, and every token is the likeliest.
     """
 
     threads: int
@@ -35,15 +35,15 @@ class Workload:
 
 
 def joining(prompts: list[list[int]], step_tokens: int) -> int:
-    """Tokens to ask for beyond those wanted, by an engine whose first streams decode while others' prompts wait.
+    """Additional tokens to generate, for an engine whose first streams decode while other prompts wait.
 
-    So that no stream ends before all have decoded together for long enough.
+    Without them, a stream would end before all streams have decoded together for long enough.
     """
     return 2 * sum(map(len, prompts[1:])) // step_tokens
 
 
 Generate = Callable[[list[list[int]], int], Timing]
-"""Prompts and how many tokens to generate for each."""
+"""Generates a number of tokens for each of the prompts."""
 
 
 def prefill_case(length: int) -> str:
@@ -55,7 +55,7 @@ def decode_case(streams: int) -> str:
 
 
 def measure(generate: Generate, work: Workload, vocab_size: int) -> dict[str, float]:
-    """Tokens/s of every case, after a short round that warms up."""
+    """Tokens/s of every case, after a short round to warm up."""
 
     def ask(streams: int, length: int, tokens: int) -> Timing:
         ids = range(100, vocab_size - 100)
@@ -77,7 +77,7 @@ def measure(generate: Generate, work: Workload, vocab_size: int) -> dict[str, fl
 
 
 def answer(load: Callable[[str, Workload], tuple[Generate, int]]) -> None:
-    """What a process does that was started to measure one engine: `MODEL WORKLOAD(JSON)` in, JSON out.
+    """The main function of a process that measures one engine: arguments MODEL WORKLOAD(JSON), output JSON.
 
     `load(model, work)` gives the engine and the size of its vocabulary.
     """

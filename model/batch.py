@@ -93,7 +93,7 @@ class TokenLogprob(NamedTuple):
 class SliceOutput:
     """The result of one slice: sampled tokens (none if `Slice.samples` is empty) and the requested logprobs.
 
-    `tokens` holds the accepted draft tokens and then one token more: what sampling one token a step gives, too.
+    `tokens` holds the accepted draft tokens, then one more token. Sampling one token a step gives the same tokens.
     `logprobs` has one entry for each token, or is empty. `prompt_logprobs[i]` belongs to the prompt token at position
     `Slice.start + 1 + i`; it stops at the prompt's end.
     `pooled` [dim] is set for embeddings. It is the sum over the slice of hidden states after the last norm ("mean"), or
@@ -160,7 +160,7 @@ class Runner(Protocol):
     info: RunnerInfo
 
     def prepare(self, params: SamplingParams) -> None:
-        """Make what sequences with these parameters need beside the weights, before their first step."""
+        """Make what sequences with these parameters need besides the weights, before their first step."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
@@ -172,5 +172,5 @@ class Runner(Protocol):
         ...
 
     def idle(self) -> bool:
-        """Do one piece of the work that can wait until no request runs; return whether more of it is left."""
+        """Do one piece of the work that can wait until no request runs; return whether there is more of it."""
         ...

@@ -1,4 +1,4 @@
-"""Errors of users: each message is one line that says what is wrong, why, and what to do.
+"""Errors that users can cause: each message is one line that says what is wrong, why, and what to do.
 
 NoriaError
 ├── ModelError       a model that cannot be loaded (missing, unknown format, damaged)

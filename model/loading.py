@@ -167,7 +167,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
     if setup.scheme.compiled and native.kernels() is not None:
-        torch.set_num_threads(1)  # the kernels' threads do nearly all the work: PyTorch's would spin beside them
+        torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.plan.max_sequences, CudaCapture())

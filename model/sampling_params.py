@@ -15,7 +15,7 @@ from model.errors import ParameterError
 
 
 class Stage(Enum):
-    """Where a parameter acts."""
+    """The stage of sampling at which a parameter acts."""
 
     LOGITS = auto()
     """Changes the logits, of greedy rows too."""
@@ -24,7 +24,7 @@ class Stage(Enum):
     END = auto()
     """Decides after which token the sequence ends."""
     REPORT = auto()
-    """Asks for more than tokens."""
+    """Requests results besides the tokens."""
     SPEED = auto()
     """Changes the speed, never the tokens."""
 
@@ -226,7 +226,7 @@ class SamplingParams:
 
     @cached_property
     def choosing(self) -> frozenset[str]:
-        """Those in use that choose among the distribution."""
+        """Names of the parameters in use whose stage is the distribution."""
         rows = declared(type(self))
         return frozenset(name for name in self.used if rows[name].stage is Stage.DISTRIBUTION)
 

@@ -1,4 +1,4 @@
-"""`python -m service` is `noria`."""
+"""`python -m service` runs the command `noria`."""
 
 from service.cli import main
 

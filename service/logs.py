@@ -49,7 +49,7 @@ def hashed(name: str | None) -> str | None:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What was passed as `extra={"fields": {...}}`."""
+    """The fields that were passed as `extra={"fields": {...}}`."""
     return getattr(record, "fields", {})
 
 

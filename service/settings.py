@@ -1,4 +1,4 @@
-"""Everything the service was started with, frozen. Every option is declared here or in `RunnerOptions`, once.
+"""All options with which the service was started, frozen. Every option is declared once, here or in `RunnerOptions`.
 
 `commands/flags.py` reads the declarations. Imports here are light: `serve` needs them before it starts the engine.
 """
@@ -52,7 +52,7 @@ class Settings(RunnerOptions):
     log_level: str = option("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
 
     def check(self) -> None:
-        """Raise OptionError for what cannot work, before anything is started."""
+        """Raise OptionError for options that cannot work, before anything is started."""
         check_limits(self)
         if self.max_sequences and self.max_step_tokens and self.max_sequences > self.max_step_tokens:
             raise OptionError(

@@ -19,7 +19,7 @@ collect_ignore = ["clients"]  # they run in environments of their own: tests/cli
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """PyTorch computes on one thread: small tensors wait longer for a second one than they are computed."""
+    """PyTorch computes on one thread: with small tensors, a second thread costs more time than it saves."""
     torch.set_num_threads(1)
 
 

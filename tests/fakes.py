@@ -23,7 +23,7 @@ Say = Callable[[Sequence[int], int], int]
 
 
 def next_token(tokens: Sequence[int], choice: int = 0) -> int:
-    """What the fake model says after `tokens`: depends on all of them, never END."""
+    """The fake model's next token after `tokens`: it depends on all of them, and is never END."""
     state = 17 + choice
     for token in tokens:
         state = (state * 31 + token + 7) % 104729
@@ -36,14 +36,14 @@ def parrot(tokens: Sequence[int], choice: int = 0) -> int:
 
 
 def recite(tokens: Sequence[int], choice: int = 0) -> int:
-    """A model that says what its last user message says, as `tests/service/live.py` writes conversations."""
+    """A model that repeats the last user message, as `tests/service/live.py` writes conversations."""
     text = bytes(tokens).decode("latin-1")
     start, end = text.rindex("u:") + 2, text.rindex(";a:")
     return tokens[start + len(text) - end - 3] if len(text) - end - 3 < end - start else END
 
 
 def draw(say: Say, tokens: Sequence[int], params: SamplingParams, choice: int) -> int:
-    """The next token; greedy requests meet their end now and then."""
+    """The next token; greedy requests sometimes reach an end token."""
     token = say(tokens, choice)
     return END if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids else token
 
@@ -52,7 +52,7 @@ SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
 
 
 class FakeRunner:
-    """Remembers what each page was given and draws from that memory, so a wrong page table gives a wrong token."""
+    """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
 
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info
@@ -128,7 +128,7 @@ class FakeRunner:
 
 
 class AheadRunner(FakeRunner):
-    """Runs ahead as a device does: it knows what it drew before anybody has read that."""
+    """A runner that runs ahead as a device does: it knows its sampled tokens before the host reads them."""
 
     def __init__(self, info: RunnerInfo, say: Say = next_token) -> None:
         super().__init__(replace(info, runs_ahead=True), say=say)
@@ -151,11 +151,11 @@ class AheadRunner(FakeRunner):
         return wait
 
     def read(self, output: StepOutput, again: Callable[[], StepOutput]) -> StepOutput:
-        """What a step gave; a runner that loses it computes it `again` from its slices."""
+        """The result of a step; a runner that loses it computes it `again` from its slices."""
         return output
 
     def _resolved(self, batch: StepBatch, drawn: Mapping[int, int]) -> StepBatch:
-        """With what the step before drew in place of UNKNOWN."""
+        """The slices with the tokens that the step before sampled in place of UNKNOWN."""
 
         def tokens(item: Slice) -> list[int]:
             *before, last = item.tokens
@@ -211,7 +211,7 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
 
 
 class EngineThread:
-    """The engine on a thread of this process: no start-up cost, no isolation."""
+    """An engine on a thread of this process, without start-up cost and isolation."""
 
     def __init__(self, runner: str) -> None:
         self._runner = runner
@@ -241,7 +241,7 @@ class EngineThread:
 
 
 class HangingRunner(FakeRunner):
-    """Sleeps through its third step."""
+    """A runner that sleeps in its third step."""
 
     def step(self, batch: StepBatch) -> StepOutput:
         if len(self.steps) == 2:
@@ -250,7 +250,7 @@ class HangingRunner(FakeRunner):
 
 
 class WaitingRunner(FakeRunner):
-    """Prepares nothing until it may."""
+    """A runner whose `prepare` waits until the test allows it."""
 
     may = threading.Event()
 
@@ -270,7 +270,7 @@ def create_hanging(progress: Callable[[str, float], None], **options: object) ->
 
 
 def create_exiting(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """Dies while loading."""
+    """Exit from the process while the model loads."""
     os._exit(3)
 
 

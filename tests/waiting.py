@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, and whether a process has ended."""
+"""Waiting for other threads and processes, and whether a process has ended."""
 
 import time
 from collections.abc import Callable

@@ -1,16 +1,17 @@
-"""Our engine on one GPU against what the GPU gives: `python -m benchmarks.gpu`, under 8 minutes on an H200.
+"""Noria's engine on one GPU against the limits of that GPU: `python -m benchmarks.gpu`, under 8 minutes on an H200.
 
-Needs torch and this repository; transformers, if it is there, is measured beside. First the two ceilings (a copy within
-the device's memory, a large matrix product) and whether the default attention is right; then every row, over random
-weights that are made on the device. A row's floor is what its step must read or compute at least, at those ceilings.
-Rows run in processes of their own, a group after the other: one that fails says why, and the others go on.
+It needs torch and this repository. If transformers is installed, it is measured too. The first group measures the two
+ceilings (a copy within the device's memory, a large matrix product) and checks the default attention. Then every row is
+measured, with random weights that are made on the device. A row's floor is the least that its step must read or
+compute, at these ceilings. Each group of rows runs in its own process. If a row fails, the table says why, and the
+other rows are still measured.
 
-    --only "decode 64,prefill"   rows whose name contains one of these (the ceilings always)
-    --budget 470                 seconds for everything: what would not fit any more is left out
-    --option attention=varlen    of our runner, for all rows; repeat for more
-    --quick                      small shapes, for a test on any machine: its numbers say nothing
+    --only "decode 64,prefill"   rows whose name contains one of these (always with the ceilings)
+    --budget 470                 seconds for everything: groups that no longer fit are left out
+    --option attention=varlen    an option of Noria's runner, for all rows; repeat for more options
+    --quick                      small shapes, to test the benchmark on any machine: its numbers have no meaning
 
-`--only start` measures how long a 7B checkpoint takes from the page cache to readiness; it is left out otherwise.
+`--only start` measures the time from a 7B checkpoint in the page cache to readiness. Other runs leave it out.
 """
 
 import argparse
@@ -40,13 +41,13 @@ from benchmarks.gpu.shapes import FULL, QUICK
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 PATIENCE = 3
-"""Times what a group should take, after which it counts as hung."""
+"""A group that takes longer than this many times its expected time counts as hung."""
 ROUNDED = 2**20
-"""Bytes that do not count as growth: an allocator rounds."""
+"""Bytes that do not count as growth, because an allocator rounds."""
 SAID_CHARS, TRACE_CHARS = 600, 4000
 
 Results = dict[str, Measured]
-"""What was found by row; {"failed": why} where nothing was."""
+"""The measurements by row; {"failed": why} for a row without any."""
 Run = Callable[[str, Sequence[str], float], Results]
 """Measures rows of a group, within so many seconds."""
 
@@ -67,7 +68,7 @@ def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], Non
 
 @dataclass(frozen=True)
 class Processes:
-    """A `Run` in a process, and another one for the rows behind one that fails."""
+    """A `Run` in a child process; after a row that fails, a new process measures the rows after it."""
 
     flags: Sequence[str]
 
@@ -84,7 +85,7 @@ class Processes:
         return found
 
     def _child(self, names: list[str], end: float) -> tuple[Results, str]:
-        """What a process found, and how it ended."""
+        """The measurements of a process, and how it ended."""
         command = [sys.executable, "-m", "benchmarks.gpu", *self.flags, "--child", json.dumps(names)]
         with tempfile.NamedTemporaryFile() as answers, tempfile.TemporaryFile() as said:
             child = subprocess.Popen(
@@ -103,14 +104,14 @@ class Processes:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """With what it has started."""
+    """Kill the process and the processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
 def measure(chosen: Sequence[Row], run: Run, budget: float) -> Iterator[Results]:
-    """All that was found, after each group."""
+    """All measurements so far, after each group."""
     end = time.monotonic() + budget
     found: Results = {}
     for group in dict.fromkeys(row.group for row in chosen):
@@ -126,7 +127,7 @@ def measure(chosen: Sequence[Row], run: Run, budget: float) -> Iterator[Results]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A row as it is shown: `share` is of the floor's speed, `met` whether its goals are."""
+    """A row of the table. `share` is its part of the floor's speed; `met` says whether its goals are met."""
 
     row: Row
     measured: Measured
@@ -154,7 +155,7 @@ class Verdict:
 
 
 def goal(row: Row) -> str:
-    """In words."""
+    """The goals of a row in words."""
     least, most = row.between
     parts = [] if row.goal is None else [f">= {row.goal:.0%}"]
     parts += [] if row.most is None else [f"<= {row.most:g}"]
@@ -164,13 +165,13 @@ def goal(row: Row) -> str:
 
 
 def show(value: float, unit: str) -> str:
-    """For people: "4.30 TB/s"."""
+    """A value with its unit, such as "4.30 TB/s"."""
     scale, name = next(((scale, name) for scale, name in ((1e12, "T"), (1e9, "G")) if value >= scale), (1.0, ""))
     return f"{value / scale:,.{0 if value / scale >= 1000 else 1 if value / scale >= 10 else 3}f} {name}{unit}"
 
 
 def judge(row: Row, found: Results) -> Verdict:
-    """A row against its floor, at the ceilings that were found, and against the row beside it."""
+    """The verdict on a row: against its floor at the measured ceilings, and against the row `beside`."""
     measured = found.get(row.name, {"failed": "left out: the run was cut"})
     if "failed" in measured:
         return Verdict(row, measured)
@@ -189,7 +190,7 @@ def judge(row: Row, found: Results) -> Verdict:
 
 
 def _floor(measured: Measured, found: Results) -> float | None:
-    """Units a second, if nothing but the ceilings held it up."""
+    """Units a second, if only the ceilings limited the speed."""
     seconds = [
         measured[kind] / found[ceiling]["value"]
         for kind, ceiling in (("bytes", COPY), ("flops", PRODUCT))
@@ -261,7 +262,7 @@ def main() -> None:
 
 
 def choose(only: str) -> Iterator[Row]:
-    """Those whose name contains one of the parts, and the ceilings."""
+    """The rows whose name contains one of the parts, and the ceilings."""
     for row in ROWS:
         named = any(part in row.name for part in only.split(",") if part or not row.asked)
         if named or row.group == "ceilings":
@@ -278,7 +279,7 @@ def _answer(names: str, file: str, bench: Bench) -> None:
 
 
 def _options(given: Sequence[str]) -> dict[str, Any]:
-    """Numbers and the words of JSON as such, all else as text."""
+    """The value of a JSON number or literal; any other text is itself."""
     options: dict[str, Any] = {}
     for option in given:
         name, _, text = option.partition("=")

@@ -1,4 +1,4 @@
-"""Our engine for `benchmarks.gpu`: the runner and the loop that serve, over random weights, without a service."""
+"""Noria's engine for `benchmarks.gpu`: the real runner and loop, with random weights, without a service."""
 
 import logging
 import random
@@ -24,9 +24,10 @@ from service.engine.scheduler import Scheduler
 
 
 class Seen(NamedTuple):
-    """A report of the engine: when it came, tokens of the step it is about, what it gave, pages that are held.
+    """A report of the engine: its time, the tokens of its step, the updates, and the number of held pages.
 
-    `memory` is what the probe said, of steps of more tokens than streams: in the others its time would count.
+    `memory` is the result of the probe. Only steps with more tokens than streams have it: in the others the time of the
+    probe would count.
     """
 
     at: float
@@ -40,21 +41,21 @@ Probe = Callable[[], int | None]
 
 
 def load(config: ModelConfig, device: torch.device, shapes: Shapes, length: int, **options: Any) -> ModelRunner:
-    """A runner of random weights for sequences of up to `length` tokens, as `noria serve` makes it of a checkpoint."""
+    """A runner with random weights for sequences of up to `length` tokens, made as `noria serve` makes its runner."""
     limits = RunnerOptions(
         "",
         device=device.type,
         max_model_len=length,
         max_sequences=max(shapes.streams),
         max_step_tokens=shapes.step_tokens,
-        threads=1 if device.type == "cpu" else None,  # there it is only tried out, beside a suite of tests
+        threads=1 if device.type == "cpu" else None,  # a CPU only tests the benchmark, while other tests run
         **options,
     )
     return load_from(checkpoint(config, device), limits, lambda stage, done: None)
 
 
 def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Random ids, so that nothing can be reused; the same in every run."""
+    """Prompts of random ids, so that no page can be reused. They are the same in every run."""
     rng = random.Random(count * 1_000_003 + length)
     return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
@@ -66,7 +67,7 @@ def serve(
     step_tokens: int,
     probe: Probe = lambda: None,
 ) -> list[Seen]:
-    """What the engine reports of these prompts, the first entry when it was given them. Raises what a step raised."""
+    """The reports of the engine for these prompts; the first is the time of submission. Raises errors of steps."""
     scheduler = Scheduler(runner.info, max_sequences=len(asked), max_step_tokens=step_tokens)
     inbox: list[ToEngine] = [Submit(number, list(prompt), params) for number, prompt in enumerate(asked)]
     seen: list[Seen] = []
@@ -98,7 +99,7 @@ def serve(
 
 @contextmanager
 def _raising() -> Iterator[None]:
-    """What the loop would write to its log and survive is an error here."""
+    """Raises an error that the loop would only write to its log."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -115,7 +116,7 @@ def _raising() -> Iterator[None]:
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
-    """What the model warns of: a graph that could not be recorded, a step that did not fit into memory."""
+    """Warnings of the model: a graph that could not be captured, a step that did not fit into memory."""
     said: list[str] = []
 
     class Handler(logging.Handler):
@@ -135,7 +136,7 @@ def greedy(n_tokens: int) -> SamplingParams:
 
 
 class Decoding(NamedTuple):
-    """Steps in which all streams decode: seconds of each, tokens before the one in the middle; and all reports."""
+    """Steps in which all streams decode: their seconds, the context in the middle one in tokens, and all reports."""
 
     seconds: list[float]
     context: int
@@ -147,13 +148,13 @@ class Decoding(NamedTuple):
 
     @property
     def held(self) -> int:
-        """Pages, at most."""
+        """The greatest number of held pages."""
         return max(one.held for one in self.seen)
 
 
 def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int, probe: Probe = lambda: None) -> Decoding:
-    """Of streams that begin with `length` tokens each."""
-    room = shapes.step_tokens - streams  # of a step, for prompts beside those that decode already
+    """The measurement of `streams` streams, each after a prompt of `length` tokens."""
+    room = shapes.step_tokens - streams  # tokens of a step for prompts, when the other streams decode
     joining = -(-streams * length // max(room, 1)) + 2
     params = greedy(joining + shapes.warm_up + shapes.tokens)
     seen = serve(runner, prompts(streams, length, runner.info.vocab_size), params, shapes.step_tokens, probe)
@@ -170,7 +171,7 @@ def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int, probe
 
 
 def prefill(runner: ModelRunner, shapes: Shapes) -> float:
-    """Median seconds from a long prompt to its first token, after one that warms up."""
+    """Median seconds from a long prompt to its first token, after one prompt to warm up."""
     asked = prompts(shapes.repeats + 1, shapes.prefill, runner.info.vocab_size)
     took = []
     for prompt in asked:

@@ -1,6 +1,6 @@
-"""transformers beside us in `benchmarks.gpu`: the same shape in bfloat16 with random weights, on the same device.
+"""transformers in `benchmarks.gpu`: the same shape in bfloat16 with random weights, on the same device.
 
-Without the window, which changes nothing at these lengths and keeps transformers from its fast path.
+The model has no window: a window changes nothing at these lengths, and transformers has no fast path for it.
 """
 
 import statistics
@@ -39,7 +39,7 @@ def _network(shapes: Shapes, device: torch.device) -> Any:
 def static(shapes: Shapes, device: torch.device) -> float:
     """Tokens/s of one stream: `generate` over a static cache, compiled where transformers does so (not on a CPU).
 
-    From two lengths of answers, so that the prompt and what `generate` prepares does not count.
+    The speed comes from two lengths of answers, so that the prompt and the preparation of `generate` do not count.
     """
     network = _network(shapes, device)
     ids = torch.tensor(prompts(1, shapes.prompt, shapes.dense.vocab_size), device=device)

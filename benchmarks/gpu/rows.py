@@ -1,4 +1,4 @@
-"""The rows of `benchmarks.gpu`: what each measures. A row gives plain data, or raises."""
+"""The rows of `benchmarks.gpu`, and how each is measured. The result is plain data; a row that fails raises."""
 
 import gc
 import math
@@ -22,22 +22,22 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 
 Measured = dict[str, Any]
-"""`value` in `unit`; where there is a floor, `units` that `bytes` or `flops` give at least; and more."""
+"""`value` in `unit`. A row with a floor also has the `units` for which at least `bytes` or `flops` are needed."""
 
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.02
-"""Of logprobs against reference attention, in bfloat16: the greatest and the mean difference."""
+"""Limits of the greatest and of the mean difference of logprobs from reference attention, in bfloat16."""
 
 
 CHECK_CACHE = 2**28
 
 
 class Bench:
-    """The device and what is loaded on it: one network at a time."""
+    """The device and the network that is loaded on it, one at a time."""
 
     def __init__(self, shapes: Shapes, device: torch.device, options: Mapping[str, Any]) -> None:
         self.shapes = shapes
         self.device = device
-        self.options = dict(options)  # of our runner, beside those of a row
+        self.options = dict(options)  # options of Noria's runner, besides those of a row
         self._loaded: tuple[str, ModelRunner] | None = None
 
     def runner(self, scheme: str, *, sparse: bool = False) -> ModelRunner:
@@ -59,7 +59,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def best(self, call: Callable[[], Any], repeats: int) -> float:
-        """Median seconds of one call, by the device's own events where it has them, after three that warm up."""
+        """Median seconds of one call, after three calls to warm up. On a GPU, CUDA events measure the time."""
         for _ in range(3):
             call()
         return statistics.median(self._timed(call) for _ in range(repeats))
@@ -77,7 +77,7 @@ class Bench:
         return begin.elapsed_time(end) / 1000
 
     def peak(self) -> int | None:
-        """Bytes held at the worst moment since the last time."""
+        """The peak of allocated bytes since the last call."""
         if self.device.type != "cuda":
             return None
         peak = torch.cuda.max_memory_allocated(self.device)
@@ -102,7 +102,7 @@ def product(bench: Bench) -> Measured:
 
 
 def correctness(bench: Bench) -> Measured:
-    """Logprobs of prompts, packed and in chunks, and of what follows: the default attention's and the reference's."""
+    """Compare the default attention with the reference: logprobs of prompts, packed and in chunks, and of answers."""
     config = replace(bench.shapes.dense, n_layers=4, windows=(100, None) * 2, vocab_size=4096, max_position=1024)
     if config.dim > 1024:
         config = replace(config, dim=1024, n_heads=8, n_kv_heads=2, hidden_dim=2048)
@@ -123,11 +123,14 @@ def correctness(bench: Bench) -> Measured:
 
 
 Token = tuple[int, tuple[int, ...]]
-"""A sequence's number and its answer so far, or the position in its prompt."""
+"""The number of a sequence, and its answer so far or the position in its prompt."""
 
 
 def _logprobs(runner: ModelRunner, asked: list[list[int]], params: SamplingParams) -> dict[Token, float]:
-    """Of every prompt token, and of every drawn one by the answer up to it: comparable as long as answers agree."""
+    """Logprobs of every prompt token, and of every sampled token by the answer before it.
+
+    Two results can be compared as long as the answers are equal.
+    """
     found: dict[Token, float] = {}
     answers: dict[int, tuple[int, ...]] = {}
     scored: dict[int, int] = {}
@@ -143,7 +146,7 @@ def _logprobs(runner: ModelRunner, asked: list[list[int]], params: SamplingParam
 
 
 def _decode(streams: int, scheme: str = "none", *, sparse: bool = False) -> Callable[[Bench], Measured]:
-    """`streams` numbers one of the shapes' counts of streams."""
+    """The measurement of decoding. `streams` is an index of `Shapes.streams`."""
 
     def measure(bench: Bench) -> Measured:
         shapes, n = bench.shapes, bench.shapes.streams[streams]
@@ -182,8 +185,11 @@ def prefill(bench: Bench) -> Measured:
 
 
 def stream(bench: Bench) -> Measured:
-    """Time and memory of a stream that is very long: its last steps beside those of one whose window is just full, and
-    the memory of the later half of its chunks beside that of the earlier, from where the window is full."""
+    """Time and memory of a very long stream.
+
+    Its last steps are compared with those of a stream whose window is just full. From the first full window on, the
+    memory of the later half of its chunks is compared with that of the earlier half.
+    """
     shapes, runner = bench.shapes, bench.runner("none")
     early = gpu_engine.decode(runner, shapes, 1, shapes.turned)
     bench.peak()
@@ -227,10 +233,10 @@ def _peer(measure: Callable[[Shapes, torch.device], float]) -> Callable[[Bench],
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`goal` is the least share of the floor's speed, `most` what may be measured at most where less is better.
+    """A row of the table. `goal` is the least share of the floor's speed; `most` is the limit if less is better.
 
-    Rows of a `group` share a process. What is measured may stand `beside` what another row gave, and the ratio to that
-    is to be `between` two numbers. What is only measured when it is `asked` for by name takes too long for all else.
+    Rows of a `group` share a process. A row may be compared with the row `beside`; the goal for their ratio is to be
+    `between` two numbers. A row with `asked` takes long, and is only measured if --only names it.
     """
 
     name: str
@@ -272,4 +278,4 @@ SECONDS = {
     "continuous": 80,
     "start": 120,
 }
-"""About what a group takes on an H200; guessed, not measured."""
+"""Expected seconds of each group on an H200: a guess, not a measurement."""

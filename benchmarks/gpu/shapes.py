@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` measures: networks, lengths, and the least that a step must read or compute. No torch."""
+"""Networks and lengths of `benchmarks.gpu`, and the least that a step must read or compute. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,9 +7,9 @@ from typing import Any
 from model.config import ModelConfig
 
 HEAD_BYTES = 2
-"""Of a weight of the head, which stays in bfloat16 whatever the scheme; so do keys and values."""
+"""Bytes of a weight of the head, and of a key or value: both are in bfloat16 in every scheme."""
 BITS = {"none": 16.0, "fp8": 8.0, "int4": 4.5}
-"""Of a weight of the other projections: 4 bits with a scale and a zero of 16 for each group of 64."""
+"""Bits of a weight of the other projections. int4 has a scale and a zero of 16 bits for each group of 64."""
 MISTRAL_7B = ModelConfig(
     family="mistral",
     dim=4096,
@@ -29,10 +29,11 @@ EXPERTS: dict[str, Any] = {"family": "mixtral", "n_experts": 8, "n_experts_per_t
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Streams decode after prompts of `prompt` tokens, `tokens` steps that count after `warm_up` that do not.
+    """Sizes of all measurements. Streams decode after prompts of `prompt` tokens.
 
-    `prefill` is a long prompt, `stream` one that is so long that nothing may grow with it. `copy_bytes` and `matrix`
-    (rows and columns) are for the two ceilings, `paging` is what transformers is told of its pages.
+    The first `warm_up` steps of decoding do not count; the next `tokens` steps count. `prefill` is the length of a long
+    prompt. `stream` is a length at which memory must no longer grow. `copy_bytes` and `matrix` (rows and columns) are
+    for the two ceilings. `paging` has options of transformers for its pages.
     """
 
     dense: ModelConfig
@@ -51,12 +52,12 @@ class Shapes:
 
     @property
     def length(self) -> int:
-        """Of the longest sequence."""
+        """Tokens of the longest sequence."""
         return self.stream + self.warm_up + self.tokens + 64
 
     @property
     def turned(self) -> int:
-        """Tokens after which a stream holds as much as it ever will: its window, and a whole step beside it."""
+        """Tokens after which the memory of a stream no longer grows: its window and two whole steps."""
         return 2 * self.step_tokens + (self.dense.windows[0] or 0)
 
 
@@ -104,7 +105,7 @@ QUICK = Shapes(
 
 
 def projections(config: ModelConfig) -> int:
-    """Weights that multiply each token, without the head: of a sparse network those of the experts that it goes to."""
+    """Number of weights that multiply each token, without the head. In a sparse network, only chosen experts count."""
     heads = 2 * config.n_heads + 2 * config.n_kv_heads
     feed_forward = (
         3 * config.dim * config.hidden_dim * (config.n_experts_per_token or 1) + config.dim * config.n_experts
@@ -113,19 +114,19 @@ def projections(config: ModelConfig) -> int:
 
 
 def decode_bytes(config: ModelConfig, scheme: str, streams: int, context: int) -> float:
-    """What a step reads at least: the weights once, and of each stream the keys and values that its window leaves."""
+    """The least bytes that a step reads: the weights once, and for each stream the keys and values in its window."""
     weights = projections(config) * BITS[scheme] / 8 + config.dim * config.vocab_size * HEAD_BYTES
     visible = sum(min(window or context, context) for window in config.windows)
     return weights + streams * visible * 2 * config.n_kv_heads * config.head_dim * HEAD_BYTES
 
 
 def prefill_flops(config: ModelConfig, length: int) -> float:
-    """What a prompt computes at least: each weight for each token, each query with its visible keys, the head once."""
+    """The least operations for a prompt: each weight for each token, each query with its visible keys, one head row."""
     pairs = sum(_pairs(length, min(window or length, length)) for window in config.windows)
     attention = 4 * config.head_dim * config.n_heads * pairs
     return 2 * projections(config) * length + attention + 2 * config.dim * config.vocab_size
 
 
 def _pairs(length: int, window: int) -> int:
-    """Of a query and a key it sees. Worked example: 5 tokens, window 3: 1 + 2 + 3 + 3 + 3."""
+    """Number of pairs of a query and a visible key. Worked example: 5 tokens, window 3: 1 + 2 + 3 + 3 + 3."""
     return window * (window + 1) // 2 + (length - window) * window

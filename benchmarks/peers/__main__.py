@@ -1,11 +1,11 @@
-"""Our engine and server beside each peer that is installed, in turn, in one table: `python -m benchmarks.peers`.
+"""Speeds of Noria's engine and server and of each installed peer, in one table: `python -m benchmarks.peers`.
 
     --peers DIR     llama.cpp, OpenVINO GenAI, transformers in DIR/bin, the embedded model as GGUF files in DIR/models
 
-Every engine runs in a process of its own; engines take turns, round after round, so that a slow minute of the machine
-meets all of them. Speeds are medians in tokens/s: of a prompt alone until its first token ("prefill"), and of the time
-in which all streams decode. Ratios are ours to the peer's. The result is kept as JSON in benchmarks/results/, written
-anew after every engine, so that a run that is cut has what it measured.
+Every engine runs in its own process. Each round runs all engines once, so that a slow minute of the machine affects all
+of them. Speeds are medians in tokens/s: of a prompt alone until its first token ("prefill"), and of the time in which
+all streams decode. A ratio is Noria's speed divided by the peer's. The result is a JSON file in benchmarks/results/. It
+is written again after every engine: an interrupted run has the results so far.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from model.machine.host import choose_threads
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
 OURS = {"bf16": "16", "int8": "8", "int4": "4"}
-"""Our schemes that are measured, and their bits a weight."""
+"""Noria's measured schemes, and their bits a weight."""
 LLAMA = {"bf16": "16", "q8_0": "8", "q4_0": "4", "q4_1": "4"}
-"""Those of llama.cpp, as the files are called."""
+"""The formats of llama.cpp, as in the names of its files, and their bits a weight."""
 PYTHON_PEERS = {"openvino": ("8", "q8_0"), "transformers": ("16", "bf16")}
 """Bits a weight and the file; benchmarks/peers/NAME.py drives each."""
 
@@ -49,7 +49,7 @@ KINDS = ("ours", "peer", "reference")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What is measured. A `kind` of KINDS; a reference is ours as well: the engine under the servers' load."""
+    """A measured engine or server. `kind` is one of KINDS; "reference" is Noria's engine with the servers' load."""
 
     name: str
     bits: str
@@ -59,7 +59,7 @@ class Engine:
 
 
 def engines(peers: Path | None, work: Workload) -> Iterator[Engine]:
-    """All, on the embedded model."""
+    """All engines, on the embedded model."""
     for name, bits in OURS.items():
         yield _ours(name, bits, EMBEDDED, work)
     if peers is not None:
@@ -74,7 +74,7 @@ def engines(peers: Path | None, work: Workload) -> Iterator[Engine]:
 
 
 def engines_on(file: Path, peers: Path | None, work: Workload) -> Iterator[Engine]:
-    """Those that run a GGUF file's own blocks."""
+    """The engines that run a GGUF file's own blocks."""
     yield _ours("int4", "its own", str(file), work)
     if peers is not None:
         yield Engine("llama.cpp", "its own", "peer", False, partial(_llama, peers, file, work))
@@ -114,7 +114,10 @@ def _json_of(command: list[str]) -> Measured:
 
 
 def _llama(peers: Path, file: Path, work: Workload) -> Measured:
-    """By its own tools: prompts and one stream by llama-bench, several by llama-batched-bench; both warm up."""
+    """The speed by llama.cpp's tools: llama-bench for prompts and one stream, llama-batched-bench for several streams.
+
+    Both warm up.
+    """
     bench = [str(peers / "bin" / "llama-bench"), "-m", str(file), "-t", str(work.threads), "-o", "json"]
     batched = [str(peers / "bin" / "llama-batched-bench"), "-m", str(file), "-t", str(work.threads)]
     lengths = ",".join(map(str, work.prefill))
@@ -135,7 +138,7 @@ def _llama(peers: Path, file: Path, work: Workload) -> Measured:
 
 
 def run(chosen: list[Engine], repeat: int) -> Iterator[Mapping[str, Mapping[str, list[float]]]]:
-    """After each engine's turn: engine -> case -> one value a round so far. One that fails is told and left out."""
+    """Engine -> case -> one value for each round so far, after each run. A failing engine is reported and left out."""
     found: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in chosen}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -162,7 +165,7 @@ def _measure(engine: Engine, console: Console) -> Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case at equal bits a weight: our median, each other's, best first."""
+    """One case at equal bits a weight: Noria's median, then those of the others, best first."""
 
     case: str
     bits: str
@@ -209,8 +212,8 @@ def _ratio(row: Row, value: float) -> str:
 def arguments() -> argparse.Namespace:
     usual = Workload(choose_threads())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="where they are installed; without, ours alone")
-    parser.add_argument("--gguf", type=Path, help="instead: ours and llama.cpp, offline, on this file's own blocks")
+    parser.add_argument("--peers", type=Path, help="folder of the peers; without it only Noria is measured")
+    parser.add_argument("--gguf", type=Path, help="measure only Noria and llama.cpp, offline, with this file's blocks")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--only", choices=("offline", "online"))
     parser.add_argument("--engines", default="", help="measure those whose name contains one of these, comma-separated")
@@ -219,7 +222,7 @@ def arguments() -> argparse.Namespace:
     offline.add_argument("--prefill", type=_numbers, default=usual.prefill, help="lengths of prompts, comma-separated")
     offline.add_argument("--streams", type=_numbers, default=usual.streams, help="numbers of streams, comma-separated")
     offline.add_argument("--prompt", type=int, default=usual.prompt, help="tokens of each stream's prompt")
-    offline.add_argument("--tokens", type=int, default=usual.tokens, help="that each stream generates")
+    offline.add_argument("--tokens", type=int, default=usual.tokens, help="tokens that each stream generates")
     parser.add_argument("--output", type=Path, help="JSON file in place of benchmarks/results/DATE-MACHINE.json")
     return parser.parse_args()
 
@@ -230,7 +233,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def main() -> None:
     asked = arguments()
-    os.environ["OMP_NUM_THREADS"] = str(asked.threads)  # of ours and of transformers
+    os.environ["OMP_NUM_THREADS"] = str(asked.threads)  # for Noria's engine and transformers
     peers = asked.peers and asked.peers.resolve()
     work = Workload(asked.threads, asked.prefill, asked.streams, asked.prompt, asked.tokens)
     known = engines_on(asked.gguf.resolve(), peers, work) if asked.gguf else engines(peers, work)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a GGUF file; run by the peers' Python: see peers.py."""
+"""OpenVINO GenAI's continuous batching on a GGUF file. The peers' Python runs this file, see __main__.py."""
 
 import time
 from typing import Any
@@ -43,7 +43,7 @@ def load(model: str, work: Workload) -> tuple[Generate, int]:
 
 
 def _read(handle: Any) -> int:
-    """Tokens that one request got since the last look."""
+    """Tokens that one request has received since the last call."""
     return sum(len(output.generated_ids) for output in handle.read().values()) if handle.can_read() else 0
 
 

@@ -1,7 +1,7 @@
-"""Servers under `noria bench`, each started for the run and ended with it; and our engine under the same load.
+"""Servers under the load of `noria bench`, each started for the run only; and Noria's engine under the same load.
 
-Ours quantize to int8, as the peer's file has 8 bits. `python -m benchmarks.peers.servers MODEL` is the latter:
-a closed loop of the same requests without HTTP, JSON out.
+Noria quantizes to int8, because the peer's file has 8 bits. `python -m benchmarks.peers.servers MODEL` measures the
+engine: it runs a closed loop of the same requests without HTTP, and prints JSON.
 """
 
 import json
@@ -40,7 +40,7 @@ class Load:
 
     @property
     def counted(self) -> str:
-        """Whose tokens are counted: those of the answers, or of the prompts where one token is asked for."""
+        """Which tokens are counted: those of the answers, or those of the prompts if answers have one token."""
         return "output" if self.output_tokens > 1 else "prompt"
 
 
@@ -118,7 +118,7 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def without_http(runner: ModelRunner, load: Load) -> float:
-    """Tokens/s of the loop when the scheduler gets the requests itself."""
+    """Tokens/s of the loop without HTTP: the scheduler gets the requests directly."""
     scheduler = engine.scheduler_for(runner)
     waiting = iter(range(load.requests))
 

@@ -1,7 +1,7 @@
-"""transformers in eager bfloat16, run by the peers' Python: see peers.py.
+"""transformers in eager bfloat16. The peers' Python runs this file, see __main__.py.
 
-A network of the GGUF file's shape with random weights: speed does not depend on them, and reading them from a GGUF
-would take one more package.
+The network has the shape of the GGUF file and random weights. The speed does not depend on them, and reading a GGUF
+file would need one more package.
 """
 
 import time

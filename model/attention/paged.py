@@ -1,7 +1,7 @@
 """Attention by the compiled kernels: they read keys and values in their pages, without a gather or a mask.
 
-Inside a page the layout is the kernel's own, see kernels/cells.h. A row has the same bits in a decode step, in a chunk
-of any size, and together with any other sequences.
+The kernel has its own layout inside a page, see kernels/cpu/attention/cells.h. A row has the same bits in a decode
+step, in a chunk of any size, and together with any other sequences.
 """
 
 import math
@@ -25,11 +25,11 @@ from model.machine.device import name_of
 
 _KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
-"""With fewer tasks than this, long tasks are split, to give every thread work."""
+"""Long tasks are split if there are fewer tasks than this: every thread then has work."""
 
 SPLIT = records.SPLIT_PAGES
 WHOLE = -1
-"""The part of a task that is not split."""
+"""The `part` of a task that is not split."""
 
 Task = tuple[int, int, int, int, int, int, int]
 """row, number of rows, position of the first row, entry of `pages`, its logical block, end block, part."""
@@ -48,7 +48,7 @@ class Prepared:
 
 
 class PagedAttention(Attention):
-    """For CPUs. Pages are in bfloat16, float32 or int8; in int8, each key and value of a head has a scale."""
+    """The backend for CPUs. Pages are in bfloat16, float32 or int8; in int8, a head's key or value has a scale."""
 
     page_size = records.PAGE_SIZE
     dtypes = frozenset(_KINDS)
@@ -140,7 +140,7 @@ def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> 
 
 
 def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
-    """One task for up to n rows of a span. The costliest come first: no thread should start a long one at the end."""
+    """One task for up to n rows of a span. The most expensive come first: no thread should start one of them late."""
     found = []
     for span in inputs.spans:
         for first in range(0, span.n_queries, n):

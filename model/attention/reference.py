@@ -20,7 +20,7 @@ class Prepared:
 
 
 class ReferenceAttention(Attention):
-    """The attention rule as a boolean matrix. It serves float8 to measure what that costs in quality."""
+    """The attention rule as a boolean matrix. It serves float8 too, to measure the loss of quality."""
 
     page_size = 32
     dtypes = Attention.dtypes | {torch.float8_e4m3fn}

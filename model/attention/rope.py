@@ -50,7 +50,10 @@ def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """Section 3.2 of arXiv 2309.00071: pairs that rotate often in the trained context stay, slow ones are stretched."""
+    """Frequencies by section 3.2 of arXiv 2309.00071.
+
+    Pairs that rotate often in the trained context do not change. The frequencies of slow pairs are divided by `factor`.
+    """
 
     def pair_with(rotations: float) -> float:
         """The (fractional) pair that rotates this often over the original context."""

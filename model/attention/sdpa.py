@@ -69,7 +69,7 @@ class Decodes:
         return scaled_dot_product_attention(grouped, k, v, attn_mask=self.visible).reshape(q.shape)
 
     def _multiply(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """As scaled_dot_product_attention."""
+        """The result of scaled_dot_product_attention."""
         k, v = self.keys.gather_heads(cache)
         scores = torch.bmm(q.flatten(0, 1), k.mT).mul_(q.shape[-1] ** -0.5)  # [B * n_kv_heads, group, S]
         if self.visible is not None:

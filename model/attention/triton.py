@@ -23,18 +23,21 @@ from model.kernels import cuda as kernels
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 SHORT = 16
-"""The most tokens of a slice whose keys are split into parts."""
+"""The greatest number of tokens of a slice whose keys are split into parts."""
 SPLIT = 512
 """Keys in a part. Parts begin at its multiples, so it is a multiple of every `Tiles.keys` and of the page size."""
 FILL = 1024
 """Programs that fill any device. With fewer, the parts of a slice get more programs."""
 SEQUENTIAL = 8
-"""The most parts that one program computes, one after the other."""
+"""The greatest number of parts that one program computes, one after the other."""
 NO_WINDOW = 2**31 - 1
 
 
 class Tiles(NamedTuple):
-    """Least rows of a tile (a row is a query and a head of its group), keys in a pass of the loop, warps, stages."""
+    """The smallest number of rows of a tile, keys in a pass of the loop, warps and stages.
+
+    A row is a query and a head of its group.
+    """
 
     rows: int
     keys: int
@@ -55,8 +58,8 @@ WHOLE = {
     (4, 64): Tiles(64, 32, 4, 2),
     (4, 256): Tiles(16, 16, 4, 2),
 }
-"""Tiles of short and of longer slices, by bytes of a multiplied value and greatest head_dim. Not yet tuned. Fetching
-keys ahead takes a third stage, because their pages are fetched first."""
+"""Tiles of short and of longer slices, by bytes of a multiplied value and greatest head_dim. They are not tuned yet.
+Fetching keys ahead takes a third stage, because their pages are fetched first."""
 WRITE_ROWS, JOIN_HEADS = 16, 4
 """Heads that a program writes, of any tokens; heads that a program joins, of one token."""
 
@@ -76,8 +79,11 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of one pool: `max_queries` of a short slice, and the greatest number of its parts, both 0 if there is no
-    short slice; and whether any slice is longer."""
+    """A step of one pool.
+
+    `max_queries` and `n_parts` are the greatest numbers of queries and of parts of a short slice, both 0 if there is no
+    short slice. `longer` says whether any slice is longer.
+    """
 
     inputs: PoolInputs
     max_queries: int
@@ -90,10 +96,10 @@ class Prepared:
 
 
 class TritonAttention(Attention):
-    """For CUDA devices. Pages are in float32, bfloat16, float16 or float8_e4m3fn.
+    """The backend of Triton kernels for CUDA devices. Pages are in float32, bfloat16, float16 or float8_e4m3fn.
 
-    float8 has no scales: a value beyond 448 is stored as 448. A page stores the positions of one head after another:
-    a program reads them in one piece.
+    float8 has no scales: a value beyond 448 is stored as 448. A page stores all positions of one head, then those of
+    the next head: a program reads the positions of a head in one piece.
     """
 
     page_size = 32

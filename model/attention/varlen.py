@@ -42,8 +42,11 @@ def installed() -> Kernel | None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of one pool: `slots` [T] to write. Per slice: the first rows and the end [S + 1], the number of keys [S],
-    where its keys would begin and end if they were packed [S + 1], its pages [S, B], all int32."""
+    """A step of one pool: `slots` [T] to write, and int32 tensors with an entry for each slice.
+
+    They are the first rows and the end [S + 1], the numbers of keys [S], the beginnings and the end of the keys if they
+    were packed [S + 1], and the pages [S, B].
+    """
 
     slots: Tensor
     rows: Tensor
@@ -56,7 +59,7 @@ class Prepared:
 
 
 class VarlenAttention(Attention):
-    """For CUDA devices of compute capability 8.0 or more. `kernel` is varlen_attn."""
+    """The backend of varlen_attn, for CUDA devices of compute capability 8.0 or more. `kernel` is varlen_attn."""
 
     page_size = 256
     dtypes = frozenset((torch.bfloat16, torch.float16))
@@ -131,6 +134,6 @@ def try_out(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str | N
         )
     except (RuntimeError, TypeError, ValueError) as error:
         return f"does not work here: {str(error).splitlines()[0]}"
-    # Means of the last two values: of 256, 257 and of 0, 1, 2.
+    # The kernel computes the means of the last two of these values: of 256, 257 and of 0, 1, 2.
     expected = torch.tensor([256.5, 1.5], dtype=dtype, device=device)[:, None, None].expand_as(out)
     return None if torch.allclose(out, expected, rtol=0.01) else "gives wrong numbers here"

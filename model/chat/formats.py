@@ -1,4 +1,4 @@
-"""Chat formats: how a model wants a conversation as token ids, by its Jinja template or by mistral-common.
+"""Chat formats, which encode a conversation as a model's token ids, by its Jinja template or by mistral-common.
 
 The content of a message is always plain text: the name of a control token in it never becomes that token.
 """

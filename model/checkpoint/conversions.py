@@ -1,7 +1,7 @@
 """Directories of converted models: built once, written atomically, checked before every use, rebuilt when damaged.
 
-Each has a manifest with the fingerprints of its files. The builder holds a lock, so that of two processes one converts.
-The finished directory is renamed into place, so that no process reads an unfinished one.
+Each has a manifest with the fingerprints of its files. The builder holds a lock: if two processes need the same
+directory, only one converts. The finished directory is renamed into place: no process reads an unfinished one.
 """
 
 import fcntl
@@ -56,7 +56,7 @@ def intact(entry: Path) -> bool:
 
 def _rebuild(entry: Path, build: Callable[[Path], None]) -> None:
     partial = entry.with_name(f".{entry.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed: nobody else holds the lock
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: nobody else holds the lock
     partial.mkdir()
     try:
         build(partial)

@@ -16,7 +16,7 @@ from model.errors import ModelError, one_line
 
 Layout = Literal["hf", "native"]
 Progress = Callable[[str, float], None]
-"""Is called with the stage of loading and the fraction done, 0..1."""
+"""A function that is called with the stage of loading and the fraction done, 0..1."""
 
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}

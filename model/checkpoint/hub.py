@@ -16,8 +16,8 @@ def download(name: str, *, revision: str | None, progress: Progress, weights: bo
     """The local directory of hub model `name` ("org/name"). Files that are not there yet are downloaded.
 
     Weights in Mistral's native format are downloaded only if there are none in Hugging Face's. Without `weights` only
-    the configuration is. HF_ENDPOINT, HF_HOME and HF_TOKEN apply. Without a connection a complete earlier download is
-    used. Raises ModelError, one line.
+    the configuration is downloaded. HF_ENDPOINT, HF_HOME and HF_TOKEN apply. Without a connection a complete earlier
+    download is used. Raises ModelError, one line.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError

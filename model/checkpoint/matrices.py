@@ -47,7 +47,7 @@ class BlockMatrix:
         return unpack(self.quants, self.zero)
 
     def dequantize(self) -> Tensor:
-        """float32 [n_out, n_in], to the bit what the gguf package's decoders give."""
+        """float32 [n_out, n_in], with the same bits as from the decoders of the gguf package."""
         values = self.integers() * self.scales.float()[:, :, None]
         return (values if self.mins is None else values.add_(self.mins.float()[:, :, None])).flatten(1)
 

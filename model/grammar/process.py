@@ -3,9 +3,9 @@
     python -m model.grammar.process TRY [FOLLOW]
 
 The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). The first frame on TRY is
-the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile, and is answered
-with what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new
-tokens and a draft. Each sequence is answered with the result of `Follower.masks`.
+the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile; the answer is
+what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new
+tokens and a draft. The answer for each sequence is the result of `Follower.masks`.
 The process ends when a socket closes. It ends itself when a task takes too much time.
 """
 
@@ -110,7 +110,7 @@ def _walk(follower: Follower, rng: Random) -> str:
 
 
 def _some_token(mask: bytes, rng: Random) -> int:
-    """A token that the mask allows, from the first byte with one after a random position."""
+    """A token that the mask allows, in the first byte after a random position that allows any."""
     start = rng.randrange(len(mask))
     rotated = mask[start:] + mask[:start]
     place = len(rotated) - len(rotated.lstrip(b"\0"))
@@ -142,7 +142,7 @@ def _masks(
         if grammar is not None:
             followers[number] = Follower(library.matcher(grammar))
         return followers[number].masks(tokens, draft)
-    except Exception as error:  # whatever it is, only this sequence ends
+    except Exception as error:  # with any error, only this sequence ends
         return [], one_line(error)
 
 

@@ -1,1 +1,1 @@
-"""CPU kernels in portable C, built with the package (build.py) and called by ctypes (native.py)."""
+"""Kernels: in portable C for CPUs (cpu/), in Triton for CUDA devices (cuda/)."""

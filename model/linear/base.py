@@ -1,4 +1,4 @@
-"""What a block is made of, whatever the scheme: the norm, the gate and projections."""
+"""The parts of a block that all schemes share: the norm, the gate, and the interface of projections."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

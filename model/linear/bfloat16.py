@@ -42,7 +42,7 @@ class BFloat16Linear(Compiled):
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)
 
     def multiply_plainly(self, x: Tensor) -> Tensor:
-        """The result is left in bfloat16."""
+        """The result stays in bfloat16."""
         assert self._weight is not None, "no weights have been loaded"
         if has_onednn():
             return torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, None, "none", [], "")

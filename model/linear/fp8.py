@@ -1,6 +1,6 @@
-"""fp8 (e4m3) weights with a scale for each output. Of many rows on a GPU activations are fp8 too, with a scale a row.
+"""fp8 (e4m3) weights with a scale for each output. For many rows on a GPU, activations are fp8 too, with a scale a row.
 
-For few rows reading the weights is what takes time, and activations stay in the model's format.
+For few rows most of the time goes into reading the weights, and activations stay in the model's format.
 """
 
 import torch

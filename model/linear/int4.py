@@ -49,7 +49,7 @@ class Int4Linear(Compiled):
 
 
 def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
-    """The pieces, one above the other, in memory for the kernels."""
+    """The pieces as one matrix, one above the other, in memory for the kernels."""
     pieces = alike(pieces)
     n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
     weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)

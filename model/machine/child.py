@@ -1,4 +1,4 @@
-"""Python processes that we start: their command, environment and end. Standard library only."""
+"""Child processes in Python: their command, environment and end. Standard library only."""
 
 import ctypes
 import os
@@ -25,14 +25,14 @@ def python_command(
 ) -> tuple[list[str], dict[str, Any]]:
     """Command line and keyword arguments, for `subprocess.Popen` and `asyncio.create_subprocess_exec` alike.
 
-    The child inherits `sockets`; their descriptors follow the `arguments`. `environment` is added to ours; None removes
-    a variable. The child has a session of its own: Ctrl-C in a terminal reaches only the parent, which then ends the
-    child. `options` go to Popen.
+    The child inherits `sockets`; their descriptors follow the `arguments`. `environment` changes variables of this
+    process's environment for the child; None removes one. The child has a session of its own: Ctrl-C in a terminal
+    reaches only the parent, which then ends the child. `options` go to Popen.
     """
     descriptors = [sock.fileno() for sock in sockets]
     path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    # -P: a folder or file named "model" where the user stands must not shadow ours.
+    # -P: a folder or file named "model" in the user's working directory must not shadow our package.
     return [sys.executable, "-P", "-m", module, *arguments, *map(str, descriptors)], {
         "stdin": subprocess.DEVNULL,
         "pass_fds": descriptors,
@@ -43,7 +43,7 @@ def python_command(
 
 
 def start_python(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """The process of `python_command`, started. Raises OSError if the machine has none to give."""
+    """The started process of `python_command`. Raises OSError if the machine cannot start it."""
     line, settings = python_command(module, *arguments, **options)
     return subprocess.Popen(line, **settings)
 

@@ -1,4 +1,4 @@
-"""One frame between our processes: two lengths, JSON text, bytes. Standard library only."""
+"""Frames between Noria's processes: two lengths, JSON text, bytes. Standard library only."""
 
 import json
 import socket
@@ -15,13 +15,13 @@ to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def pack(value: Any, data: bytes = b"", *, to_json: Callable[[Any], str] = to_json) -> bytes:
-    """The frame of a JSON value and some bytes. `to_json` may write what JSON has no word for."""
+    """The frame of a JSON value and some bytes. `to_json` converts values of types that JSON does not have."""
     text = to_json(value).encode()
     return b"".join((HEADER.pack(len(text), len(data)), text, data))
 
 
 def received(buffer: bytearray) -> Iterator[tuple[Any, bytes]]:
-    """Values and data of the frames that are whole in `buffer`, which they leave. Raises ValueError for no JSON."""
+    """Values and data of the complete frames in `buffer`, which are removed from it. Raises ValueError for no JSON."""
     while len(buffer) >= HEADER.size:
         n_text, n_data = HEADER.unpack_from(buffer)
         end = HEADER.size + n_text + n_data

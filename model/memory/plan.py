@@ -40,7 +40,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """All sizes in bytes. What depends on how much memory there is, is None where that is not known.
+    """The memory plan of a model. All sizes are in bytes, and None if they depend on an unknown amount of memory.
 
     `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
     context. `cache` is for pages. `context` is the longest sequence by the model or by --max-model-len, `served` the

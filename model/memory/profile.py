@@ -10,7 +10,7 @@ from model.memory.sizes import PoolSizes, gpu_budget
 from model.sampling_params import RANGES, SamplingParams
 
 Build = Callable[[int, tuple[PoolSpec, ...]], Runner]
-"""A runner for sequences of so many tokens, with these pools."""
+"""Makes a runner for sequences of at most this many tokens, with these pools."""
 
 
 class DeviceMemory(Protocol):
@@ -20,11 +20,11 @@ class DeviceMemory(Protocol):
     def total(self) -> int: ...
 
     def watch(self) -> None:
-        """Free what nobody uses, and begin to watch."""
+        """Free unused memory, and begin to measure the peak."""
         ...
 
     def peak(self) -> int:
-        """The most bytes that this process and all others took at one time since `watch`."""
+        """The greatest number of bytes that this process and all others used at one time since `watch`."""
         ...
 
 
@@ -74,10 +74,10 @@ def cache_budget(
 
 
 def largest_step(plan: PoolSizes, length: int, upper: int, n_pages: int) -> StepBatch:
-    """As many sequences as may be: one is the last chunk of the longest prompt, and scored; the others decode, at twice
-    the length for which `upper` bytes hold all of them, or at `length`.
+    """A step with as many sequences as allowed: one computes and scores the last chunk of the longest prompt.
 
-    They share the first `n_pages` pages of each pool, because nobody reads what they write.
+    The others decode. Their length is twice the length for which `upper` bytes hold all of them, but at most `length`.
+    All share the first `n_pages` pages of each pool, because nobody reads what they write.
     """
     others = max(1, min(length, plan.longest(2 * upper // plan.max_sequences, length * plan.position_bytes)))
     tokens = [0] * length

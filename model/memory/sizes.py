@@ -145,7 +145,7 @@ def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: fl
 
 
 def check_weights(config: ModelConfig, needed: int, stored: str, free: int, where: str) -> None:
-    """Raises OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed what is `free`."""
+    """Raise OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
     if needed <= free:
         return
     half = weight_bytes(config, SCHEMES["none"], "bfloat16")
@@ -154,7 +154,7 @@ def check_weights(config: ModelConfig, needed: int, stored: str, free: int, wher
 
 
 def cache_budget(wanted: int | None, free: int, share: float, where: str) -> int:
-    """Bytes for keys and values: `wanted`, or `share` of what is `free` after the weights.
+    """Bytes for keys and values: `wanted`, or `share` of the bytes that are `free` after the weights.
 
     Raises OptionError if `wanted` is more than is free.
     """

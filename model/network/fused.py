@@ -24,7 +24,7 @@ class FusedLayers:
         self._attention = attention
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
-        self._owners = (model, pools)  # of the memory that the layers point to
+        self._owners = (model, pools)  # keep alive the memory that the layers point to
         self._widest = _weights(model.layers[0])  # type: ignore[arg-type]
         self._layers = (records.Layer * len(model.layers))(
             *(
@@ -59,7 +59,7 @@ def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLay
 
 
 def _weights(block: Block) -> list[Any]:
-    """wqkv, wo, w13 and w2 in the layout of the kernels, None for each that has none."""
+    """wqkv, wo, w13 and w2 in the layout of the kernels, None for a projection without this layout."""
     attention, feed_forward = block.attention, block.feed_forward
     return [part.packed for part in (attention.wqkv, attention.wo, feed_forward.w13, feed_forward.w2)]  # type: ignore[union-attr]
 

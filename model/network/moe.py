@@ -65,7 +65,7 @@ class MoE(nn.Module):
         return y if onto is None else onto.add_(y)
 
     def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
-        """The same on a GPU, in four kernels that never wait for the host."""
+        """The same result on a GPU, from four kernels that never wait for the host."""
         from model.kernels.cuda import product, routing
 
         n_pairs = len(x) * self.n_used

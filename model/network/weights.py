@@ -1,4 +1,4 @@
-"""Checkpoint tensors into a Transformer: reorder, fuse, cast, assign; nothing missing, nothing left over."""
+"""Loads checkpoint tensors into a Transformer: reorder, fuse, cast, assign. No tensor may be missing or left over."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ EMBEDDINGS = "tok_embeddings.weight"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint tensor is stored: rows `first..first+shape[0]-1` of a parameter.
+    """The place of a checkpoint tensor: rows `first..first+shape[0]-1` of a parameter.
 
     `head_dim` is set for q and k: the order of their rows may have to change.
     """
@@ -45,7 +45,7 @@ def load(
 
     `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
     The embeddings are stored in the format `embeddings`, or like all others in `dtype`.
-    Raises ModelError naming the tensor that is missing, unexpected, twice there or of the wrong shape.
+    Raises ModelError naming the tensor that is missing, unexpected, duplicate or of the wrong shape.
     """
     _reserve(model, dtype, device)
     missing = dict(places(config))

@@ -1,6 +1,6 @@
 """One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
 
-The compiled kernel does it all at once, for rows that use no parameter but its own; PyTorch serves the others.
+The compiled kernel samples rows that use no other parameters than its own, in one call. PyTorch samples the others.
 """
 
 from collections.abc import Sequence
@@ -92,13 +92,13 @@ def _temperature(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def _min_p(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Keep tokens at least `min_p` times as likely as the likeliest."""
+    """Hide tokens that are less than `min_p` times as likely as the likeliest."""
     least = logits.amax(dim=-1, keepdim=True) + column([item.params.min_p for item in slices], logits.device).log()
     logits.masked_fill_(logits < least, HIDDEN)
 
 
 def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Keep the k likeliest, ties by id."""
+    """Hide all but the k likeliest tokens, ties by id."""
     counts = [min(item.params.top_k, logits.shape[1]) for item in slices]
     (ranks,) = upload([np.array(counts)], logits.device)
     best = logits.topk(max(counts), dim=-1).values
@@ -106,7 +106,7 @@ def _top_k(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
-    """Keep the fewest likeliest tokens whose probabilities reach `top_p`, ties by id.
+    """Hide all but the smallest set of likeliest tokens whose probabilities reach `top_p`, ties by id.
 
     Most rows reach it within few tokens. On a CPU, only the other rows are searched deeper.
     """
@@ -129,7 +129,7 @@ def _top_p(logits: Tensor, slices: Sequence[Slice]) -> None:
 
 
 def _keep(logits: Tensor, cut: Tensor, counts: Tensor) -> None:
-    """Keep the counts [n, 1] greatest logits of each row. The least of them equals cut [n, 1]; ties by id."""
+    """Hide all but the `counts` [n, 1] greatest logits of each row. The least of them is cut [n, 1]; ties by id."""
     hidden = logits < cut
     if logits.device.type != "cpu" or ((~hidden).sum(dim=-1) > counts[:, 0]).any():  # ties at the cut
         equal = logits == cut
@@ -143,4 +143,4 @@ DISTRIBUTION_STEPS = (
     SamplingStep(frozenset({"top_k"}), _top_k),
     SamplingStep(frozenset({"top_p"}), _top_p),
 )
-"""In this order, after the temperature."""
+"""Sampling steps of the distribution, in this order, after the temperature."""

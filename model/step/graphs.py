@@ -53,7 +53,7 @@ class CudaCapture:
             compute()  # compiles kernels, which a capture must not do
         current.wait_stream(self._side)
         with torch.cuda.stream(current), torch.cuda.graph(graph, pool=self._pool, stream=self._side):
-            compute()  # if this fails, `graph` may leave its stream the current one
+            compute()  # if this fails, the stream of `graph` may stay the current one
         return graph.replay
 
 

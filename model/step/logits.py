@@ -44,7 +44,7 @@ def rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def indices(values: Sequence[int], device: torch.device) -> Tensor:
-    """As int64 [n] on `device`."""
+    """The values as int64 [n] on `device`."""
     return upload([np.array(values, dtype=np.int64)], device)[0]
 
 
@@ -123,4 +123,4 @@ LOGITS_STEPS = (
     SamplingStep(frozenset({"repetition_penalty"}), _repetition_penalty),
     SamplingStep(frozenset({"presence_penalty", "frequency_penalty"}), _presence_and_frequency),
 )
-"""In this order. The step of grammars follows (`masks.Masks.step`)."""
+"""Sampling steps on the logits, in this order. The step of grammars follows (`masks.Masks.step`)."""

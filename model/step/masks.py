@@ -1,4 +1,4 @@
-"""The tokens that grammars allow in each sequence of a step. A process of its own finds them beside the network.
+"""The tokens that grammars allow in each sequence of a step. A separate process finds them while the network runs.
 
 That process (`model/grammar/process.py`) has a matcher for each sequence. A matcher has read the first tokens of the
 sequence's output. A sequence that returns after a pause, or to another process, begins a new matcher.
@@ -39,7 +39,7 @@ class GrammarProcess(NamedTuple):
 
     @classmethod
     def start(cls, vocabulary: Mapping[str, Any]) -> "GrammarProcess":
-        """A process that is ready; blocks until it is. Raises OSError if it cannot start."""
+        """A ready process. Blocks until the process is ready. Raises OSError if it cannot start."""
         (compiling, first), (following, second) = socket.socketpair(), socket.socketpair()
         with first, second:
             process = start_python("model.grammar.process", sockets=[first, second], stderr=subprocess.DEVNULL)
@@ -104,7 +104,7 @@ class Masks:
                 self._request()
 
     def failure(self, samples: Sequence[Slice]) -> str | None:
-        """Why no token could be sampled for one of these."""
+        """Why no token could be sampled for one of these slices."""
         reasons = (self._failures.get((view.sequence_id, view.stop)) for view in samples) if self._failures else ()
         return next(filter(None, reasons), None)
 

@@ -35,7 +35,7 @@ class TokenLimit:
         self._patience = 0
 
     def attempt(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
-        """As `finish`; None also if as many tokens did not fit lately."""
+        """The result of `finish`; None also if a step with as many tokens did not fit lately."""
         self._patience -= 1
         if self._patience == 0:
             self._too_many = math.inf

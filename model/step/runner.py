@@ -27,8 +27,11 @@ CPU = torch.device("cpu")
 
 
 class Started(NamedTuple):
-    """A step that the device computes: the last tokens of the step before, `Slice.samples` of each slice, what was
-    sampled, the rows to score, and hidden states [T, dim]. A step from a graph has neither of the last two."""
+    """A step that the device computes. It has the last tokens of the step before and `Slice.samples` of each slice.
+
+    It also has the sampled tokens, the rows to score, and hidden states [T, dim]. A step from a graph has neither rows
+    to score nor hidden states.
+    """
 
     before: LastTokens
     views: Sequence[Sequence[Slice]]
@@ -38,7 +41,7 @@ class Started(NamedTuple):
 
 
 class ModelRunner:
-    """A loaded model: the `model.batch.Runner` that computes with PyTorch."""
+    """A loaded model: the `model.batch.Runner` that computes in PyTorch."""
 
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks

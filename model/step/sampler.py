@@ -51,7 +51,7 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
 
 
 def unimplemented(last: Sequence[SamplingStep]) -> set[str]:
-    """Parameters of the table that change the sampling, but that no step implements."""
+    """Parameters of the table that change the sampling, and that no step implements."""
     steps = (*LOGITS_STEPS, *last, *DISTRIBUTION_STEPS)
     changing = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)}
     return changing - RACED.union(*(step.parameters for step in steps))

@@ -27,7 +27,7 @@ class SentencePieceTokenizer:
             self._model.id_to_piece(token): token for token in range(self.vocab_size) if self._is_control(token)
         }
         self._pattern = control_pattern(self.control)
-        # Reading this from the proto would need protobuf. Encoding a word shows it too.
+        # Reading this from the proto would need protobuf. The encoding of a word has the same information.
         self.strips_leading_space: bool = self._model.encode("a", out_type=str)[0].startswith("▁")
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:

@@ -1,1 +1,1 @@
-"""Endpoints: what all share, and one folder for each dialect or family of endpoints."""
+"""Endpoints: the code that all share, and one folder for each dialect or family of endpoints."""

@@ -91,7 +91,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What every endpoint can use, as `app.state.noria`."""
+    """The state that every endpoint can use, as `app.state.noria`."""
 
     settings: Settings
     client: EngineClient

@@ -26,7 +26,7 @@ LARGE = 512
 
 
 class Submittable(Protocol):
-    """A body that becomes an order to the engine."""
+    """A request body that can make an order for the engine."""
 
     model: str | None
 
@@ -92,7 +92,7 @@ async def submit(
 async def _ordered(
     state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
 ) -> Order:
-    """The checked order, or an empty one if the request's time was up before."""
+    """The checked order; an empty one if the request's time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     try:
         async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):

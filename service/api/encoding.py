@@ -108,7 +108,7 @@ def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: i
 
 
 def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
-    """Raise InvalidRequest for more text than the longest tokens could hold in the whole context."""
+    """Raise InvalidRequest for text that is too long for the context even if all its tokens are the longest ones."""
     size, limit = sum(len(text.encode()) for text in texts), served.max_prompt_bytes
     if size > limit:
         raise InvalidRequest(

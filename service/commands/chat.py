@@ -20,7 +20,7 @@ HELP = """\
 /exit   end the chat, as Ctrl-D does
 Ctrl-C stops an answer."""
 
-# The text of a model must not control the terminal: of control characters only tab and new line pass.
+# The text of a model must not control the terminal: all control characters are removed but tab and new line.
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 

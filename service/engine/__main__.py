@@ -12,7 +12,7 @@ from service.engine.worker import Worker
 
 
 def main() -> None:
-    die_with_parent()  # where the system cannot do that, the closed wire ends us
+    die_with_parent()  # if the system cannot do that, the closed wire ends this process
     # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)

@@ -158,7 +158,7 @@ class EngineClient:
             await self._listen(options)
         except NoriaError as error:
             self._failure = str(error)
-        except Exception as error:  # a fault of ours must not end the supervision
+        except Exception as error:  # an error in this code must not end the supervision
             log.exception("the service cannot go on with this engine")
             self._failure = f"{type(error).__name__}: {error}"
         self._fail_mailboxes()
@@ -216,7 +216,7 @@ class EngineClient:
             mailbox.put(update)
 
     async def _watch(self) -> None:
-        """Kill an engine that is silent or stuck. Time in which this event loop was late does not count."""
+        """Kill an engine that is silent or stuck. Delays of this event loop do not count as silence."""
         while True:
             before = self._now()
             await asyncio.sleep(WATCH_SECONDS)

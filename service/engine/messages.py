@@ -161,7 +161,7 @@ def _row(record: Any) -> list[Any]:
 
 
 def _reader(hint: Any) -> Reader | None:
-    """Makes a value of this type from parsed JSON; None where parsed JSON is that value already."""
+    """The function that makes a value of this type from parsed JSON; None if parsed JSON is already such a value."""
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))

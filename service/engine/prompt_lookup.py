@@ -6,8 +6,8 @@ from itertools import cycle, islice
 NGRAM = 2
 """Tokens that must repeat before the tokens after them become a draft. Three or four gave less on corrected prose."""
 STEP_ROWS = 5.0
-"""Fixed cost of a step, in rows. Measured for int8 on two cores, where a row costs most in relation: 9 greedy, 4 with
-top_p. Too small a number drafts too little, which loses less than a draft that is rejected."""
+"""Fixed cost of a step, in rows. It was measured for int8 on two cores, where the relative cost of a row is greatest: 9
+greedy, 4 with top_p. With a number that is too small there are fewer drafts, which costs less than rejected drafts."""
 FIRST_ACCEPTANCE = 0.25
 ACCEPTANCE_SMOOTHING = 1 / 8
 

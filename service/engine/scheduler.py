@@ -167,7 +167,7 @@ class Scheduler:
         return samples and stop - start == 1 and sequence.params.independent_of_output
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
-        """Put the sequence's next tokens into the step, as many as budget and pages allow."""
+        """Add the sequence's next tokens to the step, as many as budget and pages allow."""
         while (available := min(table.capacity() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
             step.drop(victim)

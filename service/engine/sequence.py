@@ -12,7 +12,7 @@ from service.engine.prompt_lookup import PromptLookup
 
 
 class Snapshot(Items[int]):
-    """The tokens of a sequence at one moment: those known, which are a list that only grows, then a `tail`.
+    """The tokens of a sequence at one moment: the known tokens, in a list that only grows, then a `tail`.
 
     It copies no known token, so that planning a step costs the same however long the sequence is.
     """
@@ -114,7 +114,7 @@ class Sequence:
     def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
         self.id = submit.id
         self.rank = (submit.priority, number)  # the lowest is admitted first; no two are equal
-        self.tokens = list(submit.prompt)  # those known: only grows, so that a snapshot may hold it
+        self.tokens = list(submit.prompt)  # the known tokens; the list only grows, so that a snapshot may hold it
         self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def reports_progress(self) -> bool:
-        """Whether updates say how far the prompt is computed: until the first token is sampled, if wanted."""
+        """Whether updates report the progress of the prompt: if requested, until the first token is sampled."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
     @property

@@ -1,1 +1,1 @@
-"""Tokens in, text out: what a request asks of the engine, its choices, and the text of their tokens."""
+"""Generation: the order of a request to the engine, its choices, and the text of their tokens."""

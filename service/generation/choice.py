@@ -137,7 +137,7 @@ class Choice:
         return tuple(scored)
 
     def _open(self) -> Delta:
-        """The delta before the first token: what the request wants of the prompt."""
+        """The delta before the first token: the results for the prompt that the request has requested."""
         self._opened = True
         text = self._prompt.echo or ""
         self._offset = len(text)

@@ -1,4 +1,4 @@
-"""The order: what one request asks of the engine."""
+"""The order: one request as the engine needs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the terminal shows while the server starts: a progress bar, then the address and a first request."""
+"""The output on the terminal while the server starts: a progress bar, then the address and a first request."""
 
 import asyncio
 import json

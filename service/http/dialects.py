@@ -23,7 +23,7 @@ class OpenAIErrorObject(TypedDict):
 
 
 class OpenAIError(TypedDict):
-    """What was wrong. `param` names the field, `code` is for programs."""
+    """The description of an error. `param` names the field, `code` is for programs."""
 
     error: OpenAIErrorObject
 
@@ -35,7 +35,7 @@ class AnthropicErrorObject(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """What was wrong, in the shape of Anthropic's API."""
+    """The description of an error, in the shape of Anthropic's API."""
 
     type: Literal["error"]
     error: AnthropicErrorObject

@@ -1,4 +1,4 @@
-"""The socket to serve on, bound before anything slow happens."""
+"""The socket to serve on, bound before the slow imports and the loading of the model."""
 
 import socket
 

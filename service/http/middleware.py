@@ -1,4 +1,4 @@
-"""What happens to every request: an id, the key check, a log line, metrics, and a response to any error."""
+"""The middleware for every request: an id, the key check, a log line, metrics, and a response to any error."""
 
 import hmac
 import logging

@@ -1,4 +1,4 @@
-"""What the server notes of one request."""
+"""The record of one request."""
 
 import time
 from dataclasses import dataclass, field

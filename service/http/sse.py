@@ -1,4 +1,4 @@
-"""Server-sent events: frames, and a response that notices a client going away."""
+"""Server-sent events: frames, and a response that detects a disconnected client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -20,7 +20,7 @@ HEADERS = [
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_SECONDS = 15.0
-"""After so long without an event the server sends a comment: proxies close silent connections."""
+"""Seconds without an event after which the server sends a comment, because proxies close silent connections."""
 
 T = TypeVar("T")
 Json = dict[str, Any]

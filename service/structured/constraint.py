@@ -1,4 +1,4 @@
-"""Structured output: the grammar that a request's fields ask for. `model/grammar/compiler.py` compiles it."""
+"""Structured output: the grammar for the fields of a request. `model/grammar/compiler.py` compiles it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Constraint(NamedTuple):
 
 
 def constraint(body: StructuredOutputBody) -> Constraint | None:
-    """The constraint that a request asks for, if any. Raises InvalidRequest for two of them, or a wrong schema."""
+    """The constraint that a request contains, if any. Raises InvalidRequest for two of them, or a wrong schema."""
     found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
     if len(found) > 1:
         message = f"{found[0][0]} and {found[1][0]} exclude each other: send only one of them"

@@ -28,8 +28,9 @@ def closed(schema: Json) -> Json:
     """The schema with `additionalProperties: false` in objects that have `properties` and do not say otherwise.
 
     Without it a model adds properties of its own until max_tokens. A schema that joins others (`allOf`) stays as it is,
-    because one of them may declare what another does not. Nor is `oneOf`, where a value could then match two schemas;
-    but it is changed with a discriminator, which becomes required and keeps the schemas apart.
+    because one of them may declare properties that another does not. `oneOf` stays as it is too, because a value could
+    then match two schemas. With a discriminator it is changed: the discriminator becomes required, and distinguishes
+    the schemas.
     """
     try:
         return _closed(schema)

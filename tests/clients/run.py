@@ -22,11 +22,11 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
 NAMES = sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
 INSTALLS = 2
-"""Environments made at the same time, while the tests of others run."""
+"""Number of environments that are made at the same time, while tests of other clients run."""
 
 
 def run(*command: str | Path, **variables: str) -> str:
-    """What a command that failed has printed; of one that went well, nothing."""
+    """The output of a command that failed; empty for one that succeeded."""
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
 

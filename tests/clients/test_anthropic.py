@@ -1,4 +1,4 @@
-"""The anthropic package against a live server: what it parses is what its users see."""
+"""The anthropic package against a live server: its users see the objects that it parses."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def test_what_was_received_can_be_sent_back(client: anthropic.Anthropic) -> None
 
 
 def test_an_answer_may_be_begun(client: anthropic.Anthropic) -> None:
-    """The last message is the assistant's: what comes back goes on from there."""
+    """The last message is the assistant's, and the answer continues it."""
     whole = client.messages.create(**ASK).content[0].text
     begun = {"role": "assistant", "content": whole[: len(whole) // 2].rstrip()}
     rest = client.messages.create(**{**ASK, "messages": [*USER, begun]})

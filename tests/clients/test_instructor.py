@@ -1,4 +1,4 @@
-"""instructor against a live server: every way in which it asks OpenAI's API for an object."""
+"""instructor against a live server: every way in which it requests an object from OpenAI's API."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ ASK: dict[str, Any] = {
 
 
 class Person(BaseModel):
-    """Who is spoken of."""
+    """The person in the text."""
 
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)
@@ -48,7 +48,7 @@ def test_an_object_grows_while_it_is_streamed(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.JSON, Mode.MD_JSON])
 def test_modes_that_only_ask_for_json_are_not_refused(mode: Mode) -> None:
-    """Whether the object fits is up to the model there."""
+    """In these modes only the model decides whether the object is valid."""
     try:
         assert isinstance(client(mode).chat.completions.create(response_model=Person, **ASK), Person)
     except (instructor.core.InstructorRetryException, instructor.core.IncompleteOutputException) as error:
@@ -65,7 +65,7 @@ def test_async() -> None:
 
 
 def test_what_does_not_pass_is_asked_again() -> None:
-    """The answer and the complaint go back as messages; the same answer comes again, until the tries are used up."""
+    """The answer and the error go back as messages. The same answer comes again until no attempt is left."""
 
     class Never(Person):
         def model_post_init(self, context: Any) -> None:

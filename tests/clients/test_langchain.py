@@ -64,7 +64,7 @@ def test_async() -> None:
 
 
 def test_a_conversation_goes_on() -> None:
-    """What was received is sent back as LangChain writes it."""
+    """LangChain sends the received messages back in its own way."""
     first = chat().invoke(TURNS)
     assert chat().invoke([*TURNS, first, HumanMessage("Go on.")]).text
 

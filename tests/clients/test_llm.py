@@ -37,14 +37,14 @@ SCHEMA = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own directory: no keys, no logs of anybody's."""
+    """A directory of its own, without keys or logs of the user."""
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "extra-openai-models.yaml").write_text(PLUGIN)
 
 
 def command(*arguments: str) -> str:
-    """What `llm ARGUMENTS` prints."""
+    """The output of `llm ARGUMENTS`."""
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     return done.output
@@ -79,7 +79,7 @@ def test_its_other_apis(name: str) -> None:
 
 
 def test_tools_are_offered_and_a_result_goes_back() -> None:
-    """The model need not call, `llm` cannot require it; so a call is put into the history by hand, too."""
+    """`llm` cannot require a call, and the model need not make one. The test also writes a call into the history."""
 
     def weather(city: str) -> str:
         """The weather in a city."""

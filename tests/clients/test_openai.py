@@ -1,4 +1,4 @@
-"""The openai package against a live server: what it parses is what its users see."""
+"""The openai package against a live server: its users see the objects that it parses."""
 
 import asyncio
 import json
@@ -159,7 +159,7 @@ def test_responses_parsed(client: openai.OpenAI) -> None:
 
 
 def test_embeddings_as_the_sdk_asks_for_them(client: openai.OpenAI) -> None:
-    """Base64 unless told otherwise."""
+    """The package requests base64 by default."""
     asked = {"model": ASK["model"], "input": ["One.", "Another text."]}
     numbers = [item.embedding for item in client.embeddings.create(**asked, encoding_format="float").data]
     for coded, plain in zip(client.embeddings.create(**asked).data, numbers, strict=True):

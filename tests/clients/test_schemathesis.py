@@ -19,11 +19,11 @@ CHECKS = (
     openapi_checks.negative_data_rejection,
 )
 UNLIMITED = {"/v1/chat/completions": "max_completion_tokens", "/v1/responses": "max_output_tokens"}
-"""Where an answer without a limit may fill the context."""
+"""The fields without which an answer may fill the context."""
 
 
 def drop_long_lists(schema: Any) -> None:
-    """Take each `maxItems` over LONGEST away."""
+    """Remove each `maxItems` greater than LONGEST."""
     if isinstance(schema, dict):
         if isinstance(limit := schema.get("maxItems"), int) and limit > LONGEST:
             del schema["maxItems"]

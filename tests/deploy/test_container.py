@@ -1,4 +1,4 @@
-"""What can be checked of the image and of compose without a Docker engine; scripts/check-container does the rest."""
+"""Checks of the image and of compose without a Docker engine; scripts/check-container makes the other checks."""
 
 import re
 import tomllib

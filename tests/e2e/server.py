@@ -1,4 +1,4 @@
-"""A real `noria serve` process on a free loopback port, with the embedded model unless told otherwise."""
+"""A real `noria serve` process on a free loopback port, with the embedded model by default."""
 
 import os
 import re
@@ -20,7 +20,7 @@ MODEL = "smollm2-135m-instruct"
 
 
 class LiveServer:
-    """The process, its address, and what a test wants to know about it."""
+    """The process, its address, and its state as a test reads it."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.process = process

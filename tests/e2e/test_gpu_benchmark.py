@@ -1,4 +1,4 @@
-"""The GPU benchmark, tried out on the CPU in small shapes: every row, so that none of them rots."""
+"""Every row of the GPU benchmark, in small shapes on the CPU."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def test_weights_that_multiply_are_all_but_norms_and_embeddings() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Results:
-    """Of every row, in this process."""
+    """The measurements of every row, in this process."""
     results: Results = {}
     for row in ROWS:
         here(Bench(QUICK, CPU, {}), [row.name], results.__setitem__)
@@ -127,7 +127,7 @@ def test_a_stream_that_grows(value: float, pages: int, n_bytes: int, met: bool) 
 
 
 def test_a_process_that_dies_takes_one_row_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first dies in its second row, the second reports a failure, the third has the rest."""
+    """The first process dies in its second row, the second reports a failure, the third measures the other rows."""
     lives = [({"a": {"value": 1}}, "killed"), ({}, "crashed"), ({"c": {"failed": "x"}}, ""), ({"d": {"value": 2}}, "")]
     asked: list[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""The table beside the peers: what is chosen, compared and kept."""
+"""The benchmark of the peers: the choice of engines, the comparison and the stored result."""
 
 import sys
 from importlib.util import find_spec

@@ -74,7 +74,7 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
 
 
 def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """Text that repeats and text that does not, greedy and seeded, with penalties: many guesses, right and wrong."""
+    """Text with and without repetition, greedy and seeded, with penalties: many draft tokens, right and wrong."""
     slow = "deterministic" in options
     n = SLOW if slow else 40
     repeating = prompt(3, 12) * 4
@@ -88,7 +88,7 @@ def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
     assert answers == alone
     stats = scheduler.stats()
     assert stats.accepted_draft_tokens > (n // 2 if slow else 40)
-    assert slow or stats.draft_tokens > stats.accepted_draft_tokens  # so few tokens meet no wrong guess
+    assert slow or stats.draft_tokens > stats.accepted_draft_tokens  # with so few tokens, no draft token is wrong
 
 
 def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:

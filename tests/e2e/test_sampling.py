@@ -1,4 +1,4 @@
-"""What requests ask of the sampler, through a real server with the embedded model in its default scheme."""
+"""Sampling parameters through a real server with the embedded model in its default scheme."""
 
 import re
 from collections import Counter
@@ -38,7 +38,7 @@ def test_choices_differ_and_each_is_reproducible(server: LiveServer) -> None:
 
 
 def test_logprobs_are_the_same_streamed_and_whole_alone_and_batched(server: LiveServer) -> None:
-    """Bit for bit: the default scheme promises that."""
+    """The logprobs are equal bit for bit, as the default scheme promises."""
     body = {"seed": 3, "temperature": 0.8, "logprobs": 2, "echo": True}
 
     def streamed() -> dict[str, list[Any]]:
@@ -77,7 +77,7 @@ def test_chat_logprobs_are_the_same_streamed_and_whole(server: LiveServer) -> No
 
 
 def test_prompt_logprobs_are_those_of_forced_tokens(server: LiveServer) -> None:
-    """Scored as a prompt, and drawn one at a time with all other tokens hidden: the same distribution."""
+    """Scoring a prompt, and sampling token by token with all other tokens hidden, give the same distribution."""
     tokens = server.http.post("/tokenize", json={"prompt": "The sky is blue today."}).json()["tokens"]
     (choice,) = complete(server, prompt=tokens, max_tokens=1, prompt_logprobs=2, echo=True, logprobs=1)
     assert choice["prompt_logprobs"][0] is None

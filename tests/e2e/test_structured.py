@@ -1,4 +1,4 @@
-"""Answers that must have a form, from the embedded model at temperature 1: each that ends by itself has it."""
+"""Constrained answers of the embedded model at temperature 1: each that ends by itself is valid."""
 
 import json
 import random
@@ -89,7 +89,7 @@ def test_the_same_alone_and_in_other_company(
 
 
 def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
-    """A list of people, in a prompt that has one: many guesses are right, many break the grammar."""
+    """A list of people, in a prompt that has one: many draft tokens are right, and many break the grammar."""
     grammar = json_constraint({"type": "array", "items": PERSON, "minItems": 3, "maxItems": 6}, "json").serialized()
     people = '[{"name": "Ann", "age": 31},\n{"name": "Bob", "age": 42}, nothing else\n{"name": "Ann", "age": 31}'
     prompt = tokenizer.encode(people * 2 + PROMPT, add_bos=False, parse_control=True)

@@ -1,4 +1,4 @@
-"""Tools with the embedded model, whose template knows none, through the openai client."""
+"""Tools with the embedded model, whose template does not support tools, through the openai client."""
 
 import json
 import random

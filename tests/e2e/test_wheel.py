@@ -80,7 +80,7 @@ def oracle(checkpoint: tuple[Path, PreTrainedModel]) -> list[list[int]]:
 
 
 def run(scheduler: Scheduler, runner: ModelRunner, asked: list[list[int]]) -> list[list[int]]:
-    """Serve the prompts together; every page must come back."""
+    """Serve the prompts together; every page must be released."""
     answers: list[list[int]] = [[] for _ in asked]
     for number, prompt in enumerate(asked):
         scheduler.submit(Submit(number, prompt, PARAMS))

@@ -13,7 +13,7 @@ from tests.fakes import FakeRunner, Say, draw, next_token
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
-    """What the fake model says to a request served alone, computed without any engine."""
+    """The answer of the fake model to a request that is served alone, computed without an engine."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < params.max_tokens:
         tokens.append(draw(say, tokens, params, choice))
@@ -23,7 +23,7 @@ def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Sa
 
 
 def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
-    """All that the slices of a batch say, down to lists of their own."""
+    """A deep copy of the slices of a batch."""
     return [
         (
             item.sequence_id,
@@ -37,7 +37,7 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 
 
 class Drive:
-    """A scheduler, the fake model and what every sequence has answered so far."""
+    """A scheduler, the fake model and the answer of every sequence so far."""
 
     def __init__(
         self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8, say: Say = next_token
@@ -71,7 +71,7 @@ class Drive:
         return batch
 
     def run(self, limit: int = 2000) -> None:
-        """Step until nothing is left to do."""
+        """Step until there is no work."""
         for _ in range(limit):
             if not self.scheduler.has_work:
                 self.check_idle()
@@ -112,7 +112,7 @@ class Drive:
 
 
 class Client:
-    """Of an engine loop: says what a script says, turn by turn, then stops once everybody is answered."""
+    """A client of an engine loop: it sends the messages of a script, then Stop when the loop waits for more."""
 
     def __init__(
         self, runner: Runner, script: Sequence[Sequence[ToEngine]], *, max_sequences: int = 4, max_step_tokens: int = 8

@@ -1,4 +1,4 @@
-"""The engine as the service sees it: real processes and threads, a model that is arithmetic."""
+"""The engine from the service's side: real processes and threads, and a fake model."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""The loop with a runner that runs ahead: two steps in flight, and everybody is answered as if there were one."""
+"""The loop with a runner that runs ahead: two steps in flight, and the same answers as with one."""
 
 from collections.abc import Callable
 from random import Random
@@ -17,7 +17,7 @@ INFO = make_info(pools=((None, 24), (5, 16)))
 
 
 def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
-    """Prompts that share beginnings, some parameters that look back, some ends."""
+    """Prompts with common beginnings, some parameters that read the output, and some end tokens."""
     beginning = [33 + i for i in range(rng.choice((0, 4, 8, 12)))]
     prompt = [*beginning, *(rng.randint(33, 120) for _ in range(rng.randint(1, 9)))]
     looking_back: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"prompt_lookup_num_tokens": 3}]
@@ -27,7 +27,7 @@ def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
 
 
 class Recording(AheadRunner):
-    """Remembers what each slice said when it was launched."""
+    """A runner that remembers the content of each slice at its launch."""
 
     def __init__(self) -> None:
         super().__init__(INFO, say=parrot)
@@ -40,7 +40,7 @@ class Recording(AheadRunner):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
-    """Submits, aborts, preemptions and ends at any turn, with pages for about two sequences.
+    """Submits, aborts, preemptions and ends at any step, with pages for about two sequences.
 
     Nothing that happens while a step is in flight, or later, changes a slice of it.
     """
@@ -78,7 +78,7 @@ def test_prompts_join_while_others_run_ahead() -> None:
 
 
 def test_progress_is_reported_up_to_the_first_token() -> None:
-    """Of a prompt that ends with a single token, too, beyond which the next step goes before anybody has read it."""
+    """Also if the last chunk of the prompt is a single token: the next step starts before the loop has read it."""
     seen: list[tuple[int | None, int]] = []
 
     class Watching(Client):
@@ -93,7 +93,7 @@ def test_progress_is_reported_up_to_the_first_token() -> None:
 
 
 class Failing(AheadRunner):
-    """Loses one step, when it is launched or when it is read; `recovers` computes it again from its slices."""
+    """A runner that loses one step, at its launch or when it is read; with `recovers` it computes the step again."""
 
     def __init__(self, n_before: int, *, launching: bool = False, recovers: bool = False) -> None:
         super().__init__(INFO)
@@ -136,7 +136,7 @@ def test_a_step_computed_again_with_the_next_in_flight_loses_no_token(n_before: 
 
 @pytest.mark.parametrize("n_before", range(2, 8))
 def test_a_step_that_fails_when_it_is_read_ends_its_requests_and_those_of_the_next(n_before: int) -> None:
-    """With every token of the steps before it, and none of the step behind it."""
+    """The answer has every token of the steps before the failed one, and none of the step after it."""
     params = SamplingParams(max_tokens=12)
     later: list[ToEngine] = [Submit(2, [50, 51], params, 0)]
     runner = Failing(n_before)

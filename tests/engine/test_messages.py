@@ -1,4 +1,4 @@
-"""What crosses the wire comes out as it went in."""
+"""Messages are equal before and after the wire."""
 
 import asyncio
 import json

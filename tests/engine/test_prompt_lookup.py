@@ -46,7 +46,7 @@ def test_draft_tokens_never_computed_count_as_well() -> None:
 
 
 def gain(acceptance: float, n: int, n_tokens: int) -> float:
-    """Tokens that a step gives for its time, a row's, with n draft tokens beside `n_tokens`."""
+    """Expected tokens of a step divided by its cost in rows, with n draft tokens beside `n_tokens`."""
     return (n_tokens + sum(acceptance**k for k in range(1, n + 1))) / (STEP_ROWS + n_tokens + n)
 
 
@@ -62,4 +62,4 @@ def test_load_and_rejections_end_drafting() -> None:
     assert DraftBudget(1).add(0.1, 8) == 0
     assert DraftBudget(64).add(0.9, 8) == 0
     shared = DraftBudget(2)
-    assert shared.add(0.9, 16) > shared.add(0.6, 16)  # what the first took makes rows dearer for the second
+    assert shared.add(0.9, 16) > shared.add(0.6, 16)  # the first one's draft makes rows more expensive for the second

@@ -23,7 +23,7 @@ def test_prompt_is_computed_in_chunks_and_decoding_goes_first() -> None:
     drive.submit(2, [1, 2], PARAMS)
     batch = drive.step()
     assert [(item.sequence_id, item.start, item.stop) for item in batch.slices] == [(1, 8, 11), (2, 0, 1)]
-    batch = drive.step()  # 1 decodes, 2 lacks one token as well: nothing tells them apart
+    batch = drive.step()  # 1 decodes, and 2 also has one token to compute: their slices are alike
     assert [(item.sequence_id, item.stop - item.start) for item in batch.slices] == [(1, 1), (2, 1)]
     drive.run()
     assert drive.answers[1] == expected(list(range(1, 12)), PARAMS)
@@ -237,7 +237,7 @@ def test_drafts_save_steps_and_change_nothing() -> None:
         assert drive.scheduler.pools[0].stats.held == -(-computed // 4)  # pages of rejected draft tokens were released
     assert drive.answers[1] == expected([1, 2, 3], DRAFTING, say=parrot)
     assert [item.token for update in drive.updates[1] for item in update.logprobs] == drive.answers[1]
-    assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some were right, some were not
+    assert drive.scheduler.stats().draft_tokens > accepted(drive) > 0  # some draft tokens were right, some were not
     assert len(drive.runner.steps) == 60 - accepted(drive)
 
 

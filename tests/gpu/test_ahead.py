@@ -1,4 +1,4 @@
-"""Steps launched ahead and repeated from CUDA graphs, through the engine's loop. Run with `pytest -m gpu tests/gpu`."""
+"""Steps launched ahead and replayed from CUDA graphs, through the engine's loop. Run with `pytest -m gpu tests/gpu`."""
 
 import os
 
@@ -24,7 +24,7 @@ SEEDED = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=5, max_tokens
 
 
 def load(dtype: str = "bfloat16", vocab_size: int = 64, **options: object) -> ModelRunner:
-    """With little memory for keys and values: there are several runners at a time."""
+    """A runner with little memory for keys and values, because several runners exist at a time."""
     config = tiny((WINDOW, None), head_dim=32, dim=64, vocab_size=vocab_size)
     limits = {"max_sequences": 8, "max_step_tokens": 64, "cache_memory": 2**24}
     made = RunnerOptions("", device=DEVICE, dtype=dtype, **{**limits, **options})  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
 def test_graphs_share_their_memory() -> None:
-    """What the greatest takes serves the 20 others, too."""
+    """The memory of the greatest graph is enough for the 20 others."""
     runner = load(vocab_size=2**15, max_sequences=256, max_step_tokens=256)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -90,7 +90,7 @@ def test_graphs_share_their_memory() -> None:
 def test_nothing_waits_for_the_device_while_steps_are_launched(
     fixed: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once everything is recorded and compiled; what waits is taking the results, outside of `launch`."""
+    """After all captures and compilations only reading the results waits, outside of `launch`."""
     answers(fixed, [asked()])
     launch = fixed.launch
 

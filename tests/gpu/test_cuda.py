@@ -206,7 +206,7 @@ def start(directory: Path, device: torch.device, dtype: str = "float32") -> Mode
 
 
 def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
-    """All prompts served together, 7 tokens of each at a time; the tokens drawn after each."""
+    """The tokens sampled after each prompt, with all prompts served together, 7 tokens of each in a step."""
     sequences = [list(prompt) for prompt in PROMPTS]
     done = [0] * len(PROMPTS)
     while running := [i for i, prompt in enumerate(PROMPTS) if len(sequences[i]) < len(prompt) + params.max_tokens]:

@@ -1,4 +1,4 @@
-"""A GPU's memory: what pools leave of it, what happens when it runs out, how weights get there.
+"""A GPU's memory: the size of pools, steps that do not fit, and the transfer of weights.
 
 Run with `pytest -m gpu tests/gpu`.
 """
@@ -34,7 +34,7 @@ def _cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     gc.collect()
-    torch.cuda.empty_cache()  # a runner takes what it finds free
+    torch.cuda.empty_cache()  # a runner takes all free memory
 
 
 def wide() -> ModelConfig:
@@ -76,7 +76,7 @@ def batch(runner: ModelRunner) -> StepBatch:
 
 
 def test_a_step_that_does_not_fit_gives_the_same_in_parts(caplog: pytest.LogCaptureFixture) -> None:
-    """The memory is taken by somebody else after the start; every request is answered."""
+    """After the start something else uses the memory; every request is answered."""
     runner = load(wide(), cache_memory=2**30, max_model_len=TOKENS)
     expected = runner.step(batch(runner)).slices
     torch.cuda.synchronize()

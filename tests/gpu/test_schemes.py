@@ -134,7 +134,7 @@ def test_rows_to_fp8() -> None:
 @pytest.mark.parametrize("n_rows", [1, 64, 3000])
 @pytest.mark.parametrize("form", FORMS)
 def test_experts(form: str, n_rows: int) -> None:
-    """Who computes what, and the grouped product of it."""
+    """The assignment of tokens to experts, and its grouped product."""
     torch.manual_seed(0)
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
     parts = [weights_of(form, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
@@ -182,7 +182,7 @@ def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.
 @pytest.mark.parametrize("changes", [{}, SPARSE], ids=["dense", "sparse"])
 @pytest.mark.parametrize("scheme", ["none", *NAMES.values()])
 def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
-    """Few rows, and (float32 has no product in fp8) more than the kernels take, against the CPU."""
+    """Few rows, and more rows than the kernels compute, against the CPU. float32 has no product in fp8."""
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
     if fixed:

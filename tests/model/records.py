@@ -1,4 +1,4 @@
-"""Weights in the records of linear.c, by permuting whole tensors: what pack.c must give."""
+"""Weights in the records of linear.c, by permuting whole tensors: the expected results of pack.c."""
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> Tensor:
 
 
 def packed(kernels: Kernels, quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
-    """By the kernels, in one piece."""
+    """Weights that the kernels have packed in one piece."""
     n_out, n_groups, n_bytes = quants.shape
     made = room(n_out, n_groups * 32, n_bytes, with_minima=mins is not None)
     kernels.pack(made, 0, quants, scales, mins)

@@ -1,4 +1,4 @@
-"""What of a request's tokens can be judged before anything is computed."""
+"""Checks of a request's token ids before any computation."""
 
 import re
 from pathlib import Path

@@ -52,7 +52,7 @@ class FakeChat:
 
 
 def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
-    """What the fake model says, by its own rule alone."""
+    """The answer of the fake model, by its rule alone."""
     tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     length = len(tokens)
     for _ in range(n):

@@ -174,7 +174,7 @@ def mistral(tmp_path: Path) -> Path:
 
 
 def test_plan(mistral: Path) -> None:
-    """A window of 4,096 takes ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
+    """A window of 4,096 needs ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
     done = noria("plan", str(mistral), "--memory", "24GiB")
     assert done.returncode == 0, done.stderr
     assert "13.49 GiB, 7,241,732,096 in bfloat16" in done.stdout

@@ -1,4 +1,4 @@
-"""What can be seen from outside: probes, models, tokens, metrics, logs."""
+"""Observation from outside: probes, models, tokens, metrics, logs."""
 
 import asyncio
 import json

@@ -93,7 +93,7 @@ def _rope_scaling(values: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """End tokens that the file names: end of sequence (eos), of turn (eot) and of message (eom)."""
+    """End tokens that the file names: `eos` (sequence), `eot` (turn, GGUF's word) and `eom` (message)."""
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     config = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
     return {name: value for name, value in config.items() if value}

@@ -1,4 +1,4 @@
-"""The index of a GGUF file: name, kind and place of each weight, kept in the converted directory. No torch."""
+"""The index of a GGUF file: name, kind and place of each weight, stored in the converted directory. No torch."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from model.kernels.groups import BLOCK_GROUP
 INDEX = "gguf.json"
 FLOATS = ("F32", "F16", "BF16")
 BLOCK_BITS = {"Q4_0": 4 + 16 / BLOCK_GROUP, "Q4_1": 4 + 32 / BLOCK_GROUP, "Q8_0": 8 + 16 / BLOCK_GROUP}
-"""Bits of a weight in each kind of block that is served as it is: its share of the scale and the minimum included."""
+"""Bits of a weight in each kind of block that is served as it is, its share of the scale and the minimum included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Index:
 
     @property
     def quantized(self) -> bool:
-        """Whether any weight in the file is."""
+        """Whether any weight in the file is quantized."""
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
     def block_bits(self) -> float | None:
         """Bits of a weight of the projections in `matrices.Blocks`, on average; None if the file is not quantized.
 
-        Kinds that are no such blocks are stored as Q8_0.
+        Weights of other kinds are stored as Q8_0.
         """
         if not self.quantized:
             return None

@@ -36,7 +36,7 @@ class GgufWeights:
         return self.index.block_bits
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        """Native names and weights: tensors where nothing in the file is quantized, else all matrices encoded."""
+        """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
         quantized, file = self.quantized, self._mapped()
         for entry in self.index.entries:
             data = file[entry.offset : entry.offset + entry.n_bytes]

@@ -35,13 +35,13 @@ def library() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the sources and of this file: a library built from others must not be called."""
+    """A hash of the sources and of this file. A library that was built from other sources must not be called."""
     files = sorted([*HERE.rglob("*.[ch]"), Path(__file__)])
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler; None where there is none."""
+    """The command of a C compiler; None if there is no compiler."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name.split()[0]):
             return name.split()
@@ -55,11 +55,11 @@ def variants() -> dict[str, list[str]]:
 
 
 def build(target: Path) -> None:
-    """Compile into `target`. Raises RuntimeError with the compiler's words."""
+    """Compile into `target`. Raises RuntimeError with the compiler's message."""
     command = compiler()
     if command is None:
         raise RuntimeError("no C compiler found; install gcc or clang, or `pip install ziglang`")
-    # zig compiles for the machine it runs on unless told otherwise.
+    # By default zig compiles for the machine on which it runs.
     general = [*FLAGS, INCLUDE, *(["-mcpu=baseline"] if "ziglang" in command else [])]
     known = {name: flags for name, flags in variants().items() if _accepts(command, flags)}
     with tempfile.TemporaryDirectory() as folder:

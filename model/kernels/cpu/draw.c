@@ -7,7 +7,7 @@
 #include "vectors.h"
 #include <stdlib.h>
 
-/* temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all. `start` and `step` (odd) are those of the noise. */
+/* temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 allow all tokens. `start` and `step` (odd) are of the noise. */
 typedef struct {
     float temperature, min_p, top_p;
     int32_t top_k, start, step;
@@ -20,7 +20,7 @@ typedef struct {
     int64_t *tokens, n_tokens;
 } call;
 
-/* Values i.. of n, 0 beyond; and back. */
+/* Load values i.. of n, with zeros beyond the end, and store them. */
 INLINE vf load_at(const float *x, int64_t i, int64_t n) {
     return n - i >= LANES ? load(x + i) : load_some(x + i, (int)(n - i));
 }
@@ -57,7 +57,7 @@ static int64_t greatest(const float *x, int64_t n) {
     return 0;
 }
 
-/* Logits [n] to weights exp((x - top) / temperature); those below min_p are hidden: 0. */
+/* Replaces logits [n] by weights exp((x - top) / temperature). Weights below min_p become 0, which hides the token. */
 static void weigh(float *x, int64_t n, float top, float temperature, float min_p) {
     vf scale = splat(temperature), least = splat(min_p);
     for (int64_t i = 0; i < n; i += LANES) {
@@ -79,14 +79,16 @@ static double total_of(const float *x, int64_t n) {
 
 enum { DIGITS = 11, BUCKETS = 1 << DIGITS };
 
-/* The n values among which the limit falls; how many of them (`k`, if not 0) or what weight is wanted. */
+/* The n values that still contain the limit, and what to find among them: the k greatest if `k` is not 0, else those
+ * with this sum of weights. */
 typedef struct {
     float *x;
     int64_t n, k;
     double weight;
 } search;
 
-/* The next `digits` bits, from `shift` on, of the value at the limit; only values that share them are left after. */
+/* Returns the next `digits` bits, from `shift` on, of the value at the limit. Afterwards the search contains only the
+ * values with these bits. */
 static uint32_t descend(search *s, int shift, int digits) {
     static _Thread_local int32_t count[BUCKETS];
     static _Thread_local double weight[BUCKETS];
@@ -104,7 +106,7 @@ static uint32_t descend(search *s, int shift, int digits) {
         s->k -= s->k ? count[b] : 0;
         s->weight -= weight[b];
     }
-    for (int64_t i = 0; i < s->n; i++) { /* no branch: it would be foreseen wrongly half the time */
+    for (int64_t i = 0; i < s->n; i++) { /* no branch: its prediction would often be wrong */
         memcpy(&bits, s->x + i, 4);
         memcpy(s->x + left, &bits, 4);
         left += (bits >> shift & mask) == b;
@@ -113,7 +115,7 @@ static uint32_t descend(search *s, int shift, int digits) {
     return b << shift;
 }
 
-/* Values of at least `least`, packed, in memory of this thread that the next call overwrites. */
+/* The values that are at least `least`, packed in memory of this thread. The next call overwrites them. */
 static search candidates(const float *x, int64_t n, float least) {
     static _Thread_local float *found;
     static _Thread_local int64_t size;
@@ -130,11 +132,11 @@ static search candidates(const float *x, int64_t n, float least) {
     return s;
 }
 
-/* Hide all but the k greatest weights, or the fewest that hold `share` of all weight; the lowest index of equals stays.
- * Weights are not negative, so they order as their bits do. */
+/* Hides all but the k greatest weights, or all but the fewest weights whose sum is `share` of the total. Of equal
+ * weights those with the lowest index stay. Weights are not negative, and therefore have the order of their bits. */
 static void keep(float *x, int64_t n, int64_t k, double share) {
     double total = k ? 0 : total_of(x, n);
-    /* Together, weights as small as this are less than what may be missing: their like is never needed. */
+    /* All weights below `least` together are less than the part that may be hidden: none of them is needed. */
     float least = k ? 0 : (float)(0.5 * (1 - share) * total / (double)n), cut;
     search s = candidates(x, n, least);
     s.k = k;
@@ -147,23 +149,24 @@ static void keep(float *x, int64_t n, int64_t k, double share) {
         vf v = load_at(x, i, n);
         store_at(x, i, n, choose(v < splat(cut), splat(0), v));
     }
-    double places = k ? (double)s.k : ceil(s.weight / cut); /* for the s.n values that equal the cut */
+    double places = k ? (double)s.k : ceil(s.weight / cut); /* how many of the s.n values that equal the cut stay */
     for (int64_t i = 0; i < n && places < (double)s.n; i++)
         if (x[i] == cut && places-- <= 0) x[i] = 0;
 }
 
-/* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in sampler.py. */
+/* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in noise.py. */
 INLINE vf uniform(vi x) {
     x ^= (x >> 16) & splat_int(0xFFFF);
     x *= splat_int(0x7FEB352D);
     x ^= (x >> 15) & splat_int(0x1FFFF);
     x *= splat_int((int32_t)0x846CA68B);
     x ^= (x >> 16) & splat_int(0xFFFF);
-    vi bits = (x >> 9) & splat_int(0x7FFFFF); /* 23: more would round to 1, whose logarithm is 0 */
+    vi bits = (x >> 9) & splat_int(0x7FFFFF); /* 23 bits: more would round to 1, whose logarithm is 0 */
     return (__builtin_convertvector(bits, vf) + splat(0.5f)) * splat(0x1p-23f);
 }
 
-/* The token whose exponential clock, of rate its weight, rings first; its weight / waiting time is the greatest. */
+/* Replaces each weight by weight / E, where E is exponential noise. The token with the greatest result is the sample:
+ * its exponential clock, whose rate is the weight, rings first. */
 static void race(float *x, int64_t n, const params *p) {
     vi lane, step = splat_int((int32_t)((uint32_t)p->step * LANES));
     for (int i = 0; i < LANES; i++) lane[i] = (int32_t)((uint32_t)p->step * (uint32_t)i + (uint32_t)p->start);
@@ -188,7 +191,7 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-/* tokens [n_rows] from logits [n_rows, n_tokens], which are overwritten; -1 for a row that is not finite. */
+/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites; -1 for a row that is not finite. */
 void EXPORT(draw)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens};
     noria_parallel(draw_row, &c, (int)n_rows);

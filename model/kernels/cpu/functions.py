@@ -133,7 +133,7 @@ class Kernels:
             self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
 
     def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are of DRAW."""
+        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are DRAW."""
         if rows.dtype != DRAW or logits.dtype is not torch.float32 or len(rows) != len(logits):
             raise ValueError(f"expected {len(logits)} rows of {DRAW} and float32 logits, got {logits.dtype}")
         tokens = torch.empty(len(logits), dtype=torch.int64)
@@ -159,7 +159,7 @@ def _floats(x: Tensor, width: int) -> Tensor:
 
 
 def bind(library: ctypes.CDLL, variant: str) -> Kernels:
-    """The kernels of `library` that were compiled for `variant`."""
+    """The kernels of `library` for one `variant` of processors."""
     functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
     for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
         function.argtypes, function.restype = types, ctypes.c_int if kernel == "quantize" else None

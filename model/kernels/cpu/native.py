@@ -1,6 +1,6 @@
 """The compiled library: whether it can be used, and which variant of the kernels this processor runs.
 
-`kernels()` is None where the library is missing or of other sources; callers then compute in plain PyTorch.
+`kernels()` is None if the library is missing or was built from other sources. Callers then compute in plain PyTorch.
 """
 
 import ctypes
@@ -81,7 +81,7 @@ def describe(chosen: Kernels | None) -> str:
 
 
 def use_threads(n: int) -> int:
-    """Compute with n threads, the calling one included. Returns the number that there are."""
+    """Compute with n threads, the calling one included. Returns the number of threads that exist."""
     compiled = _library()
     with POOL:  # a running call has divided its work among the present threads
         return 1 if compiled is None else int(compiled.noria_threads(n))
@@ -106,7 +106,7 @@ def _library() -> ctypes.CDLL | None:
 def check_records(compiled: ctypes.CDLL, name: str) -> None:
     """Raise NoriaError if a struct of the variant `name` has another size or order in C than in records.py.
 
-    A call with that struct would crash. Building again does not help, because the library is of these very sources.
+    A call with that struct would crash. Building again does not help: the library was built from these sources.
     """
     for struct, mirror in records.MIRRORS.items():
         found = tuple(getattr(compiled, f"{fact}_{struct}_{name}")() for fact in ("sizeof", "offset"))

@@ -25,7 +25,7 @@ class PackedWeights:
     record: WeightsRecord
 
     def scratch_bytes(self, n_rows: int) -> int:
-        """Scratch memory for the rows: bytes with 12 more for each group, or floats beside bfloat16 weights."""
+        """Scratch memory for the rows: bytes, with 12 more for each group, or floats for bfloat16 weights."""
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
 
@@ -38,7 +38,7 @@ def padded(n: int, multiple: int) -> int:
 def int8(n_out: int, n_in: int) -> PackedWeights:
     """Memory for int8 with a scale an output."""
     packed = _records(n_out, n_in, INT8_GROUP)
-    packed[-1] = 128  # beyond the last output: zeros
+    packed[-1] = 128  # outputs after the last one are zeros
     scales = torch.zeros(len(packed) * OUTPUTS)
     record = WeightsRecord(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, record)

@@ -1,7 +1,7 @@
-/* The pool. A job is one 64-bit word: number of tasks and the next task to take. A thread takes a ticket with one
- * atomic addition and learns from the ticket itself whether there is work, so a thread that wakes up late cannot
- * mistake one job for the next, and nobody waits for threads that are asleep. Whoever waits for long sleeps, so that
- * the processor is there for the thread that is waited for, or for another program.
+/* The thread pool. A job is one 64-bit word: the number of tasks and the next task to take. A thread takes a ticket
+ * with one atomic addition, and the ticket itself says whether there is work. A thread that wakes up late therefore
+ * cannot mistake one job for the next, and no thread waits for sleeping threads. A thread that waits for long sleeps,
+ * which frees its processor for the thread that still works, or for another program.
  */
 #include "pool.h"
 
@@ -102,7 +102,7 @@ void noria_parallel(task_fn run, void *context, int n) {
 
 int noria_thread_count(void) { return atomic_load(&wanted); }
 
-/* Use n threads, the calling one included; returns the number there really are. Not while kernels run. */
+/* Use n threads, the calling one included; returns the number that exist. Not to be called while kernels run. */
 EXPORT int noria_threads(int n) {
     n = n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
     for (; started < n - 1; started++) {
@@ -115,10 +115,10 @@ EXPORT int noria_threads(int n) {
     return n;
 }
 
-/* What the library was compiled from. */
+/* The hash of the sources from which the library was compiled. */
 EXPORT const char *noria_fingerprint(void) { return FINGERPRINT; }
 
-/* Whether the system lets this process use tile registers; it must be asked once, before any thread does. */
+/* Whether the system lets this process use tile registers. Linux needs this request before any thread uses them. */
 static int tiles_granted(void) {
 #if defined(__linux__) && defined(__x86_64__)
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
@@ -129,8 +129,8 @@ static int tiles_granted(void) {
 }
 
 /* The best instruction set of this processor: 0 the architecture's baseline, 1 AVX2 with FMA, 2 AVX-512 with VNNI,
- * 3 with bfloat16 as well, 4 with AMX for bytes too. By hand, since not every compiler brings its own test along in a
- * shared library. */
+ * 3 with bfloat16 as well, 4 with AMX for bytes too. The test is written by hand, because some compilers have no
+ * test of their own in shared libraries. */
 EXPORT int noria_level(void) {
 #if defined(__x86_64__)
     enum { FMA = 1 << 12, OSXSAVE = 1 << 27, F16C = 1 << 29, AVX2 = 1 << 5, BMI2 = 1 << 8, VNNI = 1 << 11,

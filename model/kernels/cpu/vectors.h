@@ -1,6 +1,6 @@
-/* Vectors of the compiler's own kind, as wide as the instruction set has them: one source for AVX-512, AVX2, NEON and
- * plain C. Only the multiply-adds are named by hand. Compile with -ffp-contract=off: what is fused is written as
- * `fused`, so that a row gives the same bits whatever stands beside it.
+/* Vector types of the compiler, as wide as those of the instruction set: one source for AVX-512, AVX2, NEON and plain
+ * C. Only the multiply-adds are written with intrinsics. Compile with -ffp-contract=off: only `fused` multiplies and
+ * adds with one rounding, so that a row's bits do not depend on other rows.
  */
 #pragma once
 #include <math.h>
@@ -46,9 +46,9 @@ INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
 INLINE vf load(const void *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 INLINE vi load_int(const void *p) { vi v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-/* The first n floats, 0 beyond. */
+/* The first n floats, then zeros. */
 INLINE vf load_some(const float *p, int n) { vf v = {0}; memcpy(&v, p, (size_t)n * 4); return v; }
-/* LANES values of float16, aligned to nothing. */
+/* LANES values of float16, at any address. */
 INLINE vf load_half(const void *p) {
 #if defined(__AVX512VNNI__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
@@ -108,7 +108,7 @@ INLINE float largest(vf v) {
     float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2], b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
     return a > b ? a : b;
 }
-/* The greatest of magnitudes, which order as their bits do: NaN above all, then infinity. */
+/* The greatest of magnitudes. They have the order of their bits: NaN is above all, then infinity. */
 INLINE vi larger_bits(vi a, vi b) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
@@ -193,8 +193,8 @@ INLINE vf power_of_two(vf x) {
     return (vf)((vi)p + ((vi)shifted << 23));
 }
 
-/* Dot products of bytes: `quads` of packed weights w + 128, 4 to a lane, times 4 signed bytes of one row. OFFSET is
- * what the result exceeds the signed product by, in sums of the row's bytes. `load_nibbles` takes two quads of weights
+/* Dot products of bytes: `quads` of packed weights w + 128, 4 in a lane, times 4 signed bytes of one row. The result
+ * exceeds the signed product by OFFSET times the sum of the row's bytes. `load_nibbles` reads two quads of weights
  * 0..15 from the halves of bytes, for `dot_unsigned`. */
 #if defined(__AVX512VNNI__)
 enum { OFFSET = 128 };
@@ -208,7 +208,7 @@ typedef vi quads;
 INLINE quads load_quads(const uint8_t *w) { return load_int(w) ^ splat_int((int32_t)0x80808080); }
 INLINE vi dot(vi acc, quads w, int32_t x) {
     __m256i row = _mm256_set1_epi32(x);
-    /* Pairs of products of |x| <= 127 and |w| <= 127 fit in 16 bits: nothing saturates. */
+    /* With |x| <= 127 and |w| <= 127, the sum of two products fits into 16 bits: nothing saturates. */
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(row), _mm256_sign_epi8((__m256i)w, row));
     return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
@@ -231,9 +231,9 @@ INLINE vi dot(vi acc, quads w, int32_t x) {
 INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
 
-/* Products of bfloat16, two to a lane: what multiplies them is pairs too where the processor has such products, else it
- * stays in float. `store_factors` writes LANES factors, FACTOR bytes each; `add_pair` takes two, `stride` floats apart in
- * the second case. */
+/* Products of bfloat16, two in a lane. Their factors are pairs too if the processor has an instruction for that, else
+ * floats. `store_factors` writes LANES factors of FACTOR bytes each. `add_pair` reads two factors, which are `stride`
+ * floats apart if they are floats. */
 #if defined(__AVX512BF16__)
 enum { PAIRED = 1, FACTOR = 2 };
 INLINE void store_factors(char *p, vf v) {

@@ -1,7 +1,7 @@
-"""Kernels in Triton for CUDA devices: one file a family, imported only where `obstacle` finds nothing.
+"""Kernels in Triton for CUDA devices: one file for each family, imported only if `obstacle` returns None.
 
-On a CPU they run under Triton's interpreter, slowly, for tests: TRITON_INTERPRET=1 before such a file is imported. For
-real devices `tests/model/kernels/test_triton_compiles.py` compiles what is launched.
+For tests they also run on a CPU, slowly, under Triton's interpreter. Set TRITON_INTERPRET=1 before such a file is
+imported. `tests/model/kernels/test_triton_compiles.py` compiles all launched kernels for real devices.
 """
 
 import logging
@@ -39,7 +39,7 @@ def obstacle(device: torch.device) -> str | None:
 
 @cache
 def try_out(device: torch.device) -> str | None:
-    """Why a small kernel does not work on `device`: what is said, or that its numbers are wrong; None if it does.
+    """Why a small kernel does not work on `device`: the error, or that its numbers are wrong. None if it works.
 
     Triton needs a C compiler and Python's headers where it runs.
     """
@@ -49,7 +49,7 @@ def try_out(device: torch.device) -> str | None:
     try:
         right = torch.allclose(norm.rms_norm(ones, ones[0], 1e-5), ones, rtol=1e-3)
         why = None if right else "gives wrong numbers here"
-    except Exception as error:  # of Triton, of the compiler or of the driver
+    except Exception as error:  # from Triton, the compiler or the driver
         said, _, _ = str(error).partition("\n")
         why = f"does not work here: {type(error).__name__}: {said}"
     if why is not None:

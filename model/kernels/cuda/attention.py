@@ -1,22 +1,23 @@
 """Attention over pages of keys and values.
 
-Cells: keys, and values, of a layer are [n_pages, N_KV, PAGE, WIDTH]. A slice is a row of `PoolInputs.table`: `row`,
-`n_queries`, `start`, `first_key`, `page`. Keys are counted from its origin, the last multiple of SPLIT that is not
-behind `first_key`, so that 32 bits suffice and blocks of KEYS and parts of SPLIT keys begin at fixed positions of the
-sequence. A tile is QUERIES queries times HEADS heads of a group (GROUP of them real), its rows.
+The keys of a layer are [n_pages, N_KV, PAGE, WIDTH], and so are its values. A slice is a row of `PoolInputs.table`:
+`row`, `n_queries`, `start`, `first_key`, `page`. Its origin is the greatest multiple of SPLIT that is not greater than
+`first_key`. Keys are counted from the origin: 32 bits then suffice, and blocks of KEYS and parts of SPLIT keys begin at
+fixed positions of the sequence. A tile has a row for each of QUERIES queries and HEADS heads of a group, of which
+GROUP are real.
 
-The sums over a part of the keys are: top, the largest score, total, the weights' sum, and sums, of weighted values
-[WIDTH]; weights are 2^(score - top). A block that a row does not see changes none of its bits, and parts are
-folded in order, so bits depend on the row's own keys only (launch with enable_fp_fusion=False: what multiplies and
-adds in one step must not be the compiler's choice, which may differ between kernels). Float32 is multiplied in three
-products of tf32, which lose next to nothing and run on tensor cores.
+The sums over a part of the keys are: `top`, the largest score; `total`, the sum of the weights 2^(score - top); and
+`sums` [WIDTH], the sum of the weighted values. A block that a row does not see changes none of its bits, and parts are
+folded in order. A row's bits therefore depend on its own keys only. Launch with enable_fp_fusion=False: the compiler
+might fuse multiplications and additions differently in each kernel. Float32 is multiplied in three products of tf32,
+which lose almost no accuracy and run on tensor cores.
 """
 
 import triton
 import triton.language as tl
 
 LARGEST = tl.constexpr(448.0)
-"""Of float8_e4m3fn; what is larger is stored as this."""
+"""The greatest value of float8_e4m3fn. Larger values are stored as this one."""
 
 
 @triton.jit(do_not_specialize=["n_rows"], do_not_specialize_on_alignment=["slots"])
@@ -71,7 +72,7 @@ def write(
 
 @triton.jit
 def _as(x, dtype: tl.constexpr):
-    """x in `dtype`; from float8 by way of float32, because the direct way to bfloat16 compiles from 9.0 on only."""
+    """x in `dtype`. float8 becomes float32 first, because its direct conversion to bfloat16 needs capability 9.0."""
     return x.to(tl.float32).to(dtype) if x.dtype == tl.float8e4nv else x.to(dtype)
 
 
@@ -133,7 +134,7 @@ def _walk(
 
 @triton.jit
 def _fold(top, total, sums, part_top, part_total, part_sums):
-    """The sums over one part of the keys and the next, joined."""
+    """The sums over two parts of the keys, from the sums over each of them."""
     higher = tl.maximum(top, part_top)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     share, part_share = tl.exp2(top - base), tl.exp2(part_top - base)
@@ -144,7 +145,7 @@ def _fold(top, total, sums, part_top, part_total, part_sums):
 
 @triton.jit
 def _mean(total, sums):
-    """Of all the keys; of rows that see none, which nobody stores, zeros."""
+    """The weighted mean of the values; zeros for a row that sees no key, which is never stored."""
     return sums / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
@@ -171,7 +172,7 @@ def attend_parts(
     KEYS: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
-    DOT: tl.constexpr,  # format of what is multiplied
+    DOT: tl.constexpr,  # format of the factors of products
 ):
     """Program (slice and tile, key head, z): sums of every part z, z + n, .. of a slice of up to SHORT queries.
 
@@ -230,7 +231,7 @@ def join(
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Program (slice and query, block of heads): what `attend_parts` left, folded in order."""
+    """Program (slice and query, block of heads): the sums of `attend_parts`, folded in order."""
     index, query = tl.program_id(0) // max_queries, tl.program_id(0) % max_queries
     table += index * 5
     n_queries = tl.load(table + 1).to(tl.int32)
@@ -284,9 +285,9 @@ def attend_tiles(
 ):
     """Program (tile, key head): QUERIES queries of a slice of more than SHORT, over all the keys they see.
 
-    Tiles of slice i are numbered from `row / QUERIES + i`, which leaves numbers for those before it. The last tiles,
-    which see the most keys, go first. If FIXED, the bits are those of `attend_parts` and `join` with their QUERIES and
-    KEYS.
+    Tiles of slice i are numbered from `row / QUERIES + i`, which leaves numbers for those before it. The last tiles
+    run first, because they see the largest number of keys. If FIXED, the bits are those of `attend_parts` and `join`
+    with their QUERIES and KEYS.
     """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     index, beyond = 0, n_slices

@@ -1,4 +1,4 @@
-"""Conversions before PyTorch's products of many rows: x to fp8, weights of layouts.py to the model's format."""
+"""Conversions for PyTorch's products of many rows: x to fp8, and weights of layouts.py to the model's format."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from model.kernels.groups import INT4_GROUP
 
 _GROUP, _HALF, _LARGEST = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2), tl.constexpr(LARGEST)
 ROWS, CHANNELS = 16, 128
-"""Of weights, for each program."""
+"""The block of weights that one program converts."""
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _to_fp8(x, values, scales, dim, WIDTH: tl.constexpr):
 
 @triton.jit
 def _widen(values, scales, out, n_rows, n_in, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """fp8 and int8; program (rows, channels)."""
+    """Dequantize fp8 or int8; program (rows, channels)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = (rows < n_rows)[:, None] & (channels < n_in)[None, :]
@@ -38,7 +38,7 @@ def _widen(values, scales, out, n_rows, n_in, ROWS: tl.constexpr, CHANNELS: tl.c
 
 @triton.jit
 def _widen_groups(values, scales, zeros, out, n_rows, n_in, n_total, ROWS: tl.constexpr):
-    """int4; program (rows, group)."""
+    """Dequantize int4; program (rows, group)."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(1)
     there = (rows < n_rows)[:, None]
@@ -64,7 +64,7 @@ def to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(weights: DeviceWeights, first: int, stop: int, dtype: torch.dtype) -> Tensor:
-    """Rows first..stop-1 of weights that are not plain -> [stop - first, n_in]."""
+    """Rows first..stop-1 of quantized weights -> [stop - first, n_in]."""
     n_rows, n_in = stop - first, weights.n_in
     out = torch.empty(n_rows, n_in, dtype=dtype, device=weights.values.device)
     values = weights.values[first:stop]

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""The greatest value of float8_e4m3fn."""
 
 FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
-"""For each layout the most rows of x that the product kernel computes; PyTorch computes more."""
+"""The greatest number of rows of x for which the product kernel is used, for each layout. PyTorch computes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWeights:
     """Weights [n_out, n_in] of one projection, or of several with more axes in front, in one of these layouts:
 
-    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, "int8": int8, both times a table
-    of scales [n_out] float32. "int4": (q - zero) * scale with `values` uint8 [n_out, n_in/2] and tables of scales, in
-    bfloat16, and zeros, uint8, both [n_in/64, n_out]; in each 32 bytes of a group byte j has channel j in its lower and
-    j + 32 in its upper half.
+    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn. "int8": `values` int8. Both have
+    a table of scales [n_out] float32. "int4": a weight is (q - zero) * scale, with q in `values` uint8 [n_out, n_in/2].
+    Its tables are scales in bfloat16 and zeros in uint8, both [n_in/64, n_out]. A group has 32 bytes: byte j has
+    channel j in its lower half and channel j + 32 in its upper half.
     """
 
     layout: str

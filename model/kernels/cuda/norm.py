@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 VALUES = 2048
-"""Short rows share a program up to so many values."""
+"""Short rows share a program, up to this many values."""
 
 
 @triton.jit(do_not_specialize=["n_rows"])

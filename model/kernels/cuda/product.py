@@ -1,8 +1,8 @@
 """Products of few rows, dense and grouped by expert, with weights in any layout of layouts.py: bound by memory.
 
-A program computes `outputs` columns of y for `rows` rows of x. The channels of a step are cut in `parts`, one a warp,
-whose sums are joined in order at the end. All that depends on the tile alone: where one tile serves any number of rows
-(`fixed`), a row's bits depend on no other row.
+A program computes `outputs` columns of y for `rows` rows of x. The channels of a step are divided into `parts`, one for
+each warp, whose sums are joined in order at the end. This division depends on the tile alone: if one tile serves any
+number of rows (`fixed`), a row's bits depend on no other row.
 
 The weights are the left factor of the tensor cores' product, because a tile then needs only 8 rows of x. Bytes go to
 shared memory as they are and become the model's format in registers.
@@ -26,7 +26,7 @@ _PLAIN = tl.constexpr(interpreted())
 
 
 def nibbles(magic: int, shift: int) -> str:
-    """PTX from 4 bytes to 4 numbers of 16 bits: `magic` above half of each byte, its upper half with `shift` 4.
+    """PTX from 4 bytes to 4 numbers of 16 bits: `magic`, then half of each byte (with `shift` 4 its upper half).
 
     0x43 makes 128 + q in bfloat16, 0x64 makes 1024 + q in float16. The order of channels stays.
     """
@@ -44,7 +44,7 @@ _GROUP, _HALF = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes: `rows` of x by `outputs`, `channels` a step in `parts`, one a warp."""
+    """The work of a program: `rows` of x by `outputs`, with `channels` in a step, in `parts`, one for each warp."""
 
     rows: int
     outputs: int
@@ -59,8 +59,8 @@ TILES: Mapping[str, tuple[Tile, ...]] = {
     "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
     "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 512, 4, 3), Tile(64, 16, 256, 4, 3)),
 }
-"""By layout, for up to `rows` rows; the last serves more by several programs. All fit the 99 KiB of shared memory that
-every GPU from 8.0 on has. To be tuned on a device."""
+"""Tiles of each layout, for up to `rows` rows. Several programs with the last tile compute more rows. All tiles fit
+into 99 KiB of shared memory, which every GPU from 8.0 on has. They are not tuned on a device yet."""
 GATED_STAGES = 3
 """Stages of a gated product at most: gate and up take twice the memory."""
 FIXED = 32
@@ -75,7 +75,7 @@ def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
 
 @triton.jit
 def _rows_of_x(x, at, there, k, n_in, EVEN: tl.constexpr):
-    """Channels k [PARTS, K] of the rows that begin `at` [ROWS] -> [PARTS, K, ROWS], zeros where there is nothing."""
+    """Channels k [PARTS, K] of the rows that begin `at` [ROWS] -> [PARTS, K, ROWS], zeros outside of x."""
     mask = there[None, None, :]
     if not EVEN:
         mask = mask & (k < n_in)[:, :, None]
@@ -104,7 +104,7 @@ def _weights(values, n, k, n_in, DTYPE: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _nibbles(packed, zeros, DTYPE: tl.constexpr, HIGH: tl.constexpr):
-    """One half of each byte of packed [PARTS, OUTPUTS, 32], less zeros [PARTS, OUTPUTS, 1], exactly."""
+    """One half of each byte of packed [PARTS, OUTPUTS, 32], minus `zeros` [PARTS, OUTPUTS, 1], without rounding."""
     if _PLAIN or tl.float32 == DTYPE:
         values = (packed >> 4 if HIGH else packed & 15).to(tl.float32)
         zero = zeros.to(tl.float32)
@@ -123,7 +123,7 @@ def _nibbles(packed, zeros, DTYPE: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def _add_groups(sums, values, scales, zeros, n, group, low, high, n_in, n_total, DTYPE: tl.constexpr):
-    """sums [PARTS, OUTPUTS, ROWS] with a group of channels for each part; low, high [PARTS, 32, ROWS] of x."""
+    """sums [PARTS, OUTPUTS, ROWS] plus one group of channels for each part; low and high [PARTS, 32, ROWS] are of x."""
     half = tl.arange(0, _HALF)
     at = n[None, :, None] * (n_in // 2) + (group * _HALF)[:, None, None] + half[None, None, :]
     packed = tl.load(values + at)  # [PARTS, OUTPUTS, 32]
@@ -141,7 +141,7 @@ def _sum_groups(
     GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """As `_sum_channels`, of weights in int4; a part has groups of its own."""
+    """`_sum_channels` for weights in int4; a part has groups of its own."""
     dtype: tl.constexpr = x.dtype.element_ty
     each: tl.constexpr = CHANNELS // _GROUP // PARTS
     sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
@@ -168,7 +168,7 @@ def _sum_channels(
     GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Products [OUTPUTS, ROWS] of rows n of the weights with the rows of x; if GATED also of those n_out further on."""
+    """Products [OUTPUTS, ROWS] of rows n of the weights with the rows of x. If GATED, also those of rows n + n_out."""
     dtype: tl.constexpr = x.dtype.element_ty
     sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
     ups = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
@@ -190,7 +190,7 @@ def _product(
     LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, block of outputs); n_total rows of weights, with gates n_out before their ups."""
+    """Program (block of rows, block of outputs). The weights have n_total rows; an up is n_out rows after its gate."""
     first = tl.program_id(1) * OUTPUTS
     slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     weight_row = first.to(tl.int64)
@@ -236,10 +236,10 @@ def _product(
 def product(
     x: Tensor, weights: DeviceWeights, *, gated: bool = False, onto: Tensor | None = None, fixed: bool = False
 ) -> Tensor:
-    """x W^T: [T, n_in] -> [T, n_out] in the format of x, or that added in place to `onto` [T, n_out].
+    """x W^T: [T, n_in] -> [T, n_out] in the format of x; with `onto` [T, n_out] it is added to that in place.
 
-    `gated`: silu(x G^T) * (x U^T) of the weights' upper half G and lower half U, [T, n_out/2]. `fixed`: one tile
-    for all T.
+    With `gated` the result is silu(x G^T) * (x U^T) [T, n_out/2], where G is the weights' upper half and U the lower.
+    With `fixed` every T uses the same tile.
     """
     tile = tile_of(weights.layout, len(x), fixed=fixed)
     n_out = weights.n_out // (2 if gated else 1)
@@ -259,10 +259,10 @@ def grouped(
     *,
     gated: bool,
 ) -> Tensor:
-    """Each (token, choice) pair's row of x times its expert's weights -> [n_pairs, n_out].
+    """The row of x of each (token, choice) pair, times the weights of its expert -> [n_pairs, n_out].
 
-    weights: of all experts, one axis more. Block i of `tile.rows` slots belongs to expert experts[i] (-1: to none);
-    slots hold pairs (-1: none). Pair p is row p // choices of x.
+    `weights` are those of all experts, with one more axis. Block i of `tile.rows` slots belongs to expert experts[i]
+    (-1: to none). Slots hold pairs (-1: none). Pair p uses row p // choices of x.
     """
     y = x.new_empty(n_pairs, weights.n_out // (2 if gated else 1))
     _launch(x, weights, y, tile, len(experts), gated=gated, slots=slots, experts=experts, choices=choices)

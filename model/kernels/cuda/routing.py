@@ -1,7 +1,8 @@
 """The assignment of tokens to experts, computed on the device: the host never waits for it.
 
-(token, choice) pairs are sorted by expert into blocks of `block` slots, each of one expert's pairs and none beyond. How
-many blocks there are at most is known beforehand: one a pair, or all full blocks and one more for each expert.
+(token, choice) pairs are sorted by expert into blocks of `block` slots. A block has pairs of one expert only. The
+greatest possible number of blocks is known beforehand: one for each pair, or all full blocks and one more for each
+expert.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,18 @@ from torch import Tensor
 from model.kernels.cuda import interpreted
 
 _ROWS = tl.constexpr(4 if interpreted() else 64)
-"""Rows of logits that are looked at together."""
+"""Rows of logits that are read together."""
 COLUMNS = 1024
-"""Of the weighted sum, a program."""
+"""Columns of the weighted sum that one program computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`slots` [blocks * block] hold pairs (token * choices + choice), -1 where none; `experts` [blocks] say whose they
-    are, -1 beyond the last. `shares` [T, choices] float32 weigh the choices of a token."""
+    """Pairs, experts and weights: `slots` [blocks * block] hold pairs (token * choices + choice), or -1 for no pair.
+
+    `experts` [blocks] are the experts of the blocks, -1 after the last block. `shares` [T, choices] float32 are the
+    weights of a token's choices.
+    """
 
     slots: Tensor
     experts: Tensor
@@ -31,7 +35,7 @@ class Assignment:
 
 @triton.jit
 def _scores(logits, rows, numbers, n_rows, n_experts):
-    """[R, E] float32. What is no number counts least, and what is no expert (beyond n_experts) less than that."""
+    """Scores [R, E] float32 of the experts. NaN becomes -3e38; columns beyond n_experts are -inf, which is less."""
     there = (rows < n_rows)[:, None] & (numbers < n_experts)[None, :]
     scores = tl.load(logits + rows[:, None] * n_experts + numbers[None, :], mask=there, other=0.0).to(tl.float32)
     finite = tl.where(scores == scores, tl.minimum(tl.maximum(scores, -3e38), 3e38), -3e38)
@@ -40,7 +44,7 @@ def _scores(logits, rows, numbers, n_rows, n_experts):
 
 @triton.jit
 def _take(scores, numbers, EXPERTS: tl.constexpr):
-    """The greatest of each row [R], where it stands [R, E] (the first of equals), and the scores without it."""
+    """The greatest score of each row [R], its column as a mask [R, E] (the first of equals), and the other scores."""
     best = tl.max(scores, axis=1)
     which = tl.min(tl.where(scores == best[:, None], numbers[None, :], EXPERTS), axis=1)
     taken = numbers[None, :] == which[:, None]
@@ -49,7 +53,7 @@ def _take(scores, numbers, EXPERTS: tl.constexpr):
 
 @triton.jit
 def _count(logits, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constexpr):
-    """Pairs of each expert [E]."""
+    """The number of pairs of each expert [E]."""
     numbers = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
     for first in range(0, n_rows, _ROWS):
@@ -65,7 +69,7 @@ def _count(logits, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constex
 def _place(
     logits, shares, slots, begins, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constexpr
 ):  # fmt: skip
-    """Every pair to the next free slot of its expert, whose first are at begins [E]; and the pairs' shares."""
+    """Store every pair in the next free slot of its expert, and its share. `begins` [E] are the first slots."""
     numbers = tl.arange(0, EXPERTS)
     for first in range(0, n_rows, _ROWS):
         rows = first + tl.arange(0, _ROWS)
@@ -92,12 +96,12 @@ def _assign(
     logits, shares, slots, experts, n_rows, n_experts, n_blocks,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: count, then place."""
+    """Assign all pairs; a single program counts them, then places them."""
     counts = _count(logits, n_rows, n_experts, CHOICES, EXPERTS)
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, axis=0)
     begins = (ends - blocks) * BLOCK
-    left = (begins + counts)[:, None] + tl.arange(0, BLOCK)[None, :]  # what the last blocks have free
+    left = (begins + counts)[:, None] + tl.arange(0, BLOCK)[None, :]  # free slots of the last blocks
     tl.store(slots + left, tl.full((EXPERTS, BLOCK), -1, tl.int32), mask=left < (ends * BLOCK)[:, None])
     for first in range(0, n_blocks, _ROWS):
         block = first + tl.arange(0, _ROWS)
@@ -134,7 +138,7 @@ def assign(logits: Tensor, choices: int, block: int) -> Assignment:
 
 
 def join(y: Tensor, shares: Tensor, onto: Tensor | None) -> Tensor:
-    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` added to that in place."""
+    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place."""
     n_rows, choices = shares.shape
     out = y.new_empty(n_rows, y.shape[1]) if onto is None else onto
     _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, onto, out, y.shape[1], choices, COLUMNS)

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API over the chat endpoint's walk: a request is translated, an answer written in their shape."""
+"""Anthropic's Messages API: it translates a request to the internal chat request, and writes its answers."""

@@ -172,7 +172,7 @@ class MessagesBody(ConversationBody):
 
 
 def _plain(role: str, messages: Sequence[MessageParam]) -> list[Json]:
-    """Consecutive messages of one role as chat formats take them: tool results, then one message of texts and calls."""
+    """Consecutive messages of one role for a chat format: tool results, then one message with the texts and calls."""
     blocks = [block for message in messages for block in message.blocks]
     results = [block.plain() for block in blocks if isinstance(block, ToolResult)]
     calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]

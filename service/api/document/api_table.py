@@ -137,7 +137,7 @@ def _meaning(name: str, bodies: Iterable[type[Body]]) -> str:
 
 
 def _fields(body: type[Body]) -> dict[str, FieldInfo]:
-    """By the names that clients use."""
+    """The fields of a body by the names that clients use."""
     return {field.alias or name: field for name, field in body.model_fields.items()}
 
 

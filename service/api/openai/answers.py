@@ -31,7 +31,7 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
-"""By token id for each token of the prompt; the first has none."""
+"""Logprobs by token id, for each token of the prompt; None for the first token."""
 
 
 class AnswerHead(TypedDict):

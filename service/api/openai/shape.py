@@ -44,7 +44,7 @@ def usage_json(usage: Usage) -> TokenUsage:
 
 
 def chunk_usage(options: StreamOptions, usage: Usage) -> Json:
-    """The field `usage` of a chunk: null if only a last chunk has the numbers, none if no chunk has them."""
+    """The field `usage` of a chunk: null if only the last chunk has the numbers, no field if no chunk has them."""
     if options.continuous_usage_stats:
         return {"usage": usage_json(usage)}
     return {"usage": None} if options.include_usage else {}
@@ -69,7 +69,7 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(PlainEvents):
-    """Writes `text_completion` objects. `logprobs`, `token_ids`: whether the request wants them."""
+    """Writes `text_completion` objects. `logprobs` and `token_ids` say whether the request has requested them."""
 
     model: str
     tokenizer: Tokenizer
@@ -128,7 +128,7 @@ class CompletionShape(PlainEvents):
         }
 
     def _top(self, item: Scored) -> dict[str, float | None] | None:
-        """The likeliest tokens and the token itself. Of two tokens with the same name it has the likelier."""
+        """The likeliest tokens and the token itself. If two tokens have the same name, it has the likelier one."""
         if item.logprob is None:
             return None
         top: dict[str, float | None] = {}

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, stateless, over the chat endpoint's walk: a request is translated, an answer written anew."""
+"""OpenAI's Responses API, stateless: it translates a request to the internal chat request, and writes its answers."""

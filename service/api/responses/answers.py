@@ -9,7 +9,7 @@ from service.api.examples import ARGUMENTS, MODEL, TIMINGS
 from service.generation.generation import Timings
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
-"""In events also "in_progress"."""
+"""The status of an item. In events it may also be "in_progress"."""
 
 
 class OutputText(TypedDict):

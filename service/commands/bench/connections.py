@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:  # the error of a callback is its context
+        except httptools.HttpParserError as error:  # if a callback raised an error, that error is its context
             self._end(error.__context__ if isinstance(error.__context__, Exception) else ConnectionError(str(error)))
 
     def on_headers_complete(self) -> None:

@@ -12,7 +12,7 @@ from model.errors import OptionError
 Prompt = str | list[Any]
 """Text, token ids (a list of numbers) or messages (a list of objects)."""
 
-# Common words: nearly every vocabulary has one token for each, and so the number of words is that of tokens.
+# Common words: nearly every vocabulary has one token for each, which makes the number of words that of tokens.
 WORDS = (  # noqa: SIM905
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "

@@ -20,7 +20,7 @@ from tests.model.attention import flash
 
 CPU = torch.device("cpu")
 SWIFT = sorted(BACKENDS.keys() - {"triton"})
-"""Backends that whole networks can be tested with: under its interpreter a program of Triton's takes 10 ms."""
+"""Backends for tests of whole networks. Triton is too slow: under its interpreter, a program takes 10 ms."""
 Heads = tuple[Tensor, Tensor, Tensor]
 """q [n, n_heads, head_dim], k and v [n, n_kv_heads, head_dim] of one sequence."""
 
@@ -114,6 +114,6 @@ def forget(cache: LayerCache) -> None:
 
 
 def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:
-    """What the engine still holds: nothing that has left the window."""
+    """The pages that the engine still holds: none that has left the window."""
     first = 0 if window is None else max(0, start - window + 1) // size
     return PageTable(first, pages[first:])

@@ -1,4 +1,4 @@
-"""Attention without pages, in float64: what every backend must give."""
+"""Attention without pages, in float64: the expected result of every backend."""
 
 import itertools
 

@@ -81,7 +81,7 @@ def test_page_size_is_within_limits(backend: Attention) -> None:
 
 
 def test_window_of_five_on_nine_tokens(backend: Attention) -> None:
-    """Equal keys weigh all visible values alike: with one-hot values the row shows who is seen."""
+    """Equal keys weigh all visible values alike: with one-hot values the result names the visible keys."""
     seen = visibility(backend, 9, [9], 5)
     assert seen[8] == {4, 5, 6, 7, 8}  # row 9 sees 5..9, counted from 1
     assert seen[3] == {0, 1, 2, 3}
@@ -114,7 +114,7 @@ def visibility(backend: Attention, length: int, chunks: list[int], window: int) 
 
 
 def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA's memory-efficient kernel leaves them, which serves all groups of decoding slices there."""
+    """CUDA's memory-efficient kernel, which serves all groups of decoding slices, returns such tensors."""
     plain = sdpa.scaled_dot_product_attention
 
     def efficient(*args: Tensor, **more: Any) -> Tensor:
@@ -180,7 +180,7 @@ def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pyte
 def test_triton_is_tried_out_before_it_is_trusted(
     gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It needs a C compiler where it runs."""
+    """Triton needs a C compiler at run time."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from model.kernels.cuda import norm
 

@@ -34,7 +34,7 @@ def test_rule_holds_in_every_variant(backend: PagedAttention, window: int | None
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the cache keeps of x [n, heads, head_dim]: int8 has one scale for each position and head."""
+    """x [n, heads, head_dim] after the cache has stored it: int8 has one scale for each position and head."""
     if dtype is not torch.int8:
         return x.to(dtype).double()
     scale = x.double().abs().amax(-1, keepdim=True) / 127
@@ -143,7 +143,7 @@ def test_threads_may_be_changed_from_another_thread(backend: PagedAttention) -> 
 
 
 def test_positions_beyond_32_bits(backend: PagedAttention) -> None:
-    """The same window, 2^31 - 512 and 2^32 positions later: blocks and splits fall as before."""
+    """The same window, 2^31 - 512 and 2^32 positions later: blocks and splits do not change."""
     cache, one, _ = two_sequences(backend, torch.bfloat16, (600, 32))
     expected = [attend(backend, cache, [(one, 0, 500)], 40), attend(backend, cache, [(one, 500, 600)], 40)]
     for shift in (2**31 - 512, 2**32):

@@ -41,12 +41,12 @@ def either(request: pytest.FixtureRequest) -> TritonAttention:
 
 @pytest.fixture
 def parts_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short sequences have several."""
+    """Make parts small, so that short sequences have several."""
     monkeypatch.setattr(attention, "SPLIT", 32)
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the cache keeps of x."""
+    """x after the cache has stored it."""
     return (x.clamp(-448, 448) if dtype is FP8 else x).to(dtype).double()
 
 
@@ -100,7 +100,7 @@ def test_what_float8_costs() -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
-    """Also where activations are wider than what is kept."""
+    """Also if activations have more bits than the cache."""
     qkv, turn = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
     item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
     results = []
@@ -115,7 +115,7 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
 
 @pytest.mark.parametrize("window", [None, 1, 33, 100])
 def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
-    """Where the kernels count them from leaves room for all, however the slices lie."""
+    """The numbering of the kernels has enough numbers for all, for any slices."""
     pick = random.Random(0)
     for split in (32, 64, 512):
         items = []
@@ -220,7 +220,7 @@ def decoding() -> tuple[PoolInputs, list[int]]:
 def test_a_step_filled_up_to_a_larger_one(
     backend: TritonAttention, decoding: tuple[PoolInputs, list[int]], parts_of_32: None
 ) -> None:
-    """Grids of the longest step, rows that are too many: the same bits, and nothing else is written."""
+    """With grids of the longest step and padding rows the bits are the same, and nothing else is written."""
     inputs, pages = decoding
     torch.manual_seed(0)
     cache = backend.allocate((6, 1, 8), torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""PyTorch's varlen_attn: what it is told, how it is found out whether it is there. The contract test runs it too."""
+"""PyTorch's varlen_attn: its arguments, and the test for its presence. The contract test runs it too."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def test_pages_are_passed_in_logical_order() -> None:
 
 @pytest.mark.parametrize(("window", "stop", "told"), [(None, 90, (-1, -1)), (None, 91, (-1, 0)), (5, 90, (4, 0))])
 def test_window_is_inclusive(window: int | None, stop: int, told: tuple[int, int]) -> None:
-    """Alone a token sees all there is: nothing has to be masked."""
+    """A single token without a window sees all keys: it needs no mask."""
     (inputs,) = pack(StepBatch((part(89, stop, (5,)),)), 256, [window], CPU).pools
     assert VarlenAttention(flash.varlen_attn).prepare(inputs).window == told
 
@@ -90,7 +90,7 @@ def test_chosen_by_name_where_it_runs(capable: Callable[..., None]) -> None:
 def of_2_11(
     query: Tensor, key: Tensor, value: Tensor, *, window_size: object, enable_gqa: bool, seqused_k: object
 ) -> None:
-    """What PyTorch 2.11 has."""
+    """The signature in PyTorch 2.11."""
 
 
 def test_a_pytorch_without_pages(capable: Callable[..., None]) -> None:

@@ -401,7 +401,7 @@ def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
             chat.encode(messages, tools=[TOOL])
     messages[1]["content"] = ""
     messages[1]["tool_calls"][0]["id"] = messages[2]["tool_call_id"] = "call_1"
-    if version != "v2":  # which does not write them
+    if version != "v2":  # v2 does not write them
         with pytest.raises(ParameterError, match=r"refuses these messages: .*call_1"):
             chat.encode(messages, tools=[TOOL])
 

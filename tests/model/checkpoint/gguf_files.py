@@ -1,4 +1,4 @@
-"""GGUF files written for tests: random networks of transformers, and less."""
+"""GGUF files for tests: random networks of transformers, and files with embeddings only."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a grammar compiles to, and what is refused."""
+"""The matchers of compiled grammars, and the refused grammars."""
 
 import pytest
 

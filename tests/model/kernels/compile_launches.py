@@ -19,7 +19,7 @@ from model.kernels.cuda.layouts import DeviceWeights
 from tests.model.kernels.triton_case import weights_of
 
 SHARED_BYTES = {75: 65536, 80: 166912, 90: 232448}
-"""What a program may have there (CUDA programming guide, maximum shared memory per block)."""
+"""Bytes of shared memory that a program may have (CUDA programming guide, maximum shared memory per block)."""
 
 
 def specialized(value: Any, parameter: Any) -> bool:

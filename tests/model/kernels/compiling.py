@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for GPUs that are not here. No TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
+"""Compiles Triton kernels for absent GPUs, without TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
 
 What is compiled is what is launched: each of LAUNCHES calls our code with tensors in the CPU's memory, and a launch
 compiles for the pretended device and computes nothing. Prints a JSON list of `Compiled`.
@@ -47,12 +47,12 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
     "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
 }
-"""What is launched, and the compute capabilities, times ten, that it is compiled for."""
+"""The launched functions, and the compute capabilities, times ten, for which they are compiled."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or what the compiler said."""
+    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or the compiler's error."""
 
     launch: str
     capability: int
@@ -63,7 +63,7 @@ class Compiled:
 
 
 class Driver:
-    """Of a GPU that is not there; its number is its capability, so that each has a cache of its own."""
+    """The driver of an absent GPU. Its device number is its capability: each GPU then has its own cache."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

@@ -1,4 +1,4 @@
-"""The path for AMX around its four instructions, which plain C stands in for: the bits are those of AVX-512."""
+"""The path for AMX with its four instructions emulated in plain C: the bits are those of AVX-512."""
 
 import ctypes
 import subprocess

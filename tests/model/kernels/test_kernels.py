@@ -152,7 +152,7 @@ MOVED = np.dtype(
 def test_a_struct_that_differs_from_its_mirror_is_an_error(
     monkeypatch: pytest.MonkeyPatch, struct: str, mirror: Any, said: str
 ) -> None:
-    """Loading fails. It neither crashes later nor leaves the work to PyTorch."""
+    """Loading fails: there is neither a later crash nor a silent fallback to PyTorch."""
     monkeypatch.setattr(structs, "MIRRORS", {**structs.MIRRORS, struct: mirror})
     with pytest.raises(NoriaError, match=f"struct {struct} of the compiled kernels has {said}"):
         native._library.__wrapped__()

@@ -1,4 +1,4 @@
-"""The GPU's products under Triton's interpreter, against PyTorch's of what the weights stand for."""
+"""The GPU's products under Triton's interpreter, against PyTorch's with dequantized weights."""
 
 import re
 from collections.abc import Iterator

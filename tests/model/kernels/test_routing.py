@@ -1,4 +1,4 @@
-"""Mixture of experts on a GPU, under Triton's interpreter: who computes what, and the block as a whole."""
+"""Mixture of experts on a GPU, under Triton's interpreter: the assignment of tokens to experts, and the whole block."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for GPUs, also where there is none: the interpreter takes more than compilers."""
+"""Every Triton kernel compiles for GPUs, also on a machine without one: the interpreter accepts more than compilers."""
 
 import json
 import os

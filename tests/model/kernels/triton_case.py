@@ -1,4 +1,4 @@
-"""Shared by the tests of Triton's kernels: poisoned memory, small tiles, weights in every form."""
+"""Shared by the tests of Triton's kernels: poisoned memory, small tiles, weights in every layout."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 NAMES = {row.layout: row.name for row in SCHEMES.values() if row.value_bits is not None and not row.compiled}
-"""Schemes by the form of their weights."""
+"""Schemes by the layout of their weights."""
 FORMS = ("plain", *NAMES)
 
 
@@ -27,7 +27,7 @@ SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": 
 
 
 def small_tiles() -> dict[str, tuple["Tile", ...]]:
-    """In place of `product.TILES`: the interpreter takes its time for each value of a tile, also beyond the edges."""
+    """Tiles in place of `product.TILES`. The interpreter computes every value of a tile, also beyond the edges."""
     from model.kernels.cuda.product import TILES
 
     return {
@@ -44,7 +44,7 @@ def poisoned() -> Iterator[None]:
 
 
 def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[DeviceWeights, Tensor]:
-    """A matrix [n_out, n_in] float32 in a form, and what it then stands for, float32."""
+    """A matrix [n_out, n_in] float32 in a layout, and its dequantized values in float32."""
     if form == "plain":
         return DeviceWeights(form, matrix.to(dtype)), matrix.to(dtype).float()
     layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))

@@ -1,4 +1,4 @@
-"""The int4 scheme: rounding by hand, products against float64, what goes to 4 and what to 8 bits."""
+"""The int4 scheme: rounding by hand, products against float64, and the choice between 4 and 8 bits."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
 
 
 def encoded(weight: Tensor, kind: str) -> Tensor | BlockMatrix | EncodedMatrix:
-    """As a quantized file would give it; "float" as safetensors would."""
+    """A matrix as a quantized file has it; "float" as safetensors have it."""
     if kind == "float":
         return weight
     if kind == "Q4_1":

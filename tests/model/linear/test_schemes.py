@@ -1,4 +1,4 @@
-"""The table of schemes and cache formats: each row is what is stored, chosen and promised."""
+"""The table of schemes and cache formats: each row agrees with the stored weights, the choice and the promises."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Schemes that keep activations in floats: rounding by hand, networks near their float32 selves, fixed tiles."""
+"""Schemes with activations in floats: rounding by hand, networks near their float32 selves, fixed tiles."""
 
 import pytest
 import torch

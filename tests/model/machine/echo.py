@@ -1,4 +1,4 @@
-"""A child process that says on a socket how it was started, in JSON."""
+"""A child process that sends its arguments and environment over a socket, in JSON."""
 
 import json
 import os

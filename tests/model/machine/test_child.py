@@ -1,4 +1,4 @@
-"""A child process of ours finds our packages, its sockets and nothing that it should not have."""
+"""A child process finds Noria's packages and its sockets, and inherits nothing else."""
 
 import asyncio
 import json

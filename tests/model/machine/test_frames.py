@@ -1,4 +1,4 @@
-"""A frame comes out as it went in, whoever reads it and however it is cut."""
+"""Frames are equal before and after a socket, for every reader and every division into pieces."""
 
 import asyncio
 import socket

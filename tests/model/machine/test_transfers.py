@@ -1,4 +1,4 @@
-"""Tensors by way of two buffers: nothing is overwritten before it was read."""
+"""Copies through two buffers: no buffer is overwritten before the device has read it."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """Of a device that reads late: what it was told to copy is there when it is waited for, not before."""
+    """The event of a fake device that copies late: a copy is done when the host waits for it, not before."""
 
     def __init__(self) -> None:
         self.copies: list[Any] = []

@@ -1,4 +1,4 @@
-"""Pages from bytes, and what is said when they do not suffice."""
+"""The number of pages from bytes, and the errors if the bytes are not enough."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied: bool) -> None:
-    """A tied head is held twice: in the embeddings' format and quantized."""
+    """A tied head is stored twice: in the embeddings' format and quantized."""
     config = tiny(tied_head=tied)
     embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
     assert memory.weight_bytes(config, SCHEMES["none"], "float32") == 4 * (layers + embeddings * (1 if tied else 2))

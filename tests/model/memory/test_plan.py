@@ -1,4 +1,4 @@
-"""What fits, by hand for Mistral 7B, and as the runner itself makes it for models that can be loaded here."""
+"""Memory plans: by hand for Mistral 7B, and equal to the runner's sizes for models that can be loaded here."""
 
 import json
 import subprocess

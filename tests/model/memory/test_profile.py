@@ -1,4 +1,4 @@
-"""Pools from what the largest step leaves of a device's memory; the device is made up."""
+"""Pools from the memory that the largest step leaves, on a fake device."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +82,7 @@ def test_the_step_is_the_largest(device: Device) -> None:
 
 
 def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
-    """Of 512 sequences; twice what they would get each if all were alike, since they are not."""
+    """Each of 512 sequences is twice as long as if all were equally long."""
     config = tiny((None,), max_position=2**15)
     plan = PoolSizes(config, 32, 32, 600, 512)
     most = 512 * plan.bytes_for(64)
@@ -138,7 +138,7 @@ def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, le
 
 
 def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """90 of 100 are taken: 70 by the allocator here, of which 50 were held at the worst moment; 20 by others."""
+    """90 of 100 are taken: 70 by the allocator here, of which 50 were in use at the peak; 20 by others."""
     told = {"mem_get_info": (10, 100), "memory_reserved": 70, "max_memory_allocated": 50}
     for name, value in told.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)

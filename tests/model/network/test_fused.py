@@ -50,7 +50,7 @@ def test_several_sequences_share_a_step() -> None:
 
 
 def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer takes five (four products and the attention), all layers together one; and the head takes one."""
+    """A layer takes five calls (four products and the attention), all layers together one. The head takes one."""
     kernels = native.kernels()
     assert kernels is not None
     called: list[str] = []

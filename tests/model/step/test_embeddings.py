@@ -38,7 +38,7 @@ def start(directory: Path, **options: Any) -> ModelRunner:
 
 
 def pooled(loaded: ModelRunner, pooling: str, cuts: list[int], beside: bool = False) -> torch.Tensor:
-    """[dim] of PROMPT in slices that end at `cuts`, alone or beside a sequence that draws."""
+    """[dim] of PROMPT in slices that end at `cuts`, alone or beside a sequence that samples."""
     embedding, drawing = SamplingParams(max_tokens=0, embed=pooling), SamplingParams(max_tokens=8)
     total, begin = torch.zeros(loaded.info.dim, dtype=torch.float64), 0
     for stop in cuts:

@@ -1,4 +1,4 @@
-"""Steps repeated from recordings, on a device that is made up: it repeats what it was told, on the memory of then."""
+"""Steps replayed from captures, on a fake device, which replays calls on the memory of the capture."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -69,7 +69,7 @@ def summary(inputs: PackedInputs, drawn: Tensor) -> Tensor:
 
 
 def decoding(n: int, length: int, unknown: bool = False) -> StepBatch:
-    """n sequences of different lengths that lack their last token."""
+    """n sequences of different lengths whose last token is still to be computed."""
     slices = []
     for number in range(n):
         stop = length + number % 3
@@ -148,7 +148,7 @@ def test_more_than_there_is_a_graph_for(most: int) -> None:
 
 
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network with Triton's kernels, its decoding steps recorded; prompts join later; against reference attention."""
+    """A network with Triton's kernels, its decoding steps captured; prompts join later; against reference attention."""
     pytest.importorskip("triton")
     monkeypatch.setattr(runner_module, "LOGIT_VALUES", 2 * 64)
     sample = sampler.sample

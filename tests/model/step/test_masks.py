@@ -1,4 +1,4 @@
-"""What grammars allow next, against enumerations of all that they describe; a token a byte, and some that are more."""
+"""The tokens that grammars allow, against enumerations of their languages; most tokens are single bytes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sort
 
 
 BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
-"""A rule that leads to itself through nothing: llguidance never comes back."""
+"""A rule that leads to itself through nothing: llguidance never returns."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def view(output: Sequence[int], grammar: str = CHOICES, draft: Sequence[int] = (
 
 
 def allowed(masks: Masks, *slices: Slice) -> list[set[int]]:
-    """Tokens left at every draw of a step."""
+    """Tokens allowed at every place of a step where a token is sampled."""
     draws = [item.samples for item in slices]
     masks.start(draws)
     rows = [row for views in draws for row in views]
@@ -85,7 +85,7 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
 
 
 def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
-    """Its masks were asked for and never fetched: the next step gets its own."""
+    """The masks of this step were requested and never read: the next step gets its own."""
     masks.start([view([]).samples, view([token("a")], number=2).samples])
     assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
 

@@ -34,7 +34,7 @@ def test_three_prompts_of_three_four_and_five() -> None:
 
 
 def test_slots_follow_the_page_table() -> None:
-    """Page size 4: positions 3..6 lie in the last slot of block 0 and the first three of block 1."""
+    """Page size 4: positions 3..6 are in the last slot of block 0 and the first three of block 1."""
     inputs = pack(StepBatch((part(list(range(7)), 3, 7, [9, 2]),)), 4, [None], CPU)
     (pool,) = inputs.pools
     assert pool.slots.tolist() == [39, 8, 9, 10]
@@ -97,7 +97,7 @@ def test_missing_page_is_an_error(first_block: int, pages: list[int]) -> None:
 
 
 def test_rows_that_need_logits() -> None:
-    """Only a slice that ends at the last known token draws; prompt rows are scored on request."""
+    """Only a slice that ends at the last known token samples; prompt rows are scored on request."""
     items = (
         part([1, 2, 3, 4], 0, 2, [0]),
         part([1, 2, 3, 4], 2, 4, [1], n_prompt=3),

@@ -28,7 +28,7 @@ VOCABULARY = 64
 
 @dataclass(frozen=True)
 class Extended(SamplingParams):
-    """With a parameter more of each stage."""
+    """Parameters with one more of each stage."""
 
     upper_half: bool = parameter(False, Stage.LOGITS)
     successor: bool = parameter(False, Stage.LOGITS, reads_output=True)
@@ -152,7 +152,7 @@ def test_a_step_runs_ahead_unless_the_parameter_reads_the_output(name: str, runn
 
 @pytest.mark.parametrize("name", ["upper_half", "even", "successor", "other_parity"])
 def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRunner) -> None:
-    """What a draft gives is what one token a step gives, up to the first that differs."""
+    """A draft gives the same tokens as one token a step, up to the first that differs."""
     params = Extended(seed=3, max_tokens=9, **{name: 1})  # type: ignore[arg-type]
     alone = Client(runner, [[Submit(0, [5], params)]]).answers[0]
     for wrong in range(5):

@@ -1,4 +1,4 @@
-"""A step that does not fit into memory, computed in parts: to the bit what it gives at once."""
+"""A step that does not fit into memory is computed in parts, with the same bits."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ WRITING = replace(GREEDY, grammar=LETTERS)
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[ModelRunner]:
-    """In int8, whose bits depend on nobody else, with a windowed and a full layer."""
+    """A runner in int8, where a row's bits depend on no other row, with a windowed and a full layer."""
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
     made._masks = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
@@ -141,7 +141,7 @@ def test_what_was_computed_in_parts_is_there_for_the_next_step(
 
 
 def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form that only allows letters, and a limit that leaves digits."""
+    """A grammar that only allows letters, and a limit that only allows digits."""
     stuck = replace(WRITING, allowed_token_ids=(1, 2, 3))
     draft = answer(runner, 0, WRITING, 4)
     batch = StepBatch(
@@ -196,7 +196,7 @@ def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, me
 def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is launched before anybody has read what was drawn."""
+    """The step is launched before the host has read the sampled tokens."""
     stuck = replace(GREEDY, allowed_token_ids=(1,), min_tokens=2, stop_token_ids=(1,))
     expected = answer(runner, 1, GREEDY, 2)[-1:]
     monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
@@ -225,7 +225,7 @@ def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
 def test_a_step_read_in_parts_while_the_next_is_in_flight_loses_no_token(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own UNKNOWN tokens are those that the step before it drew, not those of the step after it."""
+    """Its own UNKNOWN tokens are those that the step before it sampled, not those of the step after it."""
     monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True))
     expected = [answer(runner, number, GREEDY, 3)[9:] for number in (1, 2)]
 

@@ -1,4 +1,4 @@
-"""ModelRunner from a directory to tokens, and what it says when it cannot."""
+"""ModelRunner from a directory to tokens, and its errors."""
 
 import json
 import shutil

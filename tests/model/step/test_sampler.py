@@ -1,4 +1,4 @@
-"""The sampler against a slow one in plain Python, and against the softmax it claims to draw from."""
+"""The sampler against a slow one in plain Python, and against the softmax of its logits."""
 
 import math
 import random
@@ -29,7 +29,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def after(tokens: Sequence[int] = (0,), n_prompt: int = 1, choice: int = 0, **params: object) -> Slice:
-    """A slice that draws after `tokens`."""
+    """A slice that samples after `tokens`."""
     return Slice(
         0, list(tokens), n_prompt, len(tokens) - 1, len(tokens), (), SamplingParams(**params), choice  # type: ignore[arg-type]
     )  # fmt: skip
@@ -269,7 +269,7 @@ def test_neighbouring_draws_and_tokens_are_uncorrelated(axis: int) -> None:
 
 
 def test_rounding_hardly_ever_changes_a_draw() -> None:
-    """Logits that differ by rounding errors, over a vocabulary of real size: the reason for the Gumbel-max draw."""
+    """Logits that differ by rounding errors, over a vocabulary of real size: the reason for Gumbel-max sampling."""
     torch.manual_seed(6)
     logits = torch.randn(200, 20_000)
     items = [after(seed=seed, temperature=1.3, top_p=0.9) for seed in range(200)]
@@ -339,7 +339,7 @@ def test_rows_without_logprobs_have_none() -> None:
 
 @pytest.mark.parametrize("extreme", [2.0**-24, 1 - 2.0**-24])
 def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids 0 and 4 are cut off: whatever their noise, they are not drawn."""
+    """Ids 0 and 4 are hidden: with any noise, they are not sampled."""
     others = 1 - extreme
     monkeypatch.setenv(native.ENVIRONMENT, "torch")
     monkeypatch.setattr(distribution, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))

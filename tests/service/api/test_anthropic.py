@@ -69,7 +69,7 @@ def test_events_build_the_same_message(live: Live) -> None:
 
 
 def test_system_blocks_and_turns_of_one_role(live: Live) -> None:
-    """A system prompt goes first; neighbours of one role are one turn; what an SDK replays passes."""
+    """A system prompt goes first; messages of one role are joined; fields that an SDK sends back pass."""
     blocks = [{"type": "text", "text": "be"}, {"type": "text", "text": " kind", "cache_control": {"type": "ephemeral"}}]
     turns = [
         {"role": "user", "content": "a"},
@@ -102,7 +102,7 @@ def test_stop_reasons(live: Live) -> None:
 
 
 def ends(word: str) -> bool:
-    """Whether the fake model's greedy answer meets its end: a byte that 29 divides."""
+    """Whether the fake model's greedy answer reaches its end: a byte that 29 divides."""
     return any(ord(char) % 29 == 0 for char in answer(f"u:{word};a:", 200))
 
 

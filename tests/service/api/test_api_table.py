@@ -1,4 +1,4 @@
-"""The tables of docs/api.md: what is written is what the bodies say, and what they say is what they do."""
+"""The tables of docs/api.md agree with the declared bodies, and the bodies behave as declared."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ API = Path(__file__).parents[3] / "docs" / "api.md"
 BODIES = bodies_of(ROUTES)
 KINDS = list(dict.fromkeys((*BODIES.values(), *parts_of(BODIES))))
 TEXTS = {"arguments": "{}", "role": "user"}
-"""Where "a" will not do."""
+"""Values for fields that do not accept "a"."""
 
 
 def least(kind: type[Body]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def value_of(name: str, annotation: Any) -> Any:
 
 
 def refusals(kind: type[Body], name: str, value: object) -> str:
-    """What a body with this value in this field is told, if anything."""
+    """The error for a body with this value in this field, if any."""
     try:
         kind.model_validate_json(json.dumps(least(kind) | {name: value}))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` against what the fake model must say."""
+"""`/v1/chat/completions` against the expected answers of the fake model."""
 
 import pytest
 

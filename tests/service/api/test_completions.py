@@ -1,4 +1,4 @@
-"""`/v1/completions` against what the fake model must say."""
+"""`/v1/completions` against the expected answers of the fake model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The three chat APIs make one internal request, and each is told its errors in its own words."""
+"""The three chat APIs make one internal request, and each reports errors with its own field names."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ OTHERS = {
     "responses": {"response_format", "output_config", "max_tokens"},
     "messages": {"response_format", "text.format", "max_output_tokens"},
 }
-"""What a dialect has no field for."""
+"""Features without a field in a dialect."""
 LONG = [{"role": "user", "content": "x" * 600}]
 TOO_LONG = [{"role": "user", "content": "x" * 9000}]
 MANY = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}] * 8192 + USER

@@ -1,4 +1,4 @@
-"""The openai package as a client: what it parses is what its users see."""
+"""The openai package as a client: its users see the objects that it parses."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What requests may ask for beyond OpenAI's fields, on both endpoints."""
+"""Request fields beyond OpenAI's, on both endpoints."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A route declares itself: what it says once is what the server, the metrics, the log and the documents know of it."""
+"""A route declares itself once: the server, the metrics, the log and the documents read this declaration."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An OpenAI server that does as it is told: it streams the given pieces and records all requests."""
+"""A fake OpenAI server: it streams the given pieces and records all requests."""
 
 import asyncio
 import json

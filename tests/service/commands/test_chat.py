@@ -24,7 +24,7 @@ def pipe(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """A chat on a pseudo-terminal: what it shows, and keys for it."""
+    """A chat on a pseudo-terminal: its output, and the keys that a user types."""
 
     def __init__(self, *arguments: str, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -43,7 +43,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def wait_for(self, text: str) -> None:
-        """Until `text` is shown after what was waited for before; everything up to it is then forgotten."""
+        """Wait for `text` in the output after the text of the last call. The output up to it is then dropped."""
         while text not in self.shown:
             assert select.select([self._ours], [], [], PATIENCE)[0], f"no {text!r} in {self.shown!r}"
             data = os.read(self._ours, 4096)  # an OSError when the chat has ended

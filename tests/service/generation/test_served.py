@@ -1,4 +1,4 @@
-"""What a model says of itself is checked when it is loaded, not with every request."""
+"""The defaults in a model's files are checked once when it is loaded, not with every request."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ class Pieces:
 
 
 def run(pieces: list[bytes], stops: list[str] = (), **options: int | bool) -> tuple[list[str], list[int], bool]:  # type: ignore[assignment]
-    """Texts as they were shown, starts of shown tokens, whether a stop string was found."""
+    """The returned texts, the starts of their tokens, and whether a stop string was found."""
     stream = TextStream(Pieces(pieces), [StopString.compile(stop) for stop in stops], **options)  # type: ignore[arg-type]
     shown: list[str] = []
     starts: list[int] = []

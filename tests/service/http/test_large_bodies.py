@@ -1,4 +1,4 @@
-"""Bodies of legal size, made to cost: errors stay few, work leaves the loop, nothing hopeless is tokenized."""
+"""Expensive bodies of legal size: few errors, no work on the event loop, no tokenizing of too long texts."""
 
 import json
 import signal

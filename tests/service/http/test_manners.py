@@ -1,4 +1,4 @@
-"""What answers say besides the text: headers, timings, usage in every chunk, the fingerprint."""
+"""The parts of answers besides the text: headers, timings, usage in every chunk, the fingerprint."""
 
 import re
 from typing import Any
@@ -30,7 +30,7 @@ def test_timings_of_a_whole_answer(live: Live) -> None:
 
 
 def test_the_wait_of_later_choices_is_no_time_of_the_first() -> None:
-    """One sequence at a time, of 20 ms a step: the second waits until the first has said all."""
+    """One sequence at a time, with 20 ms a step: the second waits until the first is complete."""
     with running(model="slow", max_sequences=1) as live:
         timings = live.complete(prompt=["one", "two"], max_tokens=5)["timings"]
     assert timings["prompt_ms"] >= 20

@@ -1,4 +1,4 @@
-"""Requests as bytes: what clients may do on a connection."""
+"""Requests as bytes: everything that clients may do on a connection."""
 
 import json
 import socket
@@ -48,7 +48,7 @@ def in_pieces(sock: socket.socket, data: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
 @pytest.mark.parametrize("asked", [whole(OFFER), chunked(OFFER)], ids=["length", "chunks"])
 def test_an_offer_to_speak_http2_is_ignored(live: Live, size: int, asked: bytes) -> None:
-    """However the bytes come in, and whatever follows on the connection."""
+    """The offer is ignored for every division of the bytes, and for every later request on the connection."""
     with connected(live) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for data in (asked, whole(), asked):
@@ -67,7 +67,7 @@ def test_other_offers(live: Live) -> None:
 
 
 def idle(live: Live) -> bool:
-    """Nothing runs, no page is held."""
+    """Whether no request runs or waits, and no page is held."""
     pages = live.metric("noria_kv_pages", window="full", state="held")
     return pages == live.metric("noria_requests_running") == live.metric("noria_requests_waiting") == 0
 

@@ -1,4 +1,4 @@
-"""How tokens reach a client: by which loop and parser, and what a client that lags is sent."""
+"""The way of tokens to a client: the event loop, the parser, and the events for a slow client."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Everything a request can get wrong: status, field, value and limit in the answer."""
+"""Every error in a request: status, field, value and limit in the answer."""
 
 from typing import Any
 

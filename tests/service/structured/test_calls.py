@@ -1,4 +1,4 @@
-"""Calls of functions: what grammars let pass, what is read from a text however it is cut, what a request may ask."""
+"""Calls of functions: the texts that grammars allow, the reader for every division of a text, the request fields."""
 
 import json
 import random
@@ -58,7 +58,7 @@ COMPILER = Compiler.of(TOKENIZER, [0], 256)
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether a whole text keeps to the grammar."""
+    """Whether the grammar allows a whole text."""
     matcher = COMPILER.compile(grammar)
     tokens = TOKENIZER.tokens(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -96,7 +96,7 @@ def test_plain_text_is_text_to_its_last_character(style: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_marker_is_text_where_no_call_follows(style: str) -> None:
-    """As in an answer about the format, or in one of a form: JSON in which Llama's style sees a beginning."""
+    """For example an answer about the format, or JSON that begins like a call in Llama's style."""
     for text in (
         "Before calls stands [TOOL_CALLS], or <tool_call> and </tool_call>: see there.",
         "<tool_call>[TOOL_CALLS]<tool_call>.",
@@ -256,7 +256,7 @@ def test_tools_are_explained_where_a_format_has_none() -> None:
     assert told == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
 
 
-# Over HTTP, with a model that says what it is told
+# Over HTTP, with a model that repeats its prompt
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Objects with declared properties have no others, unless their schema speaks of others or is joined with one."""
+"""Objects with declared properties have no others, unless their schema mentions others or is joined to one."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a request may ask of its answer's form, and what is refused before the engine sees it."""
+"""Constraints of a request, and those that are refused before the engine sees them."""
 
 import json
 from typing import Any

@@ -1,10 +1,10 @@
 /* Attention over pages in place.
  *
- * A task is up to ROWS neighbouring rows of one sequence, over its visible pages or some of them, for one key head; the
- * query heads that share it go together. Keys are taken in blocks of BLOCK pages: scores, their maximum, weights, then
- * the weighted values. After every SPLIT pages sums start anew and are joined to those before. Blocks and splits are
- * where positions say; what a query adds up, and in which order, depends on its own visible keys and their positions
- * alone: keys that only its neighbours see weigh exactly 0.
+ * A task is up to ROWS neighbouring rows of one sequence and one key head, with all query heads that share this key
+ * head. It covers all visible pages or some of them. A task computes BLOCK pages at a time: scores, their maximum,
+ * weights, then the weighted values. After every SPLIT pages it starts new sums and joins the finished sums to those
+ * before. Positions alone decide where a block or a split begins. What a query adds up, and in which order, depends
+ * only on its own visible keys and their positions: keys that only its neighbours see have a weight of exactly 0.
  */
 #include "attention/attention.h"
 #include "pool.h"
@@ -48,11 +48,12 @@ static void write_some(void *context, int task, int thread) {
 
 INLINE int round_up(int n) { return (n + 15) / 16 * 16; }
 
-/* Scores are in bits: the scale of q includes log2(e). */
+/* Scores are exponents of 2: the scale of q includes log2(e). */
 static const float LOG2_E = 1.44269504088896341f;
 INLINE vf weight_of(vf score, float most) { return power_of_two(larger(score - splat(most), splat(-126.0f))); }
 
-/* Sums of a softmax over more keys: its greatest score, its weights relative to that, the values times those. */
+/* Joins the sums of one softmax over two sets of keys: the greatest score, the sum of weights relative to it, and the
+ * sum of weighted values. */
 static void join(float *most, float *total, float *acc, float new_most, float new_total, const float *new_acc, int dim) {
     if (new_most == -INFINITY) return;
     float now = *most > new_most ? *most : new_most;
@@ -62,7 +63,7 @@ static void join(float *most, float *total, float *acc, float new_most, float ne
     for (int d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * old_share + load(new_acc + d) * new_share);
 }
 
-/* Where the sums of query m of a part are left: most, total, acc. */
+/* The memory for the sums of query m of a part: most, total, acc. */
 static float *part(const call *c, int64_t index, int head, int m) {
     return c->parts + ((index * c->n_kv_heads + head) * c->part_queries + m) * (round_up((int)c->head_dim) + 2);
 }
@@ -104,7 +105,7 @@ typedef struct {
     int32_t q_offset[MAX_QUERIES], p_offset[MAX_QUERIES * BLOCK];
 } state;
 
-/* n weights or half a query as words, n a multiple of LANES. `words` may be `x`. */
+/* Converts n weights, or half a query, to words; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
     for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
     if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
@@ -134,7 +135,7 @@ INLINE void load_query(const int kind, const call *c, const float *q, const floa
     for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = turned[i];
 }
 
-/* The maximum of a query's scores over a block becomes at least `now`. */
+/* Raises the greatest score of a query to `now` and scales its sums accordingly. */
 INLINE void raise(float now, float *most, vf *total, float *acc, int padded) {
     vf shrink = weight_of(splat(*most), now);
     *total *= shrink;
@@ -142,7 +143,8 @@ INLINE void raise(float now, float *most, vf *total, float *acc, int padded) {
     *most = now;
 }
 
-/* Scores of query m over a block to weights as words; its maximum and sum follow. It sees keys first..last-1. */
+/* Converts the scores of query m over a block to weights as words, and updates its maximum and its sum of weights. The
+ * query sees keys first..last-1. */
 INLINE void weigh(const int kind, state *s, int m, int first, int last, char *const *values, int dim, int padded) {
     float *p = s->p + m * KEYS, weights[PAGE];
     const int all = first == 0 && last == KEYS, from = first / PAGE * PAGE, to = (last + PAGE - 1) / PAGE * PAGE;
@@ -174,7 +176,7 @@ INLINE void weigh(const int kind, state *s, int m, int first, int last, char *co
     }
 }
 
-/* Scores of queries from..from+many-1 over a page, into column `at` of the block. */
+/* Computes the scores of queries from..from+many-1 over a page, into columns `at`.. of the block. */
 INLINE void score(const int kind, state *s, int from, int many, char *keys, int at, int dim, int padded, int64_t ahead) {
     const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
     product_t p = {.a = s->q + from, .a_row = 1, .a_word = MAX_QUERIES, .b = keys, .stride = PAGE * 4, .last = words,
@@ -188,7 +190,7 @@ INLINE void score(const int kind, state *s, int from, int many, char *keys, int 
     product_bytes(&t, many, PAGE);
 }
 
-/* Adds the values of a page, of its positions least..most-1, to those queries; it is the n-th of the block. */
+/* Adds the weighted values at positions least..most-1 of the block's n-th page to the sums of these queries. */
 INLINE void add_values(const int kind, state *s, int from, int many, char *values, int n, int least, int most, int dim,
                        int padded, int64_t ahead) {
     const int each = kind == INT8 ? 4 : kind == BF16 ? 2 : 1, words = kind == BF16 && !PAIRED ? PAGE : PAGE / each;
@@ -208,18 +210,19 @@ INLINE void add_values(const int kind, state *s, int from, int many, char *value
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The n-th cell that a task reads, or its last. */
+/* The n-th cell that a task reads, or its last cell if it reads fewer. */
 INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
     const task_t *t = c->tasks + index / c->n_kv_heads;
     return cell(c, kind, c->pages[t->page + least_of(n, t->end - t->block - 1)], (int)(index % c->n_kv_heads));
 }
 
-/* Pages from..end-1, all of one block, for the queries of a task that see any of them. `next` is the task after it. */
+/* Attends to pages from..end-1, all of one block, for those queries of a task that see any of them. `next` is the task
+ * after it, whose first cells are prefetched. */
 INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, int next,
                          state *s, int padded) {
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
     const int64_t half = half_bytes(kind, dim), start = from / BLOCK * KEYS;
-    int64_t low = most_of(from * PAGE - t->position, 0), high = t->n_rows; /* rows that see any: causal, window */
+    int64_t low = most_of(from * PAGE - t->position, 0), high = t->n_rows; /* rows that see any of the pages */
     if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
     if (low >= high) return;
     const int first = (int)low * group, many = (int)(high - low) * group;
@@ -281,13 +284,13 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
         else leave(part(c, t->part, head, m), s->joined_most[m], s->joined_total[m], s->joined + m * padded, padded);
 }
 
-/* Apart: one function of all three takes compilers thrice as long. */
+/* Three functions, because compilers take three times as long for a single one of all three kinds. */
 #define APART static __attribute__((noinline)) void
 APART attend_bf16(const call *c, int index, int next, state *s) { attend(BF16, c, index, next, s); }
 APART attend_float32(const call *c, int index, int next, state *s) { attend(FLOAT32, c, index, next, s); }
 APART attend_int8(const call *c, int index, int next, state *s) { attend(INT8, c, index, next, s); }
 
-/* How many tasks a thread takes at once: where there are enough, all heads of a sequence. */
+/* The number of tasks that a thread takes at once: all key heads of the same rows if there are enough tasks, else 1. */
 static int bundle(const call *c) { return c->n_tasks < 4 * noria_thread_count() ? 1 : (int)c->n_kv_heads; }
 
 static void attend_some(void *context, int number, int thread) {

@@ -4,8 +4,8 @@
 
 typedef struct {
     int64_t row, n_rows, position;
-    int64_t page, block, end; /* `pages[page]` holds logical block `block`, the first one of the task; `end` is beyond it */
-    int64_t part;             /* where in `parts` to leave the sums; -1 if there are no others to join */
+    int64_t page, block, end; /* `pages[page]` holds `block`, the task's first logical block; its last is `end` - 1 */
+    int64_t part;             /* index in `parts` for the sums; -1 if there are no others to join */
 } task_t;
 
 /* The sums of tasks that share rows: `n` parts from `first` on. */

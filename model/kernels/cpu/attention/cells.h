@@ -1,11 +1,13 @@
 /* The layout of keys and values. A page holds a cell for each key head: its keys, then its values.
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
- * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2]: pairs of what is summed over stand together.
- * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128 with |q| <= 127, each followed by a float
- *           for each position that its q are multiplied by; width is head_dim rounded up to a multiple of 16.
+ * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2], in pairs along the summed axis.
+ * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128, |q| <= 127. A float for each position
+ *           follows the keys, and another one follows the values: the factors of their q. width is head_dim rounded up
+ *           to a multiple of 16.
  *
- * So q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query multiplies.
+ * With this layout q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query
+ * multiplies.
  */
 #pragma once
 #include "vectors.h"
@@ -14,7 +16,7 @@ enum { BF16, FLOAT32, INT8 };
 enum { PAGE = 32, MAX_DIM = 512 };
 
 INLINE int byte_width(int dim) { return (dim + 15) / 16 * 16; }
-/* Of the keys or the values of a cell. */
+/* The number of bytes of the keys of a cell, or of its values. */
 INLINE int64_t half_bytes(int kind, int dim) {
     return kind == FLOAT32 ? PAGE * dim * 4 : kind == BF16 ? PAGE * dim * 2 : PAGE * (byte_width(dim) + 4);
 }
@@ -26,7 +28,7 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* One head by cos [dim/2] and sin [dim/2]: pairs are (i, i + dim/2). */
+/* Rotates one head by cos [dim/2] and sin [dim/2], both in `turn`: pairs are (i, i + dim/2). */
 INLINE void rotate(const float *x, const float *turn, float *y, int half) {
     for (int i = 0; i < half; i++) {
         float a = x[i], b = x[i + half], c = turn[i], s = turn[half + i];
@@ -35,8 +37,8 @@ INLINE void rotate(const float *x, const float *turn, float *y, int half) {
     }
 }
 
-/* q [n] with x = q * result, |q| <= 127; with `rest` [n] x = (128 q + rest) * result. x [n] is padded with zeros to a
- * multiple of 16. */
+/* Quantizes x [n], padded with zeros to a multiple of 16, to q [n], and returns the factor: x = q * factor, |q| <= 127.
+ * With `rest` [n], x = (128 q + rest) * factor. */
 INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
     const float units = rest ? 127 * 128 : 127;
     vi most = {0};

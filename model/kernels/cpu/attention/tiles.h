@@ -1,15 +1,15 @@
 /* Small products for attention: rows of words that queries multiply, see cells.h.
  *
- * Every output is summed in the order of the words, however many rows and columns go together.
+ * Every output is summed in the order of the words, whatever the number of rows and columns in a tile.
  */
 #pragma once
 #include "attention/cells.h"
 
 enum { TILE = 8 };
 
-/* Words `first`..`last` - 1 of all rows; of the last pair the second was never written if `odd`. From one row of a to the
- * next it is `a_row` words, from one word of it to the next `a_word`; rows of b lie `stride` bytes apart, of y `y_stride`
- * floats. What lies `ahead` bytes from b is wanted soon. */
+/* A product over words `first`..`last` - 1. If `odd`, the second half of the last pair was never written.
+ * The rows of a are `a_row` words apart, and the words of a row `a_word`. The rows of b are `stride` bytes apart, those
+ * of y `y_stride` floats. The memory `ahead` bytes after b is prefetched. */
 typedef struct {
     const float *a;
     const char *b;
@@ -18,7 +18,7 @@ typedef struct {
     int first, last, odd, add;
 } product_t;
 
-/* acc + a row of words of b, already loaded, by the i-th word of a query. */
+/* acc + b times the i-th word of a query, where b is a loaded row of words. */
 INLINE vf multiply(const int kind, vf acc, vi b, const float *a, int i, int64_t a_word) {
     a += (kind == BF16 && !PAIRED ? 2 : 1) * i * a_word;
     return kind == FLOAT32 ? fused(splat(*a), (vf)b, acc) : add_pair(acc, b, a, a_word);
@@ -30,7 +30,8 @@ INLINE vi load_words(const char *b, int n) {
     return words;
 }
 
-/* y [M, C * LANES] (+)= a b; M, C, kind and, where C > 1, n = LANES are constants after inlining; else n columns. */
+/* y [M, C * LANES] (+)= a b. M, C and kind are constants after inlining, also n = LANES if C > 1. If C = 1, y has n
+ * columns. */
 INLINE void tile(const int M, const int C, const int kind, const product_t *p, int row, int column, int n) {
     const float *a = p->a + row * p->a_row;
     const char *b = p->b + (int64_t)column * 4;
@@ -56,7 +57,7 @@ INLINE void tile(const int M, const int C, const int kind, const product_t *p, i
         memcpy(y + m * p->y_stride + c * LANES, &acc[m][c], n == LANES ? sizeof(vf) : (size_t)n * 4);
 }
 
-/* All tiles of `rows` rows and `columns` columns. */
+/* Computes all tiles of `rows` rows and `columns` columns. */
 INLINE void product(const int kind, const product_t *p, int rows, int columns) {
     for (int column = 0, wide; column < columns; column += wide * LANES) {
         int m = 0, n = columns - column < LANES ? columns - column : LANES;
@@ -73,11 +74,11 @@ INLINE void product(const int kind, const product_t *p, int rows, int columns) {
     }
 }
 
-/* The same for bytes: exact sums, times what a query's bytes stand for, and with `by_column` what each column's do. With
- * two levels a query's first words count 128 times, the second ones once. */
+/* A product of bytes: exact sums, times the factor of the query, and with `by_column` times the factor of the column.
+ * With two levels, the query's first words count 128 times and its second words once. */
 typedef struct {
     product_t p;
-    const float *factor, *by_column; /* one in `each` of a row's factors and offsets counts here */
+    const float *factor, *by_column; /* a row has `each` factors and offsets, of which this uses one */
     const int32_t *offset;
     int each, levels;
 } bytes_t;

@@ -1,5 +1,5 @@
-/* Rows of activations to signed bytes, one scale for each row and group of channels, or to bfloat16; the norm or the gate
- * before the product is applied on the way.
+/* Converts rows of activations to signed bytes, with a scale for each row and group of channels, or to bfloat16. The
+ * same pass applies the norm or the gate before the product.
  */
 #pragma once
 #include "linear/linear.h"
@@ -7,7 +7,8 @@
 
 enum { LONGEST_GROUP = 64 };
 
-/* For each row and group: bytes `q` (beside BF16 factors instead of all that follows), their scale, where integer sums start (`zero`), and scale times the bytes' sum. */
+/* For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
+ * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
 typedef struct {
     const weights *w;
     const float *x, *norm;
@@ -19,7 +20,7 @@ typedef struct {
     int32_t *zero;
 } call;
 
-/* 1 / rms of a row: lanes are summed in a fixed order. */
+/* 1 / rms of a row. The lanes are summed in a fixed order. */
 static float inverse_rms(const float *x, int n, float eps) {
     vf total = {0};
     for (int i = 0; i < n; i += LANES) {
@@ -29,7 +30,7 @@ static float inverse_rms(const float *x, int n, float eps) {
     return 1.0f / sqrtf(sum(total) / (float)n + eps);
 }
 
-/* Channels i.. of a row as the kind says; 0 beyond the row's end. */
+/* Channels i.. of a row, after the norm or the gate if `kind` has one; 0 beyond the row's end. */
 INLINE vf channel(const call *c, const float *x, int i, float factor) {
     int n = (int)c->w->n_in, whole = i + LANES <= n, some = n - i;
     if (some <= 0) return splat(0);
@@ -42,7 +43,7 @@ INLINE vf channel(const call *c, const float *x, int i, float factor) {
     return v;
 }
 
-/* What the packed weights exceed the signed ones by. */
+/* The difference between a packed weight and the signed one. */
 INLINE int32_t excess(int64_t format) { return format == Q4 ? 8 : format == Q4_MIN ? 0 : OFFSET; }
 
 INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64_t at, int first, float factor) {
@@ -52,7 +53,7 @@ INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64
         v[i] = channel(c, x, first + i * LANES, factor);
         most = larger_bits(magnitude(v[i]), most);
     }
-    float amax = greatest_magnitude(most); /* if that is NaN or infinite, so are all products of the group */
+    float amax = greatest_magnitude(most); /* if it is not finite, no product of the group is */
     float inverse = amax <= 1e-30f ? 0 : 127.0f / amax;
     vi total = {0};
     for (int i = 0; i < GROUP / LANES; i++) {

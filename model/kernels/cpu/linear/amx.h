@@ -1,5 +1,5 @@
-/* Products of whole tiles by AMX: 16 rows of signed bytes times 16 outputs' unsigned bytes. With EMULATED_TILES the same
- * in plain C, so that what stands around it can be tested where the processor has none.
+/* Products of whole tiles by AMX: 16 rows of signed bytes times the unsigned bytes of 16 outputs. With EMULATED_TILES
+ * plain C computes them, so that a processor without AMX can test the code around them.
  */
 #pragma once
 #include "vectors.h"
@@ -24,14 +24,14 @@ INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, in
 
 #elif defined(__AMX_INT8__)
 
-/* Tile 0 takes sums, 1 rows of activations, 2 a record of weights. */
+/* Tile 0 holds sums, tile 1 rows of activations, tile 2 a record of weights. */
 INLINE void tiles_begin(int group) {
     struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
     } config = {.palette = 1, .bytes = {64, (uint16_t)group, 64}, .rows = {TILE_ROWS, TILE_ROWS, (uint8_t)(group / 4)}};
-    __asm__ volatile("ldtilecfg %0" : : "m"(config)); /* compilers' own intrinsic takes it for 8 bytes */
+    __asm__ volatile("ldtilecfg %0" : : "m"(config)); /* the compilers' intrinsic declares it as 8 bytes */
 }
 INLINE void tiles_end(void) { __asm__ volatile("tilerelease"); }
 INLINE void multiply_tiles(const int8_t *x, int64_t stride, const uint8_t *w, int group, int32_t sums[TILE_ROWS][16]) {

@@ -1,16 +1,16 @@
-/* y = W x with weights of 8 or 4 bits and activations of 8, or with both in bfloat16.
+/* y = W x with weights of 8 or 4 bits and activations of 8 bits, or with both in bfloat16.
  *
- * Weights are packed [N/16][K/group] into records, each the weights of a group of channels for 16 outputs:
+ * Weights are packed [N/16][K/group] into records. A record has the weights of a group of channels for 16 outputs:
  *   INT8    group 64: [16 quads][16 outputs][4] bytes w + 128 (|w| <= 127), one scale an output for all groups
  *   Q8      group 32: [8 quads][16 outputs][4] bytes w + 128, then 16 scales in float16
- *   Q4      group 32: [4 quads][16 outputs][4] bytes, the low half quad i and the high half quad i + 4, each w + 8;
+ *   Q4      group 32: [4 quads][16 outputs][4] bytes, quad i in the low halves and i + 4 in the high ones, each w + 8;
  *           then 16 scales
- *   Q8_MIN, Q4_MIN    the same and 16 minima; the 4-bit weights are 0..15 then
+ *   Q8_MIN, Q4_MIN    the same, then 16 minima; here a 4-bit weight is 0..15
  *   BF16    group 64: [32 pairs][16 outputs][2] in bfloat16
- * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers; groups
- * are added in float, in order, by the same operations for any number of rows: a row's result depends on that row
- * alone. So does it in bfloat16, where each output is one chain of additions in float, pair after pair of channels; of a pair
- * vdpbf16ps adds the second first, and it takes what is smaller than a normal float for 0.
+ * An INT8 record of 1024 bytes is also a B tile of AMX. Sums within a group are exact integers. Groups are added in
+ * float, in order, by the same operations for any number of rows: a row's result depends on that row alone.
+ * In bfloat16 it also depends on that row alone. Each output is one chain of additions in float, pair after pair of
+ * channels. vdpbf16ps adds the second product of a pair first, and replaces subnormal floats by 0.
  */
 #include "linear/activations.h"
 #include "linear/amx.h"
@@ -20,7 +20,7 @@ MIRRORED(weights, n_out)
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 
-/* Tiles that fill the registers there are; those of BF16, which has sums of one kind only, are twice as tall. */
+/* Sizes of tiles that fill the registers. BF16 has only one kind of sums, and therefore tiles of twice the height. */
 #if defined(__AVX512VNNI__)
 enum { TALL = 4, BROAD = 2, BROAD_ONE = 4 };
 #elif defined(__AVX2__)
@@ -62,7 +62,7 @@ INLINE void add_quad(const int FORMAT, const int R, const int V, vi acc[][4 * VE
     }
 }
 
-/* A row's total with one more group: its exact sums by the scales of weights and row, and the minima by the row's sum. */
+/* A row's total with one more group: exact sums times the scales of weights and row, plus minima times its sum. */
 INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf minimum, float scale, float row_sum) {
     vf exact = __builtin_convertvector(sums, vf);
     if (FORMAT != INT8) exact *= weight_scale;
@@ -70,7 +70,7 @@ INLINE vf add_group(const int FORMAT, vf total, vi sums, vf weight_scale, vf min
     return HAS_MINIMA(FORMAT) ? fused(minimum, splat(row_sum), total) : total;
 }
 
-/* `tile` of BF16. */
+/* `tile` for BF16. */
 INLINE void tile_pairs(const call *c, const int R, const int C, int row, int block, int ahead) {
     const int V = C * VECTORS, PAIRS = c->n_groups * 32, WORDS = PAIRED ? 1 : 2;
     const int64_t stride = (int64_t)PAIRS * WORDS, next = (int64_t)c->n_groups * RECORD(BF16);
@@ -89,8 +89,8 @@ INLINE void tile_pairs(const call *c, const int R, const int C, int row, int blo
         finish(c, BF16, row + r, block + b, totals[r] + b * VECTORS);
 }
 
-/* R rows times C blocks of 16 outputs; FORMAT, R and C are constants after inlining. Meanwhile it
- * prefetches the block `ahead` blocks further: hardware does not prefetch beyond a memory page. */
+/* Multiplies R rows by C blocks of 16 outputs. FORMAT, R and C are constants after inlining. It also prefetches the
+ * block `ahead` blocks further, because hardware does not prefetch beyond a memory page. */
 INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int row, int block, int ahead) {
     if (FORMAT == BF16) {
         tile_pairs(c, R, C, row, block, ahead);
@@ -132,7 +132,7 @@ INLINE void tile(const call *c, const int FORMAT, const int R, const int C, int 
 }
 
 #ifdef TILES
-/* What `tile` gives for 16 rows and one block, to the bit. */
+/* Computes the same bits as `tile` for 16 rows and one block. */
 INLINE void slab(const call *c, const int FORMAT, int row, int block) {
     const int G = c->n_groups, CHANNELS = QUADS(FORMAT) * 4;
     const int64_t stride = (int64_t)G * CHANNELS, first = (int64_t)row * G;
@@ -161,7 +161,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 
-/* Rows top..end-1 of blocks first..last-1: weights come from memory once, rows from the cache. */
+/* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
     int block = first;
 #ifdef TILES
@@ -212,8 +212,8 @@ PRODUCTS(Q4)
 PRODUCTS(Q4_MIN)
 PRODUCTS(BF16)
 
-/* How many of n blocks make a task: a multiple of `step`, at most `most` if that is 4 or more, such that the thread with
- * most tasks has the fewest blocks. */
+/* The number of blocks in a task: a multiple of `step`, at most `most` or 4, whichever is greater. It minimizes the
+ * number of blocks of the thread with the most work. */
 static int balanced(int n, int most, int step) {
     int threads = noria_thread_count(), best = 0, least = 0;
     for (int grain = (most < 4 ? 4 : most) / step * step; grain > 0; grain -= step) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "vectors.h"
 
-/* Layouts of weights, see linear.c. In blocks, groups of 32 channels have a scale (and a minimum) for each output. */
+/* Layouts of weights, see linear.c. In Q layouts a group of 32 channels has a scale (and a minimum) for each output. */
 enum { INT8, Q8, Q8_MIN, Q4, Q4_MIN, BF16 };
 enum { PLAIN, NORMED, GATED };
 
@@ -14,7 +14,7 @@ typedef struct {
 } weights;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` holds group + 12 bytes for each row and group,
- * beside BF16 4 for each channel. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has group + 12 bytes for each row and group,
+ * with BF16 weights 4 bytes for each channel. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch);

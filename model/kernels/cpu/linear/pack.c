@@ -21,7 +21,7 @@ INLINE vf value(const int KIND, const char *x, int i) {
     return (vf)(__builtin_convertvector(h, vi) << 16);
 }
 
-/* Group g of a row; the last is copied to `copy` and filled with zeros there. */
+/* Group g of a row. If the last group is not full, it is copied to `copy` and padded with zeros. */
 INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, char *copy) {
     int64_t left = n_in - g * CHANNELS;
     const char *x = row + g * CHANNELS * size;
@@ -30,7 +30,7 @@ INLINE const char *group(const char *row, int64_t g, int64_t n_in, int size, cha
     return memcpy(copy, x, (size_t)(left * size));
 }
 
-/* Stores one output as bytes, its greatest magnitude as 127. Returns whether a value is not finite. */
+/* Stores one output as bytes. The greatest magnitude becomes 127. Returns whether a value is not finite. */
 INLINE int quantize_row(const int KIND, const char *row, const weights *w, uint8_t *to, float *scale) {
     const int size = KIND == FLOAT32 ? 4 : 2;
     const int64_t groups = (w->n_in + CHANNELS - 1) / CHANNELS;
@@ -103,7 +103,7 @@ static void quantize_outputs(void *context, int task, int thread) {
     }
 }
 
-/* Outputs first..first+n-1 of INT8 or BF16 weights from rows [n, n_in]. Returns whether a value is not finite. */
+/* Stores rows [n, n_in] as outputs first..first+n-1 of INT8 or BF16 weights. Returns whether a value is not finite. */
 int EXPORT(quantize)(const weights *w, int64_t first, const void *rows, int64_t kind, int64_t n) {
     floats c = {rows, kind, n, first, w, 0};
     noria_parallel(quantize_outputs, &c, (int)((first + n - 1) / OUTPUTS - first / OUTPUTS + 1));
