@@ -1,1 +1,1 @@
-"""The network and all that touches tensors. See DESIGN in docs/architecture.md."""
+"""The network and all that touches tensors. See docs/architecture.md."""

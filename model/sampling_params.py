@@ -166,7 +166,7 @@ class SamplingParams:
         0,
         Stage.SPEED,
         (0, 16),
-        "The most draft tokens in a step; they are copied from earlier text. Default: 0.",
+        "The greatest number of draft tokens in a step; they are copied from earlier text. Default: 0.",
         reads_output=True,
     )
     min_tokens: int = parameter(

@@ -146,7 +146,7 @@ def test_a_folder_holds_few_files_and_says_what_it_is_for(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("tests"), ids=str)
 def test_no_test_imports_from_another(path: Path) -> None:
-    assert not [name for name in imports(path) if name.startswith("tests.") and ".test_" in name]
+    assert not [name for name in imported_modules(path) if name.startswith("tests.") and ".test_" in name]
 
 
 def mirror(room: Path) -> Path:
@@ -189,9 +189,9 @@ def test_backends_never_import_each_other(folder: str) -> None:
     for path in sources(f"model/{folder}"):
         if path.stem in SHARED:
             continue
-        for name in imports(path):
+        for name in imported_modules(path):
             inside = name.startswith(f"model.{folder}.")
-            assert not inside or name.rpartition(".")[2] in SHARED, f"{path}: {name}"
+            assert not inside or name.split(".")[2] in SHARED, f"{path}: {name}"
 
 
 def run(code: str) -> None:

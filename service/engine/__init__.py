@@ -1,1 +1,1 @@
-"""Scheduler, page tables and process host: standard library and the seam (`model.batch`) only."""
+"""Scheduler, page tables and the engine process. Knows the standard library, the seam and `model.machine` only."""

@@ -105,7 +105,11 @@ class EngineLoop:
             try:
                 self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
-                return self._land() + self._fail(error, batch.n_tokens)
+                failed_before = self._failed_steps
+                updates = self._land()
+                if self._failed_steps > failed_before:  # one incident: every sequence has failed already
+                    return updates
+                return updates + self._fail(error, batch.n_tokens)
         return []
 
     def _land(self) -> list[Update]:

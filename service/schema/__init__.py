@@ -1,1 +1,1 @@
-"""Request fields that several dialects share. Knows pydantic, but neither HTTP nor the engine."""
+"""Request fields that several dialects share. Knows pydantic and the errors that clients get, not the engine."""

@@ -78,7 +78,8 @@ def serving(*flags: str, **variables: str) -> Iterator[LiveServer]:
     port = free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         command = [sys.executable, "-m", "service", "serve", *flags, "--port", str(port)]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")} | variables
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
+        environment |= {"OMP_NUM_THREADS": "1"} | variables  # two workers test at once
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
             server = LiveServer(process, port, Path(log.name))
             try:

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang 2019, arXiv 1910.07467), as model/linear/norm.py: float32 sums, cast back, then scaled."""
+"""RMSNorm (Zhang 2019, arXiv 1910.07467), as model/linear/base.py: float32 sums, cast back, then scaled."""
 
 import torch
 import triton

@@ -113,6 +113,39 @@ def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
     assert found == [sampled(logits[row : row + 1], [item])[0] for row, item in enumerate(items)]
 
 
+class PromptOnly:
+    """Tokens of a sequence whose output is still unknown: reading it fails."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: object) -> int:
+        raise AssertionError("a parameter without reads_output reads the output")
+
+
+USED = {
+    "temperature": 0.7,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "seed": 4,
+    "logit_bias": ((3, 5.0),),
+    "allowed_token_ids": (1, 2, 3),
+}
+"""A value in use of each parameter that shapes or chooses and does not read the output."""
+
+
+def test_a_parameter_that_reads_the_output_says_so(implementation: str) -> None:
+    stages = (Stage.LOGITS, Stage.DISTRIBUTION)
+    blind = {name for name, row in PARAMETERS.items() if row.stage in stages and not row.reads_output}
+    assert blind <= USED.keys(), "add a value of the new parameter to USED"
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    for name in blind:
+        params = SamplingParams(**({"temperature": 0.7} | {name: USED[name]}))  # type: ignore[arg-type]
+        assert params.independent_of_output
+        assert sampled(logits, [Slice(0, PromptOnly(), 2, 3, 4, (), params)])  # type: ignore[arg-type]
+
+
 def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(native.ENVIRONMENT, raising=False)
     in_pytorch: list[int] = []
