@@ -104,7 +104,9 @@ def _library() -> ctypes.CDLL | None:
 
 
 def check_records(compiled: ctypes.CDLL, name: str) -> None:
-    """Raise NoriaError if a struct of the variant `name` has another size, or its first integer elsewhere, in C than in records.py.
+    """Raise NoriaError if a struct of the variant `name` differs in C and in records.py.
+
+    Compared are its size and the offset of its first integer.
 
     A call with that struct would crash. Building again does not help: the library was built from these sources.
     """

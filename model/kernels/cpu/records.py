@@ -1,4 +1,4 @@
-"""Structs of the C kernels as Python fills them, and the limits of attention.c. native.py compares the structs at load."""
+"""Structs of the C kernels as Python fills them, and limits of attention.c. native.py compares the structs at load."""
 
 import ctypes
 from collections.abc import Mapping
