@@ -17,6 +17,12 @@ if not torch.cuda.is_available():
 collect_ignore = ["clients"]  # they run in environments of their own: tests/clients/run.py
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """PyTorch computes on one thread: two workers share the cores. The kernels' own threads are not touched."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """SmolLM2-135M-Instruct as a directory."""

@@ -1,7 +1,6 @@
 """Shared by the tests of the model: the CPU kernels in every variant, and the product of Triton's interpreter."""
 
 import pytest
-import torch
 
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
@@ -15,9 +14,3 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The variant, or the best below it that this processor runs."""
     order = native.LEVELS[::-1]
     return native.variant(next(name for name in order[order.index(request.param) :] if name in native.available()))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """PyTorch computes on one thread: with small tensors, a second thread costs more time than it saves."""
-    torch.set_num_threads(1)

@@ -128,6 +128,7 @@ USED = {
     "top_p": 0.5,
     "top_k": 3,
     "min_p": 0.1,
+    "min_tokens": 3,
     "seed": 4,
     "logit_bias": ((3, 5.0),),
     "allowed_token_ids": (1, 2, 3),
@@ -141,7 +142,7 @@ def test_a_parameter_that_reads_the_output_says_so(implementation: str) -> None:
     assert blind <= USED.keys(), "add a value of the new parameter to USED"
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(1))
     for name in blind:
-        params = SamplingParams(**({"temperature": 0.7} | {name: USED[name]}))  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=9, stop_token_ids=(5,), **({"temperature": 0.7} | {name: USED[name]}))  # type: ignore[arg-type]
         assert params.independent_of_output
         assert sampled(logits, [Slice(0, PromptOnly(), 2, 3, 4, (), params)])  # type: ignore[arg-type]
 
