@@ -24,7 +24,7 @@ class Scheme:
     - `compiled`: it runs in the compiled kernels of a CPU, on float32 activations, and quantizes the output head too.
       All others run in PyTorch and on a GPU in Triton, on activations in the model's format.
     - A projection's input channels must be a multiple of `multiple`. A GPU needs compute capability `capability`.
-    - `bit_identical`: with compiled kernels a row's bits depend on no other row (DESIGN, "Promises about the answer").
+    - `bit_identical`: with compiled kernels a row's bits depend on no other row (docs/determinism.md).
     """
 
     name: str
