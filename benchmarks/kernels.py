@@ -87,9 +87,9 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     inputs = pack(StepBatch(tuple(slices)), backend.page_size, [None], cpu)
     prepared = backend.prepare(inputs.pools[0])
     rows = streams * (stop - start)
-    qkv, turn = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
-    turns = cycle(caches)
-    return lambda: backend.attend_unrotated(qkv, HEADS, turn, next(turns), prepared)
+    qkv, rotations = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
+    in_order = cycle(caches)
+    return lambda: backend.attend_unrotated(qkv, HEADS, rotations, next(in_order), prepared)
 
 
 def seconds(call: Callable[[], object]) -> float:

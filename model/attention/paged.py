@@ -98,7 +98,7 @@ class PagedAttention(Attention):
         call = self.call(prepared, qkv.shape, n_heads, cache.k.dtype)
         out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
         call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
-        call.turn = None if rotations is None else rotations.data_ptr()
+        call.rotations = None if rotations is None else rotations.data_ptr()
         self._kernels.attention(call)
         return out
 

@@ -42,7 +42,7 @@ class FusedLayers:
         out = x.new_empty(n_rows, n_heads, config.head_dim)
         calls = [self._attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
         for call in calls:
-            call.qkv, call.out, call.turn = qkv.data_ptr(), out.data_ptr(), rotations.data_ptr()
+            call.qkv, call.out, call.rotations = qkv.data_ptr(), out.data_ptr(), rotations.data_ptr()
         scratch_bytes = max(weights.scratch_bytes(n_rows) for weights in self._widest)
         pools = (records.AttentionCall * len(calls))(*calls)
         self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)

@@ -25,7 +25,7 @@ LEAST_TOP_P = 1e-30
 RACED = frozenset({"temperature", "seed"})
 """Parameters of `_race` itself."""
 COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
-"""Parameters that kernels/cpu/draw.c implements."""
+"""Parameters that kernels/cpu/sample.c implements."""
 
 
 def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
@@ -35,7 +35,7 @@ def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     if kernels is None or len(others) == len(slices):
         return _choose(logits, slices)
     in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others]) if others else None
-    tokens = kernels.draw(logits, _kernel_rows(slices))
+    tokens = kernels.sample(logits, _kernel_rows(slices))
     return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
 
 
@@ -71,8 +71,8 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
 
 
 def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
-    """The parameters of each row for kernels/cpu/draw.c; temperature 0 is greedy."""
-    rows = np.zeros(len(slices), dtype=records.DRAW)
+    """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy."""
+    rows = np.zeros(len(slices), dtype=records.SAMPLING)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         chosen = [slices[row] for row in sampled]

@@ -148,13 +148,13 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     cache.k.normal_()
     cache.v.normal_()
     qkv = torch.randn(4, 8 + 2 * 2, 128, dtype=torch.bfloat16, device=device)
-    turn = torch.randn(4, 2, 64, device=device)
+    rotations = torch.randn(4, 2, 64, device=device)
     longest, shorter = step([2000] * 4), step([700, 30])
     prepared = backend.prepare(longest)
-    backend.attend_unrotated(qkv, 8, turn, cache, prepared)  # compiles
+    backend.attend_unrotated(qkv, 8, rotations, cache, prepared)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backend.attend_unrotated(qkv, 8, turn, cache, prepared)
+        captured = backend.attend_unrotated(qkv, 8, rotations, cache, prepared)
     longest.slots.fill_(-1)
     longest.table.zero_()
     longest.pages.zero_()
@@ -162,7 +162,7 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     longest.pages[: len(shorter.pages)] = shorter.pages
     before = cache.k[2 * 64 :].clone()
     graph.replay()
-    expected = backend.attend_unrotated(qkv[:2], 8, turn[:2], cache, backend.prepare(shorter))
+    expected = backend.attend_unrotated(qkv[:2], 8, rotations[:2], cache, backend.prepare(shorter))
     assert torch.equal(captured[:2], expected)
     assert torch.equal(cache.k[2 * 64 :], before)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.kernels.cpu.packed import PackedWeights
-from model.kernels.cpu.records import DRAW, AttentionCall, Grid, Layer
+from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer
 from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
@@ -23,7 +23,7 @@ _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
     "attention": (_pointer,),
-    "draw": (_pointer, _integer, _integer, _pointer, _pointer),
+    "sample": (_pointer, _integer, _integer, _pointer, _pointer),
     "network": (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer),
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
@@ -38,7 +38,7 @@ class Kernels:
     variant: str
     _linear: Any
     _attention: Any
-    _draw: Any
+    _sample: Any
     _network: Any
     _quantize: Any
     _pack: Any
@@ -132,13 +132,13 @@ class Kernels:
             scratch = self._scratch_of(scratch_bytes)
             self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
 
-    def draw(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are DRAW."""
-        if rows.dtype != DRAW or logits.dtype is not torch.float32 or len(rows) != len(logits):
-            raise ValueError(f"expected {len(logits)} rows of {DRAW} and float32 logits, got {logits.dtype}")
+    def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
+        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are SAMPLING."""
+        if rows.dtype != SAMPLING or logits.dtype is not torch.float32 or len(rows) != len(logits):
+            raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and float32 logits, got {logits.dtype}")
         tokens = torch.empty(len(logits), dtype=torch.int64)
         with self._lock:
-            self._draw(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
+            self._sample(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
         return tokens
 
     def _scratch_of(self, n_bytes: int) -> int:

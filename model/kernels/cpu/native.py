@@ -7,6 +7,7 @@ import ctypes
 import logging
 import os
 from functools import cache, partial
+from itertools import count
 
 import torch
 
@@ -104,16 +105,27 @@ def _library() -> ctypes.CDLL | None:
 
 
 def check_records(compiled: ctypes.CDLL, name: str) -> None:
-    """Raise NoriaError if a struct of the variant `name` differs in C and in records.py.
+    """Raise NoriaError if a struct, or a limit, of the variant `name` differs in C and in records.py.
 
-    Compared are its size and the offset of its first integer.
-
-    A call with that struct would crash. Building again does not help: the library was built from these sources.
+    A call would crash. Building again does not help: the library was built from these sources.
     """
     for struct, mirror in records.MIRRORS.items():
-        found = tuple(getattr(compiled, f"{fact}_{struct}_{name}")() for fact in ("sizeof", "offset"))
-        if found != (here := records.extent(mirror)):
-            raise NoriaError(
-                f"struct {struct} of the compiled kernels has {found[0]} bytes in C, integers from byte {found[1]}, "
-                f"but {here[0]} bytes in Python, integers from byte {here[1]}; correct model/kernels/cpu/records.py"
-            )
+        for c, python in zip(_layout(compiled, f"fields_{struct}_{name}"), records.layout(mirror), strict=False):
+            if c != python:
+                raise NoriaError(
+                    f"struct {struct} of the compiled kernels has {c} in C, {python} in Python (name, offset, bytes); "
+                    "correct model/kernels/cpu/records.py"
+                )
+    limits = (ctypes.c_int64 * len(records.LIMITS)).in_dll(compiled, f"attention_limits_{name}")
+    if tuple(limits) != records.LIMITS:
+        raise NoriaError(
+            f"the limits of attention.c are {tuple(limits)} in C and {records.LIMITS} in Python; "
+            "correct model/kernels/cpu/records.py"
+        )
+
+
+def _layout(compiled: ctypes.CDLL, symbol: str) -> list[tuple[str, int, int]]:
+    """What C says of a struct's fields, up to the entry without a name, which has the struct's own bytes."""
+    first = ctypes.pointer(records.Field.in_dll(compiled, symbol))
+    n = next(i for i in count() if not first[i].name)
+    return [(first[i].name.decode(), first[i].offset, first[i].bytes) for i in range(n)] + [("", 0, first[n].bytes)]

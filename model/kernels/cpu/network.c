@@ -9,7 +9,9 @@ typedef struct {
     char *cells;
     int64_t pool;
 } layer;
-MIRRORED(layer, pool)
+#define F(name) FIELD(layer, name)
+MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(cells), F(pool));
+#undef F
 
 /* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim]. */
 void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,

@@ -1,4 +1,4 @@
-"""Structs of the C kernels as Python fills them, and limits of attention.c. native.py compares the structs at load."""
+"""Structs of the C kernels as Python fills them, and limits of attention.c. native.py compares both at load."""
 
 import ctypes
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
-"""Limits of attention.c."""
+LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
+"""Limits of attention.c, in the order of its `attention_limits`."""
 
 
 class WeightsRecord(ctypes.Structure):
@@ -28,7 +28,7 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ("qkv", "turn", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
+            for name in ("qkv", "rotations", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
         ),
         *(
             (name, ctypes.c_int64)
@@ -58,32 +58,40 @@ class Grid(ctypes.Structure):
         return cls(part.data_ptr(), *(stride * part.itemsize for stride in part.stride()[:2]))
 
 
-DRAW = np.dtype(
+SAMPLING = np.dtype(
     [(name, np.float32) for name in ("temperature", "min_p", "top_p")]
     + [(name, np.int32) for name in ("top_k", "start", "step")]
 )
-"""How to sample from a row of logits: `params` of draw.c."""
+"""How to sample from a row of logits: `params` of sample.c."""
 TASK = np.dtype([(name, np.int64) for name in ("row", "n_rows", "position", "page", "block", "end", "part")])
 """Rows of one sequence and their pages: `task_t` of attention.h."""
 JOIN = np.dtype([(name, np.int64) for name in ("row", "n_rows", "first", "n")])
 """Tasks whose sums are joined: `join_t` of attention.h."""
 
-MIRRORS: Mapping[str, type[ctypes.Structure] | np.dtype[np.void]] = {
+Mirror = type[ctypes.Structure] | np.dtype[np.void]
+MIRRORS: Mapping[str, Mirror] = {
     "weights": WeightsRecord,
     "attention_call": AttentionCall,
     "task_t": TASK,
     "join_t": JOIN,
     "layer": Layer,
     "grid": Grid,
-    "params": DRAW,
+    "params": SAMPLING,
 }
 """The structs by their names in C."""
 
 
-def extent(mirror: type[ctypes.Structure] | np.dtype[np.void]) -> tuple[int, int]:
-    """Bytes of a struct, and the offset of its first integer."""
+class Field(ctypes.Structure):
+    """A field of a struct as C lays it out: `field_t` of vectors.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("offset", ctypes.c_int64), ("bytes", ctypes.c_int64))
+
+
+def layout(mirror: Mirror) -> list[tuple[str, int, int]]:
+    """Name, offset and bytes of each field, in order; the last entry is ("", 0, bytes of the struct)."""
     if isinstance(mirror, np.dtype):
-        fields = (mirror.fields or {}).values()
-        return mirror.itemsize, min(offset for kind, offset, *_ in fields if kind.kind == "i")
-    integers = (name for name, kind, *_ in mirror._fields_ if kind is ctypes.c_int64)
-    return ctypes.sizeof(mirror), getattr(mirror, next(integers)).offset
+        fields = [(name, offset, kind.itemsize) for name, (kind, offset, *_) in (mirror.fields or {}).items()]
+        return [*fields, ("", 0, mirror.itemsize)]
+    described = [getattr(mirror, name) for name, *_ in mirror._fields_]
+    fields = [(name, at.offset, at.size) for (name, *_), at in zip(mirror._fields_, described, strict=True)]
+    return [*fields, ("", 0, ctypes.sizeof(mirror))]

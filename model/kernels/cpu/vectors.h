@@ -16,10 +16,14 @@
 #define GLUE2(a, b) a##_##b
 #define GLUE(a, b) GLUE2(a, b)
 #define EXPORT(name) __attribute__((visibility("default"))) GLUE(name, VARIANT)
-/* Python mirrors a struct (records.py): it compares the size and the offset of the first integer when it loads this. */
-#define MIRRORED(type, integer) \
-    int64_t EXPORT(sizeof_##type)(void) { return sizeof(type); } \
-    int64_t EXPORT(offset_##type)(void) { return offsetof(type, integer); }
+/* What records.py repeats. Python compares it when it loads the library: every field of a struct in the order of the
+ * declaration, with its offset and its bytes. The last entry has the struct's own bytes. */
+typedef struct {
+    const char *name;
+    int64_t offset, bytes;
+} field_t;
+#define FIELD(type, name) {#name, offsetof(type, name), sizeof(((type *)0)->name)}
+#define MIRRORED(type, ...) const field_t EXPORT(fields_##type)[] = {__VA_ARGS__, {0, 0, sizeof(type)}}
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")

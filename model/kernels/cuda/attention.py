@@ -4,7 +4,7 @@ The keys of a layer are [n_pages, N_KV, PAGE, WIDTH], and so are its values. A s
 `row`, `n_queries`, `start`, `first_key`, `page`. Its origin is the greatest multiple of SPLIT that is not greater than
 `first_key`. Keys are counted from the origin: 32 bits then suffice, and blocks of KEYS and parts of SPLIT keys begin at
 fixed positions of the sequence. A tile has a row for each of QUERIES queries and HEADS heads of a group, of which
-GROUP are real.
+HEADS_PER_KV are real.
 
 The sums over a part of the keys are: `top`, the largest score; `total`, the sum of the weights 2^(score - top); and
 `sums` [WIDTH], the sum of the weighted values. A block that a row does not see changes none of its bits, and parts are
@@ -29,7 +29,7 @@ def write(
     keys,
     values,
     n_rows,  # T N_ALL
-    TURNS: tl.constexpr,
+    ROTATED: tl.constexpr,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -46,7 +46,7 @@ def write(
     at = rows.to(tl.int64)[:, None] * WIDTH + pairs
     first = tl.load(qkv + at, mask=known, other=0.0).to(tl.float32)
     second = tl.load(qkv + at + half, mask=known, other=0.0).to(tl.float32)
-    if TURNS:
+    if ROTATED:
         rotates = known & (head < N_HEADS + N_KV)
         cos = tl.load(rotations + token * WIDTH + pairs, mask=rotates, other=1.0)
         sin = tl.load(rotations + token * WIDTH + half + pairs, mask=rotates, other=0.0)
@@ -151,20 +151,20 @@ def _mean(total, sums):
 
 @triton.jit(do_not_specialize=["n_tiles", "max_queries"], do_not_specialize_on_alignment=["pages", "table"])
 def attend_parts(
-    q,  # [T, N_KV * GROUP, WIDTH]
+    q,  # [T, N_KV * HEADS_PER_KV, WIDTH]
     keys,
     values,
     pages,
     table,
-    tops,  # [n_parts, max_queries, N_KV * GROUP, 2] float32: top and total
-    parts,  # [n_parts, max_queries, N_KV * GROUP, WIDTH] float32
+    tops,  # [n_parts, max_queries, N_KV * HEADS_PER_KV, 2] float32: top and total
+    parts,  # [n_parts, max_queries, N_KV * HEADS_PER_KV, WIDTH] float32
     n_tiles,
     max_queries,
     window,
     scale,
     SHORT: tl.constexpr,
     N_KV: tl.constexpr,
-    GROUP: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -190,10 +190,10 @@ def attend_parts(
     n_parts = (here + n_queries - 1) // SPLIT + 1
     rows, width = tl.arange(0, QUERIES * HEADS), tl.arange(0, PADDED)
     mine, member = query + rows // HEADS, rows % HEADS
-    known = (mine < n_queries) & (member < GROUP)
+    known = (mine < n_queries) & (member < HEADS_PER_KV)
     visible = known[:, None] & (width < WIDTH)[None, :]
-    heads = head * GROUP + member
-    at = ((row + mine) * (N_KV * GROUP) + heads)[:, None] * WIDTH + width[None, :]
+    heads = head * HEADS_PER_KV + member
+    at = ((row + mine) * (N_KV * HEADS_PER_KV) + heads)[:, None] * WIDTH + width[None, :]
     query_heads = tl.load(q + at, mask=visible, other=0.0).to(DOT)  # [ROWS, PADDED]
     seen = tl.maximum(offset, here + query - window + 1)  # the first key that the first query sees
     beyond = here + tl.minimum(query + QUERIES, n_queries)
@@ -210,7 +210,7 @@ def attend_parts(
             query_heads, here + mine, pages, keys, values, low, high, window, scale,
             N_KV, WIDTH, PADDED, KEYS, PAGE, True,
         )  # fmt: skip
-        place = ((first_part + part) * max_queries + mine) * (N_KV * GROUP) + heads
+        place = ((first_part + part) * max_queries + mine) * (N_KV * HEADS_PER_KV) + heads
         tl.store(tops + place * 2, top, mask=known)
         tl.store(tops + place * 2 + 1, total, mask=known)
         tl.store(parts + place[:, None] * WIDTH + width[None, :], sums, mask=visible)
@@ -261,19 +261,19 @@ def join(
 
 @triton.jit(do_not_specialize=["n_slices"], do_not_specialize_on_alignment=["pages", "table"])
 def attend_tiles(
-    q,  # [T, N_KV * GROUP, WIDTH]
+    q,  # [T, N_KV * HEADS_PER_KV, WIDTH]
     keys,
     values,
     pages,
     table,
-    out,  # [T, N_KV * GROUP, WIDTH]
+    out,  # [T, N_KV * HEADS_PER_KV, WIDTH]
     n_slices,
     window,
     scale,
     SHORT: tl.constexpr,
     FIXED: tl.constexpr,
     N_KV: tl.constexpr,
-    GROUP: tl.constexpr,
+    HEADS_PER_KV: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -308,8 +308,8 @@ def attend_tiles(
     last = here + tl.minimum(QUERIES, n_queries - query) - 1
     rows, width = tl.arange(0, QUERIES * HEADS), tl.arange(0, PADDED)
     mine, member = rows // HEADS, rows % HEADS
-    known = ((query + mine < n_queries) & (member < GROUP))[:, None] & (width < WIDTH)[None, :]
-    at = ((row + query + mine) * (N_KV * GROUP) + head * GROUP + member)[:, None] * WIDTH + width[None, :]
+    known = ((query + mine < n_queries) & (member < HEADS_PER_KV))[:, None] & (width < WIDTH)[None, :]
+    at = ((row + query + mine) * (N_KV * HEADS_PER_KV) + head * HEADS_PER_KV + member)[:, None] * WIDTH + width[None, :]
     query_heads = tl.load(q + at, mask=known, other=0.0).to(DOT)  # [ROWS, PADDED]
     position = here + mine
     pages += page - offset // PAGE

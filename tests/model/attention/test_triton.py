@@ -101,14 +101,14 @@ def test_what_float8_costs() -> None:
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
     """Also if activations have more bits than the cache."""
-    qkv, turn = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
+    qkv, rotations = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
     item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
     results = []
     for chosen in (backend, ReferenceAttention()):
         (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
         cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
         forget(cache)
-        results.append(chosen.attend_unrotated(qkv.clone(), 4, turn, cache, chosen.prepare(inputs)))
+        results.append(chosen.attend_unrotated(qkv.clone(), 4, rotations, cache, chosen.prepare(inputs)))
     tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 

@@ -32,8 +32,8 @@ def attention(
         )
         (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
         cache = backend.allocate((4, heads[1], width), kept or dtype, CPU)
-        qkv, turn = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype), torch.empty(101, 2, width // 2)
-        backend.attend_unrotated(qkv, heads[0], turn, cache, backend.prepare(inputs))
+        qkv, rotations = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype), torch.empty(101, 2, width // 2)
+        backend.attend_unrotated(qkv, heads[0], rotations, cache, backend.prepare(inputs))
 
     return launch
 

@@ -1,6 +1,7 @@
 """The compiled kernels, every variant this processor runs, against integer arithmetic and against themselves."""
 
 import ctypes
+import re
 from typing import Any
 
 import numpy as np
@@ -136,16 +137,31 @@ class LongerCall(ctypes.Structure):
     _fields_ = (*AttentionCall._fields_, ("extra", ctypes.c_int64))
 
 
-MOVED = np.dtype(
-    [("top_k", np.int32), *((name, np.float32) for name in "abc"), ("start", np.int32), ("step", np.int32)]
-)
+class ShorterCall(ctypes.Structure):
+    _fields_ = AttentionCall._fields_[:-1]
+
+
+class SwappedCall(ctypes.Structure):
+    """Two pointers in each other's place: size and integers are where they were."""
+
+    _fields_ = (
+        AttentionCall._fields_[0],
+        AttentionCall._fields_[2],
+        AttentionCall._fields_[1],
+        *AttentionCall._fields_[3:],
+    )
+
+
+NARROW = np.dtype([(name, np.int32 if name == "part" else np.int64) for name in structs.TASK.names or ()])
 
 
 @pytest.mark.parametrize(
     ("struct", "mirror", "said"),
     [
-        ("attention_call", LongerCall, "144 bytes in C, integers from byte 72, but 152 bytes in Python"),
-        ("params", MOVED, "24 bytes in C, integers from byte 12, but 24 bytes in Python, integers from byte 0"),
+        ("attention_call", LongerCall, "('', 0, 144) in C, ('extra', 144, 8) in Python"),
+        ("attention_call", ShorterCall, "('part_queries', 136, 8) in C, ('', 0, 136) in Python"),
+        ("attention_call", SwappedCall, "('rotations', 8, 8) in C, ('out', 8, 8) in Python"),
+        ("task_t", NARROW, "('part', 48, 8) in C, ('part', 48, 4) in Python"),
     ],
 )
 @pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
@@ -154,5 +170,12 @@ def test_a_struct_that_differs_from_its_mirror_is_an_error(
 ) -> None:
     """Loading fails: there is neither a later crash nor a silent fallback to PyTorch."""
     monkeypatch.setattr(structs, "MIRRORS", {**structs.MIRRORS, struct: mirror})
-    with pytest.raises(NoriaError, match=f"struct {struct} of the compiled kernels has {said}"):
+    with pytest.raises(NoriaError, match=re.escape(f"struct {struct} of the compiled kernels has {said}")):
+        native._library.__wrapped__()
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
+def test_a_limit_that_differs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structs, "LIMITS", (32, 64, 256, 16, 16))
+    with pytest.raises(NoriaError, match=re.escape("are (32, 64, 512, 16, 16) in C and (32, 64, 256, 16, 16)")):
         native._library.__wrapped__()

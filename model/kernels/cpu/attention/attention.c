@@ -13,9 +13,18 @@
 enum { ROWS = 16, MAX_QUERIES = 64, BLOCK = 4, SPLIT = 16, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
-MIRRORED(task_t, row)
-MIRRORED(join_t, row)
-MIRRORED(attention_call, n_rows)
+#define F(name) FIELD(task_t, name)
+MIRRORED(task_t, F(row), F(n_rows), F(position), F(page), F(block), F(end), F(part));
+#undef F
+#define F(name) FIELD(join_t, name)
+MIRRORED(join_t, F(row), F(n_rows), F(first), F(n));
+#undef F
+#define F(name) FIELD(attention_call, name)
+MIRRORED(attention_call, F(qkv), F(rotations), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins), F(n_rows),
+         F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries));
+#undef F
+/* Limits that callers must keep, as Python repeats them. */
+const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
 
 INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
     return c->cells + (page * c->n_kv_heads + head) * 2 * half_bytes(kind, (int)c->head_dim);
@@ -28,15 +37,15 @@ enum { ROWS_A_WRITE = 16 };
 static void write_some(void *context, int task, int thread) {
     const call *c = context;
     const int dim = (int)c->head_dim, kind = (int)c->kind;
-    float turned[MAX_DIM];
+    float rotated[MAX_DIM];
     (void)thread;
     for (int64_t row = task * ROWS_A_WRITE; row < c->n_rows && row < (task + 1) * ROWS_A_WRITE; row++)
         for (int head = 0; head < c->n_kv_heads; head++) {
             const float *k = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + head) * dim;
             const float *v = k + c->n_kv_heads * dim;
-            if (c->turn) {
-                rotate(k, c->turn + row * dim, turned, dim / 2);
-                k = turned;
+            if (c->rotations) {
+                rotate(k, c->rotations + row * dim, rotated, dim / 2);
+                k = rotated;
             }
             char *keys = cell(c, kind, c->slots[row] / PAGE, head);
             store_key(kind, keys, dim, (int)(c->slots[row] % PAGE), k);
@@ -117,22 +126,22 @@ INLINE int32_t sum_bytes(const int8_t *q, int n) {
     return total;
 }
 
-INLINE void load_query(const int kind, const call *c, const float *q, const float *turn, int m, int padded, state *s) {
+INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, int m, int padded, state *s) {
     const int dim = (int)c->head_dim, words = kind == FLOAT32 || (kind == BF16 && !PAIRED) ? dim : padded / 2;
-    float turned[MAX_DIM], scale = LOG2_E / sqrtf((float)dim);
-    if (turn) rotate(q, turn, turned, dim / 2);
-    else memcpy(turned, q, (size_t)dim * 4);
-    for (int d = 0; d < dim; d++) turned[d] *= scale;
-    memset(turned + dim, 0, (size_t)(padded - dim) * 4);
+    float rotated[MAX_DIM], scale = LOG2_E / sqrtf((float)dim);
+    if (rotations) rotate(q, rotations, rotated, dim / 2);
+    else memcpy(rotated, q, (size_t)dim * 4);
+    for (int d = 0; d < dim; d++) rotated[d] *= scale;
+    memset(rotated + dim, 0, (size_t)(padded - dim) * 4);
     if (kind == INT8) {
         int8_t q[2 * MAX_DIM];
-        s->q_factor[m] = to_bytes(turned, padded, q, q + padded);
+        s->q_factor[m] = to_bytes(rotated, padded, q, q + padded);
         s->q_offset[m] = -OFFSET * (128 * sum_bytes(q, padded) + sum_bytes(q + padded, padded));
-        memcpy(turned, q, (size_t)padded * 2);
+        memcpy(rotated, q, (size_t)padded * 2);
     } else {
-        to_words(kind, turned, padded, turned);
+        to_words(kind, rotated, padded, rotated);
     }
-    for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = turned[i];
+    for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = rotated[i];
 }
 
 /* Raises the greatest score of a query to `now` and scales its sums accordingly. */
@@ -262,7 +271,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
-        load_query(kind, c, q, c->turn ? c->turn + row * dim : 0, m, padded, s);
+        load_query(kind, c, q, c->rotations ? c->rotations + row * dim : 0, m, padded, s);
         s->joined_most[m] = -INFINITY;
         s->joined_total[m] = 0;
     }

@@ -28,10 +28,10 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Rotates one head by cos [dim/2] and sin [dim/2], both in `turn`: pairs are (i, i + dim/2). */
-INLINE void rotate(const float *x, const float *turn, float *y, int half) {
+/* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). */
+INLINE void rotate(const float *x, const float *rotations, float *y, int half) {
     for (int i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half], c = turn[i], s = turn[half + i];
+        float a = x[i], b = x[i + half], c = rotations[i], s = rotations[half + i];
         y[i] = a * c - b * s;
         y[i + half] = b * c + a * s;
     }

@@ -16,7 +16,9 @@
 #include "linear/amx.h"
 #include <stdlib.h>
 
-MIRRORED(weights, n_out)
+#define F(name) FIELD(weights, name)
+MIRRORED(weights, F(packed), F(scales), F(n_out), F(n_in), F(format));
+#undef F
 
 enum { BLOCK = 16, VECTORS = BLOCK / LANES };
 

@@ -115,7 +115,9 @@ typedef struct {
     const char *at;
     int64_t output, group;
 } grid;
-MIRRORED(grid, output)
+#define F(name) FIELD(grid, name)
+MIRRORED(grid, F(at), F(output), F(group));
+#undef F
 
 typedef struct {
     const grid *quants, *scales, *mins;

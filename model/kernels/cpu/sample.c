@@ -12,7 +12,9 @@ typedef struct {
     float temperature, min_p, top_p;
     int32_t top_k, start, step;
 } params;
-MIRRORED(params, top_k)
+#define F(name) FIELD(params, name)
+MIRRORED(params, F(temperature), F(min_p), F(top_p), F(top_k), F(start), F(step));
+#undef F
 
 typedef struct {
     float *logits;
@@ -192,7 +194,7 @@ static void draw_row(void *context, int row, int thread) {
 }
 
 /* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites; -1 for a row that is not finite. */
-void EXPORT(draw)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
+void EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens};
     noria_parallel(draw_row, &c, (int)n_rows);
 }
