@@ -1,11 +1,17 @@
-"""Shared by all tests: the embedded model's directory, converted once into the user's cache."""
+"""Shared by all tests: how many threads compute, and the embedded model's directory."""
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
-import torch
+
+# Two workers share the cores: threads that wait for each other would spin while the other worker computes.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch  # it reads the variable above
 
 # Where a shell runs the tests in the background it has SIGINT ignored, and the programs they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,13 +25,27 @@ collect_ignore = ["clients"]  # they run in environments of their own: tests/cli
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """PyTorch computes on one thread: two workers share the cores. The kernels' own threads are not touched."""
+    """PyTorch computes on one thread, also after a test that chose another number."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
-    """SmolLM2-135M-Instruct as a directory."""
+    """SmolLM2-135M-Instruct as a directory, converted once into the user's cache."""
     from model.checkpoint.resolve import resolve
 
     return resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def short_model(embedded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 4 of SmolLM2's 30 layers, with its embeddings, head and tokenizer: for a fraction of the time."""
+    short = tmp_path_factory.mktemp("short") / "smollm2-short"
+    shutil.copytree(embedded_model, short)
+    config, index = (json.loads((short / name).read_text()) for name in ("config.json", "gguf.json"))
+    config["num_hidden_layers"] = 4
+    beyond = tuple(f"layers.{number}." for number in range(4, 30))
+    index["tensors"] = [tensor for tensor in index["tensors"] if not tensor["name"].startswith(beyond)]
+    (short / "config.json").write_text(json.dumps(config))
+    (short / "gguf.json").write_text(json.dumps(index))
+    return short

@@ -68,9 +68,9 @@ def test_thirty_two_streams_answer_as_alone(server: LiveServer) -> None:
     words = ["the", "wheel", "turns", "and", "each", "bucket", "fills", "with", "water", "then", "empties"]
 
     def ask(number: int) -> str:
-        prompt = " ".join(words[(number + n) % len(words)] for n in range(3 + 5 * number))
+        prompt = " ".join(words[(number + n) % len(words)] for n in range(3 + 2 * number))
         chunks = server.openai.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=4 + number % 13, temperature=0, stream=True
+            model=MODEL, prompt=prompt, max_tokens=2 + number % 5, temperature=0, stream=True
         )
         return "".join(chunk.choices[0].text for chunk in chunks)
 

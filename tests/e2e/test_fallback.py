@@ -19,7 +19,7 @@ TEXT = "The water wheel turns slowly under the old stone bridge, and each bucket
 
 
 def test_it_is_served_and_named() -> None:
-    with serving("--dtype", "bfloat16", NORIA_KERNELS="torch", OMP_NUM_THREADS="1") as server:
+    with serving("--dtype", "bfloat16", NORIA_KERNELS="torch") as server:
         engine = server.http.get("/version").json()["engine"]
         assert {key: engine[key] for key in ("kernels", "quantize", "attention")} == {
             "kernels": "torch",
@@ -45,19 +45,19 @@ def scores(runner: ModelRunner, prompts: list[list[int]], max_step_tokens: int) 
     return [torch.tensor(values) for values in found]
 
 
-def test_prompts_score_alike_packed_in_chunks_and_alone(embedded_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_score_alike_packed_in_chunks_and_alone(short_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ENVIRONMENT, "torch")
     runner = create(
         lambda stage, done: None,
-        model=str(embedded_model),
+        model=str(short_model),
         device="cpu",
         dtype="bfloat16",
         max_model_len=128,
         max_step_tokens=512,
         cache_memory=64 * 2**20,
     )
-    tokens = load_tokenizer(embedded_model).encode(TEXT * 3, add_bos=False, parse_control=False)
+    tokens = load_tokenizer(short_model).encode(TEXT * 3, add_bos=False, parse_control=False)
     prompts = [tokens[i : i + 20 + 3 * i] for i in range(12)]
     alone = [scores(runner, [prompt], 512)[0] for prompt in prompts]
     for together in (scores(runner, prompts, 512), scores(runner, prompts, 50)):
-        assert (torch.cat(together) - torch.cat(alone)).abs().mean() < 0.1  # bfloat16 rounds by 0.04 on the average
+        assert (torch.cat(together) - torch.cat(alone)).abs().mean() < 0.05  # bfloat16 rounds by 0.02 on the average

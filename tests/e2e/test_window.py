@@ -15,9 +15,9 @@ from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from model.attention.sdpa import SdpaAttention
 from tests.e2e.server import MODEL, serving
 
-WINDOW = 256
-CHUNK = 512
-N_PROMPT = 3000
+WINDOW = 128
+CHUNK = 256
+N_PROMPT = 1000
 
 
 NAMES = {

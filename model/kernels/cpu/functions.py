@@ -133,7 +133,10 @@ class Kernels:
             self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
 
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
-        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites; `rows` [N] are SAMPLING."""
+        """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
+
+        `rows` [N] are SAMPLING.
+        """
         if rows.dtype != SAMPLING or logits.dtype is not torch.float32 or len(rows) != len(logits):
             raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and float32 logits, got {logits.dtype}")
         tokens = torch.empty(len(logits), dtype=torch.int64)

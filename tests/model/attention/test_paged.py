@@ -15,7 +15,7 @@ from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 from tests.model.attention.attending import CPU, forget, random_heads
 from tests.model.attention.attending import attend as attend_in_chunks
-from tests.model.attention.dense import check_rule, dense_at_once
+from tests.model.attention.dense import check_rule, dense
 from tests.model.attention.two_sequences import attend, two_sequences
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int8]
@@ -44,9 +44,10 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.int8: 4e-2}
 
 
+@pytest.mark.skipif(not native.available(), reason="needs the compiled library")
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_shape(backend: PagedAttention, dtype: torch.dtype, seed: int) -> None:
+def test_any_shape_in_every_variant(dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)
     n_kv_heads, width = pick.choice([1, 2, 3]), 2 * pick.choice([1, 3, 4, 8, 12, 16, 32, 36, 40, 48, 64, 128, 256])
     heads = (n_kv_heads * pick.choice([1, 2, 3, 4, 5, 7, 8, 17, 64]), n_kv_heads)
@@ -54,10 +55,12 @@ def test_any_shape(backend: PagedAttention, dtype: torch.dtype, seed: int) -> No
     lengths = [pick.randrange(1, 200) for _ in range(pick.randrange(1, 4))] + [700] * (heads[0] * width < 300)
     data = random_heads(lengths, heads, width)
     chunks = pick.choice([[1], [16], [17], [500], [1000], [pick.randrange(1, 150) for _ in range(5)]])
-    results = attend_in_chunks(backend, data, chunks, window, kv_dtype=dtype)
-    for (q, k, v), result in zip(data, results, strict=True):
-        expected = dense_at_once((q, stored(k, dtype), stored(v, dtype)), window)
-        torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+    expected = [dense((q, stored(k, dtype), stored(v, dtype)), window) for q, k, v in data]
+    for variant in native.available():
+        monkeypatch.setenv(native.ENVIRONMENT, variant)
+        results = attend_in_chunks(PagedAttention(), data, chunks, window, kv_dtype=dtype)
+        for result, rows in zip(results, expected, strict=True):
+            torch.testing.assert_close(result.double(), rows, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
 def test_weights_of_bytes_are_relative_to_their_page(backend: PagedAttention) -> None:
@@ -66,7 +69,7 @@ def test_weights_of_bytes_are_relative_to_their_page(backend: PagedAttention) ->
     k[:], v[:64] = 0, v[:64] * 1000
     k[99], q[99] = 1, 1  # exp(4) = 54.6 times the weight of each other key
     (result,) = attend_in_chunks(backend, [(q, k, v)], [100], None, kv_dtype=torch.int8)
-    expected = dense_at_once((q, k, stored(v, torch.int8)), None)
+    expected = dense((q, k, stored(v, torch.int8)), None)
     torch.testing.assert_close(result.double()[99], expected[99], rtol=0.01, atol=0.01 * expected[99].abs().max())
 
 
@@ -93,12 +96,12 @@ def test_same_bits_whether_threads_share_a_row_or_not(
     backend: PagedAttention, window: int | None, dtype: torch.dtype
 ) -> None:
     """Alone, a row's keys are split over threads; in a long chunk and beside many rows they are not."""
-    cache, one, other = two_sequences(backend, dtype, (1300, 1300))
+    cache, one, other = two_sequences(backend, dtype, (1300, 600))
     (whole,) = attend(backend, cache, [(one, 0, 1300)], window)
     for last in (1, 511, 512, 513, 1023, 1024, 1025, 1300):
         for first in (last - 1, max(0, last - 20)):
             (alone,) = attend(backend, cache, [(one, first, last)], window)
-            beside = attend(backend, cache, [(one, first, last), (other, 0, 1300)], window)[0]
+            beside = attend(backend, cache, [(one, first, last), (other, 0, 600)], window)[0]
             assert torch.equal(alone, whole[first:last])
             assert torch.equal(beside, alone)
 

@@ -17,7 +17,7 @@ from model.errors import OptionError
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention.attending import CPU, attend, forget, make, random_heads, unchecked
-from tests.model.attention.dense import dense_at_once
+from tests.model.attention.dense import dense
 from tests.model.attention.two_sequences import attend as attend_step
 from tests.model.attention.two_sequences import two_sequences
 from tests.model.driving import Driver, random_model, tiny
@@ -67,7 +67,7 @@ def test_any_shape(either: TritonAttention, number: int, width: int, group: int,
     chunks = [pick.randrange(20, 40), pick.randrange(1, 17), 100]
     results = attend(either, data, chunks, window, kv_dtype=dtype)
     for (q, k, v), result in zip(data, results, strict=True):
-        expected = dense_at_once((q, stored(k, dtype), stored(v, dtype)), window)
+        expected = dense((q, stored(k, dtype), stored(v, dtype)), window)
         torch.testing.assert_close(result.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
@@ -76,7 +76,7 @@ def test_long_sequence(backend: TritonAttention) -> None:
     data = random_heads([530], (1, 1), 8)
     ((q, k, v),) = data
     (result,) = attend(backend, data, [509, 1, 1, 1, 2, 10, 6], None)
-    torch.testing.assert_close(result.double(), dense_at_once((q, k, v), None), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result.double(), dense((q, k, v), None), atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_too_large_for_float8_is_stored_as_its_largest(backend: TritonAttention) -> None:
@@ -85,7 +85,7 @@ def test_what_is_too_large_for_float8_is_stored_as_its_largest(backend: TritonAt
     k[3], v[3] = 0, torch.tensor([448, 449, 1000, 1e9, -448, -449, -1e9, 1])
     for chosen in (backend, ReferenceAttention()):
         (result,) = attend(chosen, [(q, k, v)], [30, 10], None, kv_dtype=FP8)
-        expected = dense_at_once((q, stored(k, FP8), stored(v, FP8)), None)
+        expected = dense((q, stored(k, FP8), stored(v, FP8)), None)
         torch.testing.assert_close(result.double(), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -93,7 +93,7 @@ def test_what_float8_costs() -> None:
     """Three bits of mantissa: an error of up to 1/16 of each value, of which most cancels out in the sum over keys."""
     data = random_heads([100], (8, 2), 64)
     (result,) = attend(ReferenceAttention(), data, [90, 10], None, kv_dtype=FP8)
-    expected = dense_at_once(data[0], None)
+    expected = dense(data[0], None)
     error = (result.double() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
     assert 0.005 < error < 0.05
 

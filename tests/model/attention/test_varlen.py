@@ -15,7 +15,7 @@ from model.sampling_params import SamplingParams
 from model.step.packing import pack
 from tests.model.attention import flash
 from tests.model.attention.attending import CPU, attend, random_heads
-from tests.model.attention.dense import dense_at_once
+from tests.model.attention.dense import dense
 
 CUDA = torch.device("cuda")
 
@@ -48,7 +48,7 @@ def test_over_several_pages(window: int | None) -> None:
     data = random_heads([600, 20], (4, 2), 16)
     chunks = [[250, 5, 1, 1, 300, 1, 1], [3, 1]]
     for (q, k, v), found in zip(data, attend(VarlenAttention(flash.varlen_attn), data, chunks, window), strict=True):
-        torch.testing.assert_close(found.double(), dense_at_once((q, k, v), window), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found.double(), dense((q, k, v), window), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [12, 264])
