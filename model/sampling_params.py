@@ -2,7 +2,8 @@
 
 All that depends on which parameters exist reads these rows: the fields of a request, the message to the engine, whether
 a step may run ahead, and which rows the compiled kernel may sample. To add one that changes the sampling, write its row
-here and its step in `model/step/logits.py` or `model/step/distribution.py`.
+here and its step in `model/step/logits.py` or `model/step/distribution.py`. The rules of those that end the output are
+in `service/engine/sequence.py`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -220,7 +221,7 @@ class SamplingParams:
 
     @cached_property
     def used(self) -> frozenset[str]:
-        """Names of the parameters that have an effect: their values are not the neutral ones."""
+        """Names of the parameters that have another value than the default or the neutral one."""
         rows = declared(type(self)).values()
         return frozenset(row.name for row in rows if getattr(self, row.name) not in (row.default, row.neutral))
 

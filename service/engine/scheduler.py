@@ -17,7 +17,7 @@ from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, reusable_blocks
 from service.engine.prompt_lookup import DraftBudget
-from service.engine.sequence import Sequence, Table
+from service.engine.sequence import Sequence, Table, ending, unimplemented
 
 RANK = attrgetter("rank")
 
@@ -57,6 +57,8 @@ class Scheduler:
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
+        if missing := unimplemented():
+            raise NotImplementedError(f"no rule of sequence.py implements {', '.join(sorted(missing))}")
         self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
@@ -258,13 +260,14 @@ class Scheduler:
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
-        tokens = self._append(sequence, result.tokens)
+        tokens, finish = self._append(sequence, result.tokens)
         sequence.advance(start, stop + max(0, len(tokens) - 1))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
         if result.pooled:
             sequence.pool(result.pooled)
-        finish = _finish_reason(sequence, stop, tokens)
+        if stop >= sequence.n_prompt and not sequence.params.max_tokens:
+            finish = "length"
         embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
             self._forget(sequence)
@@ -283,21 +286,19 @@ class Scheduler:
             embedding=embedding,
         )
 
-    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[int, ...]:
-        """Append sampled tokens up to the first stop token; returns them. All but the last are computed already."""
+    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """Append sampled tokens up to the one that ends the output. Returns them, and the reason to end.
+
+        All but the last are computed already.
+        """
         if sequence.params.prompt_lookup_num_tokens:
             self._totals["accepted_draft_tokens"] += max(0, len(sampled) - 1)
             sequence.lookup.observe(sampled)
-        ends = [index for index, token in enumerate(sampled) if token in sequence.stop_tokens]
-        tokens = sampled[: ends[0] + 1] if ends else sampled
-        if tokens:
-            sequence.append(tokens)
-        return tokens
-
-
-def _finish_reason(sequence: Sequence, stop: int, tokens: tuple[int, ...]) -> str | None:
-    if tokens and tokens[-1] in sequence.stop_tokens:
-        return "stop"
-    if stop >= sequence.n_prompt and stop + len(tokens) - sequence.n_prompt >= sequence.params.max_tokens:
-        return "length"
-    return None
+        if not sampled:
+            return (), None
+        before = len(sequence.tokens) - sequence.n_prompt
+        for n, token in enumerate(sampled, start=1):
+            if (reason := ending(sequence.params, token, before + n)) is not None:
+                break
+        sequence.append(sampled[:n])
+        return sampled[:n], reason

@@ -1,11 +1,12 @@
-"""One sequence: its tokens, how far they are computed, and the pages that hold their keys and values."""
+"""One sequence: its tokens, how far they are computed, the pages of their keys and values, and when its output ends."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from operator import add
-from typing import overload
+from typing import NamedTuple, overload
 
 from model.batch import UNKNOWN, PageTable, Slice
-from model.sampling_params import SamplingParams
+from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import Submit
 from service.engine.pages import PagePool, chain_seed, page_name
 from service.engine.prompt_lookup import PromptLookup
@@ -118,7 +119,6 @@ class Sequence:
         self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
-        self.stop_tokens = frozenset(submit.params.stop_token_ids)
         self.choice = submit.choice
         self.arrived = arrived
         self.computed = 0
@@ -222,3 +222,38 @@ class Sequence:
             table.clear()
         self.computed = 0
         self.pooled = ()
+
+
+class Ending(NamedTuple):
+    """A rule that ends outputs. `reason` takes the parameters, a sampled token, and which token of the output it is."""
+
+    parameters: frozenset[str]
+    reason: Callable[[SamplingParams, int, int], str | None]
+
+
+def _stop_token(params: SamplingParams, token: int, n: int) -> str | None:
+    return "stop" if token in params.stop_token_ids else None
+
+
+def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
+    return "length" if n >= params.max_tokens else None
+
+
+ENDINGS = (Ending(frozenset({"stop_token_ids"}), _stop_token), Ending(frozenset({"max_tokens"}), _max_tokens))
+"""The rules of the parameters whose stage is the end; the first that applies gives the reason."""
+_IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
+"""The service implements these: it knows the text, and the model's end tokens."""
+
+
+def ending(params: SamplingParams, token: int, n: int) -> str | None:
+    """The reason to end an output with `token`, its n-th; None if the output goes on."""
+    for rule in ENDINGS:
+        if (reason := rule.reason(params, token, n)) is not None:
+            return reason
+    return None
+
+
+def unimplemented() -> set[str]:
+    """Parameters of the table that end the output, and that no rule implements."""
+    implemented = _IN_THE_SERVICE.union(*(rule.parameters for rule in ENDINGS))
+    return {name for name, row in PARAMETERS.items() if row.stage is Stage.END} - implemented

@@ -18,8 +18,10 @@ from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
 from model.step import distribution, sampler
 from model.step.logits import HIDDEN, SamplingStep
 from model.step.runner import ModelRunner
-from service.engine import messages
+from service.engine import messages, sequence
 from service.engine.messages import Submit, from_json, to_json
+from service.engine.scheduler import Scheduler
+from service.engine.sequence import Ending
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
@@ -34,7 +36,7 @@ class Extended(SamplingParams):
     successor: bool = parameter(False, Stage.LOGITS, reads_output=True)
     even: bool = parameter(False, Stage.DISTRIBUTION)
     other_parity: bool = parameter(False, Stage.DISTRIBUTION, reads_output=True)
-    an_end: int = parameter(0, Stage.END, (0, 9))
+    end_from: int = parameter(0, Stage.END, (0, VOCABULARY))
     a_report: int | None = parameter(None, Stage.REPORT)
 
 
@@ -64,6 +66,12 @@ def last(item: Slice) -> int:
     return token
 
 
+def _end_from(params: SamplingParams, token: int, n: int) -> str | None:
+    """The output ends with the first token of this id or a greater one."""
+    assert isinstance(params, Extended)
+    return "stop" if 0 < params.end_from <= token else None
+
+
 @pytest.fixture(autouse=True)
 def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     before = (
@@ -73,6 +81,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     within = (SamplingStep(frozenset({"even"}), _even), SamplingStep(frozenset({"other_parity"}), _other_parity))
     monkeypatch.setattr(sampler, "LOGITS_STEPS", (*sampler.LOGITS_STEPS, *before))
     monkeypatch.setattr(distribution, "DISTRIBUTION_STEPS", (*distribution.DISTRIBUTION_STEPS, *within))
+    monkeypatch.setattr(sequence, "ENDINGS", (Ending(frozenset({"end_from"}), _end_from), *sequence.ENDINGS))
 
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
@@ -102,7 +111,7 @@ def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
 def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
     """Beside others, rows are sampled as they are alone."""
     logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(1))
-    names = ("upper_half", "even", "successor", "other_parity", "an_end", "seed")
+    names = ("upper_half", "even", "successor", "other_parity", "end_from", "seed")
     items = [after(n, Extended(top_k=200, top_p=0.95, **{"seed": n, names[n % 6]: n % 6 + 1})) for n in range(60)]  # type: ignore[arg-type]
     found = sampled(logits, items)
     assert min(found[0::6]) >= 250
@@ -158,7 +167,7 @@ def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(mo
 
     monkeypatch.setattr(distribution, "_choose", noted)
     own = SamplingParams(temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.5)
-    params = [own, Extended(even=True), Extended(an_end=1, a_report=2, upper_half=True), Extended(other_parity=True)]
+    params = [own, Extended(even=True), Extended(end_from=1, a_report=2, upper_half=True), Extended(other_parity=True)]
     sampled(torch.randn(4, 50), [after(row, each) for row, each in enumerate(params)])
     assert in_pytorch == [1, 3]
 
@@ -168,8 +177,6 @@ ACTS: dict[str, Any] = {
     "even": lambda before, token: token % 2 == 0,
     "successor": lambda before, token: token == (before + 1) % VOCABULARY,
     "other_parity": lambda before, token: token % 2 != before % 2,
-    "an_end": lambda before, token: True,
-    "a_report": lambda before, token: True,
 }
 
 
@@ -184,7 +191,7 @@ def test_a_step_runs_ahead_unless_the_parameter_reads_the_output(name: str, runn
         assert all(map(ACTS[name], [first, *tokens], tokens))
 
 
-@pytest.mark.parametrize("name", ["upper_half", "even", "successor", "other_parity"])
+@pytest.mark.parametrize("name", ACTS)
 def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRunner) -> None:
     """A draft gives the same tokens as one token a step, up to the first that differs."""
     params = Extended(seed=3, max_tokens=9, **{name: 1})  # type: ignore[arg-type]
@@ -197,11 +204,43 @@ def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRu
         assert list(output.tokens) == alone[: wrong + 1]
 
 
+DRAFTS = [{}, {"prompt_lookup_num_tokens": 8}]
+
+
+@pytest.mark.parametrize("drafts", DRAFTS, ids=["ahead", "drafts"])
+def test_an_output_ends_where_the_parameter_says(drafts: dict[str, int], runner: ModelRunner) -> None:
+    """A step that runs ahead, or an accepted draft, samples tokens after the end: the output has none of them."""
+    prompt = [5, 6, 7, 8] * 3
+    whole = Extended(temperature=0.0, max_tokens=16, repetition_penalty=1.0, **drafts)  # type: ignore[arg-type]
+    everything = Client(runner, [[Submit(0, prompt, whole)]]).answers[0]
+    assert len(everything) == 16
+    limit = sorted(set(everything))[-1]
+    ended = Client(runner, [[Submit(0, prompt, replace(whole, end_from=limit))]])
+    assert ended.answers[0] == everything[: everything.index(limit) + 1]
+    assert drafts or ended.n_ahead > 0
+
+
+@pytest.mark.parametrize("drafts", DRAFTS, ids=["ahead", "drafts"])
+def test_a_report_changes_no_token(drafts: dict[str, int], runner: ModelRunner) -> None:
+    plain = Extended(seed=3, max_tokens=12, **drafts)  # type: ignore[arg-type]
+    asked = [Submit(0, [5, 6] * 4, plain), Submit(1, [5, 6] * 4, replace(plain, a_report=1))]
+    client = Client(runner, [asked])
+    assert client.answers[0] == client.answers[1]
+    assert drafts or client.n_ahead > 0
+
+
 def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Submit.__annotations__, "params", Extended)
     monkeypatch.setitem(messages._READERS, "Submit", messages._record(Submit))
-    sent = Submit(1, [1], Extended(even=True, an_end=3, a_report=0))
+    sent = Submit(1, [1], Extended(even=True, end_from=3, a_report=0))
     assert from_json(json.loads(to_json(sent))) == sent
+
+
+def test_a_parameter_without_a_rule_stops_the_scheduler(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(PARAMETERS["max_tokens"], name="forgotten")
+    monkeypatch.setattr(sequence, "PARAMETERS", {**PARAMETERS, "forgotten": row})
+    with pytest.raises(NotImplementedError, match=r"no rule of sequence\.py implements forgotten"):
+        Scheduler(runner.info, max_sequences=1, max_step_tokens=8)
 
 
 def test_a_parameter_without_a_step_stops_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
