@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 from model.sampling_params import SamplingParams
 
+PAGE_SIZE = 32
+"""Positions of a page, unless the attention backend needs another number."""
 UNKNOWN = -1
 """Stands for a sequence's last token while the step that samples it is still running."""
 

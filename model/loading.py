@@ -20,7 +20,7 @@ from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear import choice as linear
-from model.linear.schemes import CACHE_FORMATS, KV_DTYPES, SCHEMES, CacheFormat, Scheme, serving
+from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
@@ -59,7 +59,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build)
-    runner = build(sizes.length, setup.plan.pools(*sizes))
+    runner = build(sizes.length, setup.pool_sizes.pools(*sizes))
     progress("warming up", 0.0)
     warm(runner, setup)
     return runner
@@ -82,12 +82,12 @@ class Setup:
     kv_dtype: torch.dtype
     attention_name: str
     attention: Attention
-    plan: memory.PoolSizes
+    pool_sizes: memory.PoolSizes
 
     @property
     def config(self) -> ModelConfig:
         """The model's configuration, with the windows that it is served with."""
-        return self.plan.config
+        return self.pool_sizes.config
 
 
 class Sizes(NamedTuple):
@@ -105,20 +105,16 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     device = choose_device(options.device)
     own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
     chosen = linear.choose(options.quantize, options.dtype, device, quantized=own_blocks)
-    config = checkpoint.config.with_window(options.sliding_window)
     _use_threads(choose_threads(options.threads))
-    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", config.dtype, device)
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
     activations = torch.float32 if scheme.compiled else dtype
-    cache_format = _cache_format(options.kv_dtype, name_of(dtype))
-    kv_dtype = getattr(torch, cache_format.dtype)
+    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
     name, backend = attention.choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
-    head_bytes = cache_format.head_bytes(config.head_dim)
-    max_sequences, max_step_tokens = options.step_limits(device.type)
-    plan = memory.PoolSizes(config, backend.page_size, head_bytes, max_step_tokens, max_sequences)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, plan)
+    sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes)
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
@@ -127,19 +123,19 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     On a `gpu`, whose steps are measured later, they are upper limits: a step counts as nothing. See `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
-    options, plan, device, dtype = setup.options, setup.plan, setup.device, name_of(setup.dtype)
-    needed = memory.weight_bytes(plan.config, setup.scheme, dtype, block_bits)
+    options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
+    needed = memory.weight_bytes(pools.config, setup.scheme, dtype, block_bits)
     stored = dtype if setup.scheme.value_bits is None else setup.scheme.name
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(plan.config, needed, stored, free, where)
+    memory.check_weights(pools.config, needed, stored, free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
-        return Sizes(plan.length(options.max_model_len, budget, free - budget), budget)
-    budget = memory.cache_budget(options.cache_memory, free, memory.CPU_SHARE, where)
-    length = plan.length(options.max_model_len, budget, free - budget)
-    return Sizes(length, budget if options.cache_memory is not None else min(budget, plan.most_useful(length)))
+        return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
+    budget = memory.cpu_budget(options.cache_memory, free, where)
+    length = pools.length(options.max_model_len, budget, free - budget)
+    return Sizes(length, budget if options.cache_memory is not None else min(budget, pools.most_useful(length)))
 
 
 def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
@@ -170,7 +166,7 @@ def warm(runner: ModelRunner, setup: Setup) -> None:
         torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
-        runner.record(setup.plan.max_sequences, CudaCapture())
+        runner.record(setup.pool_sizes.max_sequences, CudaCapture())
 
 
 def _use_threads(threads: int) -> None:
@@ -194,15 +190,15 @@ def _runner(
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
     """A runner for sequences of `length` tokens, with these pools."""
-    config, plan, backend, device = setup.config, setup.plan, setup.attention, setup.device
+    config, limits, backend, device = setup.config, setup.pool_sizes, setup.attention, setup.device
     info = RunnerInfo(
         backend.page_size,
         specs,
         length,
         config.vocab_size,
         config.dim,
-        plan.max_sequences,
-        plan.max_step_tokens,
+        limits.max_sequences,
+        limits.max_step_tokens,
         description,
         device.type == "cuda",
     )
@@ -212,17 +208,10 @@ def _runner(
 
 def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
     """The sizes that fit beside the weights and the largest step, which is run. They are at most `upper`."""
-    options, plan = setup.options, setup.plan
-    budget = profile.cache_budget(plan, *upper, options.gpu_memory_utilization, gpu, build)
-    fits = plan.length(options.max_model_len, budget, upper.length * plan.position_bytes)
+    options, pools = setup.options, setup.pool_sizes
+    budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
+    fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
-
-
-def _cache_format(name: str, dtype: str) -> CacheFormat:
-    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
-    if name not in KV_DTYPES:
-        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
-    return CACHE_FORMATS[dtype if name == "auto" else name]
 
 
 def _check(options: RunnerOptions) -> None:

@@ -16,6 +16,10 @@ T = TypeVar("T")
 STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 """Default number of sequences and of tokens in a step. A step reads the weights once for all of them. On a CPU the
 limits are lower, because a longer step would delay every sequence's next token."""
+CPU_SHARE = 0.25
+"""Default part of the memory left by the weights that the KV cache gets on a CPU."""
+GPU_UTILIZATION = 0.9
+"""Default part of a GPU's memory that all programs together may fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +145,14 @@ class RunnerOptions:
     cache_memory: int | None = option(
         None,
         "Memory of the KV cache, such as 4GiB.",
-        unset="a quarter of the free memory, on a GPU see --gpu-memory-utilization",
+        unset=f"{CPU_SHARE:.0%} of the free memory, on a GPU see --gpu-memory-utilization",
         is_size=True,
         in_plan=True,
     )
     gpu_memory_utilization: float | None = option(
         None,
         "Share of the GPU's memory that all programs together may fill. The KV cache gets what is left of it.",
-        unset="0.9",
+        unset=str(GPU_UTILIZATION),
         above=0,
         most=1,
         in_plan=True,

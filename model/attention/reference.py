@@ -8,6 +8,7 @@ from torch import Tensor
 from model.attention.base import Attention, slots_of_keys
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
+from model.batch import PAGE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Prepared:
 class ReferenceAttention(Attention):
     """The attention rule as a boolean matrix. It serves float8 too, to measure the loss of quality."""
 
-    page_size = 32
+    page_size = PAGE_SIZE
     dtypes = Attention.dtypes | {torch.float8_e4m3fn}
 
     def prepare(self, inputs: PoolInputs) -> Prepared:

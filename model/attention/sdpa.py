@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from model.attention.base import Attention, slots_of_keys
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs, Span
+from model.batch import PAGE_SIZE
 from model.machine.transfers import upload
 
 PADDING = 1.25
@@ -111,7 +112,7 @@ class Prepared:
 class SdpaAttention(Attention):
     """Attention of packed rows over gathered pages."""
 
-    page_size = 32
+    page_size = PAGE_SIZE
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
         slots = slots_of_keys(inputs)

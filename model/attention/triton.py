@@ -18,6 +18,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
+from model.batch import PAGE_SIZE
 from model.errors import OptionError
 from model.kernels import cuda as kernels
 
@@ -102,7 +103,7 @@ class TritonAttention(Attention):
     the next head: a program reads the positions of a head in one piece.
     """
 
-    page_size = 32
+    page_size = PAGE_SIZE
     capturable = True
     dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn))
 

@@ -151,3 +151,10 @@ CACHE_FORMATS: Mapping[str, CacheFormat] = {
 }
 KV_DTYPES = ("auto", *(name for name in CACHE_FORMATS if name not in VALUE_BYTES))
 """Values of --kv-dtype; auto is the model's format."""
+
+
+def cache_format(name: str, dtype: str) -> CacheFormat:
+    """The format of keys and values for --kv-dtype `name`; "auto" is the model's `dtype`."""
+    if name not in KV_DTYPES:
+        raise OptionError(f"--kv-dtype {name} is not known, choose one of: {', '.join(KV_DTYPES)}")
+    return CACHE_FORMATS[dtype if name == "auto" else name]

@@ -3,17 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.batch import PoolSpec
+from model.batch import PAGE_SIZE, PoolSpec
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.linear import schemes
-from model.linear.schemes import CACHE_FORMATS, SCHEMES, VALUE_BYTES
+from model.linear.schemes import SCHEMES, VALUE_BYTES, cache_format
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
 
-PAGE_SIZE = 32
-"""Positions of a page."""
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
 """1k, 4k, 8k, 32k, 128k, 512k, 2M tokens."""
 
@@ -73,21 +71,14 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     Raises ModelError for a configuration that is not supported.
     """
     index = read_index(directory) if (directory / INDEX).is_file() else None
-    config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
+    config = read_config(directory, max_model_len=options.max_model_len)
     quantized = index is not None and index.quantized and SCHEMES["int4"].fits(config)
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, quantized=quantized)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
     scheme = schemes.serving(chosen, dtype, options.device)
     on_gpu = options.device == "cuda"
-    kv_dtype = dtype if options.kv_dtype == "auto" else options.kv_dtype
-    max_sequences, max_step_tokens = options.step_limits(options.device)
-    sizes = PoolSizes(
-        config,
-        PAGE_SIZE,
-        CACHE_FORMATS[kv_dtype].head_bytes(config.head_dim),
-        max_step_tokens,
-        max_sequences,
-    )
+    sizes = memory.pool_sizes(config, options, options.device, dtype, PAGE_SIZE)
+    config = sizes.config
     weights = memory.weight_bytes(config, scheme, dtype, None if index is None else index.block_bits)
     step = sizes.step_bytes(4 if scheme.compiled else VALUE_BYTES[dtype]) + memory.CONTEXT_BYTES * on_gpu
     sizes.check_length(options.max_model_len)
@@ -101,12 +92,12 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         parameters=config.n_parameters,
         scheme=chosen.quantize,
         dtype=dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=cache_format(options.kv_dtype, dtype).name,
         weights=weights,
         token=sum(sizes.page_bytes(window) for window in config.pool_windows) // PAGE_SIZE,
         step=step,
-        step_tokens=max_step_tokens,
-        step_sequences=max_sequences,
+        step_tokens=sizes.max_step_tokens,
+        step_sequences=sizes.max_sequences,
         page_size=PAGE_SIZE,
         context=context,
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
@@ -127,7 +118,7 @@ def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:
         return options.cache_memory
     if options.device == "cuda":
         return memory.gpu_budget(total, weights + step, options.gpu_memory_utilization)
-    return int(max(0, total - weights) * memory.CPU_SHARE)
+    return memory.cpu_budget(None, total - weights, "this machine")
 
 
 def _need(sizes: PoolSizes, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:

@@ -56,37 +56,37 @@ def watched(device: torch.device) -> DeviceMemory | None:
 
 
 def cache_budget(
-    plan: PoolSizes, length: int, upper: int, utilization: float | None, memory: DeviceMemory, build: Build
+    sizes: PoolSizes, length: int, upper: int, utilization: float | None, memory: DeviceMemory, build: Build
 ) -> int:
     """Bytes for keys and values beside the weights, which are there, and the largest step; 0 if there are none.
 
     `length` is the longest sequence to serve, in tokens; `upper` bytes would be left if a step took nothing.
     """
-    n_pages = -(-plan.max_step_tokens // plan.page_size) + 1
-    specs = tuple(PoolSpec(window, n_pages) for window in plan.config.pool_windows)
+    n_pages = -(-sizes.max_step_tokens // sizes.page_size) + 1
+    specs = tuple(PoolSpec(window, n_pages) for window in sizes.config.pool_windows)
     memory.watch()
     runner = build(length, specs)
-    runner.launch(largest_step(plan, length, upper, n_pages))()
-    used = memory.peak() - sum(n_pages * plan.page_bytes(window) for window in plan.config.pool_windows)
+    runner.launch(largest_step(sizes, length, upper, n_pages))()
+    used = memory.peak() - sum(n_pages * sizes.page_bytes(window) for window in sizes.config.pool_windows)
     del runner
     memory.watch()
     return gpu_budget(memory.total, used, utilization)
 
 
-def largest_step(plan: PoolSizes, length: int, upper: int, n_pages: int) -> StepBatch:
+def largest_step(sizes: PoolSizes, length: int, upper: int, n_pages: int) -> StepBatch:
     """A step with as many sequences as allowed: one computes and scores the last chunk of the longest prompt.
 
     The others decode. Their length is twice the length for which `upper` bytes hold all of them, but at most `length`.
     All share the first `n_pages` pages of each pool, because nobody reads what they write.
     """
-    others = max(1, min(length, plan.longest(2 * upper // plan.max_sequences, length * plan.position_bytes)))
+    others = max(1, min(length, sizes.longest(2 * upper // sizes.max_sequences, length * sizes.position_bytes)))
     tokens = [0] * length
-    pages = [block % n_pages for block in range(-(-length // plan.page_size))]
-    tables = tuple(PageTable(0, pages) for _ in plan.config.pool_windows)
+    pages = [block % n_pages for block in range(-(-length // sizes.page_size))]
+    tables = tuple(PageTable(0, pages) for _ in sizes.config.pool_windows)
     n_logprobs = int(RANGES["logprobs"][1])
     sampled = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs)
     scored = SamplingParams(temperature=1.0, top_p=0.9, logprobs=n_logprobs, prompt_logprobs=n_logprobs)
-    n_others = plan.max_sequences - 1
-    chunk = min(max(1, plan.max_step_tokens - n_others), length)
+    n_others = sizes.max_sequences - 1
+    chunk = min(max(1, sizes.max_step_tokens - n_others), length)
     slices = [Slice(n, tokens[:others], others, others - 1, others, tables, sampled) for n in range(n_others)]
     return StepBatch((*slices, Slice(n_others, tokens, length, length - chunk, length, tables, scored)))

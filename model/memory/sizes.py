@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from model.batch import PoolSpec, max_pages
 from model.config import ModelConfig
 from model.errors import OptionError
-from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme
+from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme, cache_format
+from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 
 SPARE_SEQUENCES = 2
 """On a CPU pools hold by default this many times `max_sequences` full sequences: the spare pages serve prefix reuse."""
-CPU_SHARE = 0.25
-"""The part of the memory left by the weights that keys and values get on a CPU."""
-GPU_UTILIZATION = 0.9
-"""The part of a GPU's memory that all its users together may take."""
 LOGIT_VALUES = 2**23
 """Logits that are computed at once, in float32 values."""
 LOGIT_COPIES = 8
@@ -122,6 +119,13 @@ class PoolSizes:
         return self.bytes_for(length) * SPARE_SEQUENCES * self.max_sequences
 
 
+def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
+    """Sizes of the page pools on "cpu" or "cuda" for a model that computes in `dtype`."""
+    max_sequences, max_step_tokens = options.step_limits(device)
+    head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.head_dim)
+    return PoolSizes(config.with_window(options.sliding_window), page_size, head_bytes, max_step_tokens, max_sequences)
+
+
 def size(n_bytes: int) -> str:
     """A size for people, such as "1.50 GiB"."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
@@ -153,13 +157,13 @@ def check_weights(config: ModelConfig, needed: int, stored: str, free: int, wher
     raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
-def cache_budget(wanted: int | None, free: int, share: float, where: str) -> int:
-    """Bytes for keys and values: `wanted`, or `share` of the bytes that are `free` after the weights.
+def cpu_budget(wanted: int | None, free: int, where: str) -> int:
+    """Bytes for keys and values: `wanted`, or a share of the bytes that are `free` after the weights.
 
     Raises OptionError if `wanted` is more than is free.
     """
     if wanted is None:
-        return int(free * share)
+        return int(max(0, free) * CPU_SHARE)
     if wanted > free:
         raise OptionError(
             f"--cache-memory {size(wanted)} is more than {where} has free after the weights ({size(free)}); "

@@ -72,8 +72,11 @@ def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
     if flag.is_size:
         about |= {"parser": parse_size, "metavar": "SIZE"}
         default = default and _size(default)
+    elif flag.above is not None:
+        # Typer has no exclusive limits: `check_limits` refuses the value.
+        about |= {"max": flag.most, "metavar": f"{flag.above}<x<={flag.most}"}
     elif flag.limits:
-        about |= {"min": flag.least if flag.above is None else flag.above, "max": flag.most}
+        about |= {"min": flag.least, "max": flag.most}
     if flag.choices:
         kind = Literal[flag.choices]
     elif get_origin(kind) is tuple:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.e2e.server import MODEL, LiveServer, serving
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -87,7 +87,7 @@ def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
     before = server.metric("noria_generated_tokens_total")
     with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
         next(response.iter_lines())
-        assert server.metric("noria_requests_running") == 1
+        eventually(lambda: server.metric("noria_requests_running") == 1, "the metric shows the request")
     server.wait_idle()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.5)

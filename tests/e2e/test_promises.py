@@ -80,7 +80,7 @@ def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
     n = 24 if slow else 40
     repeating = prompt(3, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
-    plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *([] if slow else MINE)]
+    plain = [(repeating, GREEDY), (repeating, SEEDED), (repeating[5:], penalized), *MINE]
     plain = [(tokens, replace(params, max_tokens=n)) for tokens, params in plain]
     guessing = [(tokens, replace(params, prompt_lookup_num_tokens=8)) for tokens, params in plain]
     alone = [serve(runner, [item])[0][0] for item in plain]

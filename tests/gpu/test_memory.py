@@ -14,8 +14,7 @@ from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
 from model.loading import load_from
 from model.machine.transfers import Stage
-from model.memory.sizes import GPU_UTILIZATION
-from model.options import RunnerOptions
+from model.options import GPU_UTILIZATION, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import retry
 from model.step.runner import ModelRunner

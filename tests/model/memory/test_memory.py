@@ -114,8 +114,8 @@ def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied:
     )
 
 
-def test_cache_budget() -> None:
-    assert memory.cache_budget(None, 1000, 0.25, "this machine") == 250
-    assert memory.cache_budget(999, 1000, 0.25, "this machine") == 999
+def test_cpu_budget() -> None:
+    assert memory.cpu_budget(None, 1000, "this machine") == 250
+    assert memory.cpu_budget(999, 1000, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
-        memory.cache_budget(2**31, 2**30, 0.25, "this machine")
+        memory.cpu_budget(2**31, 2**30, "this machine")
