@@ -4,14 +4,17 @@ import json
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import typer
 from rich.console import Console
 
 from model.errors import NoriaError, OptionError
+from model.options import option
 from service.commands.endpoint import base_url, error_message, event_data, find_model, headers
+from service.commands.flags import takes
 from service.commands.own_server import embedded_server
 
 HELP = """\
@@ -24,41 +27,36 @@ Ctrl-C stops an answer."""
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
-def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Model to serve, as for noria serve. With --url: id of a model of that server.", show_default=False
-        ),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NORIA_CHAT_URL", help="Address of a running server. Without it the chat starts its own server."
-        ),
-    ] = None,
-    system: Annotated[str | None, typer.Option(envvar="NORIA_CHAT_SYSTEM", help="System message.")] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(envvar="NORIA_CHAT_TEMPERATURE", help="Sampling temperature.", show_default="the server's", min=0),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(envvar="NORIA_CHAT_MAX_TOKENS", help="Length limit of an answer, in tokens.", min=1)
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="NORIA_CHAT_API_KEY", help="API key of the server at --url.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """The options of `noria chat`."""
+
+    model: str | None = option(
+        None,
+        "Model to serve, as for noria serve. With --url: id of a model of that server.",
+        unset="the embedded model, with --url the server's first",
+        is_argument=True,
+    )
+    url: str | None = option(None, "Address of a running server.", unset="the chat starts its own server")
+    system: str | None = option(None, "System message.")
+    temperature: float | None = option(None, "Sampling temperature.", unset="the server's", least=0)
+    max_tokens: int | None = option(None, "Length limit of an answer, in tokens.", least=1)
+    api_key: str | None = option(None, "API key of the server at --url.")
+
+
+@takes(ChatOptions, "NORIA_CHAT_")
+def chat(options: ChatOptions) -> None:
     """Talk to a model in the terminal.
 
     If the input is a pipe, all of it is one message, and only the answer is printed. Without --url the chat starts its
     own server, which reads the environment variables of noria serve.
     """
-    options = {"temperature": temperature, "max_tokens": max_tokens}
-    chosen = {name: value for name, value in options.items() if value is not None}
+    fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+    chosen = {name: value for name, value in fields.items() if value is not None}
+    url, model = options.url, options.model
     try:
-        with _running_server(url, api_key) if url else _own_server(model) as client:
-            _talk(Conversation(client, find_model(client, model if url else None), system, chosen))
+        with _running_server(url, options.api_key) if url else _own_server(model) as client:
+            _talk(Conversation(client, find_model(client, model if url else None), options.system, chosen))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

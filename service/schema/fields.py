@@ -14,6 +14,9 @@ MAX_NAMED_FIELDS = 8
 MAX_ITEMS = 2**14
 """The limit for messages, parts of a message, and texts to choose from: all requests share one tokenizing thread."""
 
+MODEL = "The id of a model in `/v1/models`. Default: the served model."
+"""The description of the field `model`."""
+
 T = TypeVar("T")
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from service.http.errors import InvalidRequest
-from service.schema.fields import Body, only, optional, ranged
+from service.schema.fields import MODEL, Body, only, optional, ranged
 from service.schema.sampling import SamplingBody
 from service.schema.structured_output import StructuredOutputBody
 
@@ -39,7 +39,7 @@ class RequestOptions:
 class GenerationBody(SamplingBody, StructuredOutputBody):
     """The fields that completions and chat share. None: the model's default, or the server's."""
 
-    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     n: int | None = optional(
         "The number of choices for each prompt. `n` times the number of prompts is at most 1024. Default: 1.",
         ge=1,

@@ -159,6 +159,38 @@ def test_a_step_that_fails_when_it_is_launched_leaves_the_one_in_flight_its_toke
     assert client.finished == {0: "error", 1: "stop"}
 
 
+class Gone(AheadRunner):
+    """A runner whose device goes away several times, each time with a step in flight: launch and read both fail."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(INFO)
+        self.times, self._lost = times, False
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        if self.times and self._flying:
+            self.times, self._lost = self.times - 1, True
+            raise RuntimeError("the device is gone for a moment")
+        return super().launch(batch)
+
+    def read(self, output: StepOutput, again: Callable[[], StepOutput]) -> StepOutput:
+        if self._lost:
+            self._lost = False
+            raise RuntimeError("what was in flight is lost")
+        return output
+
+
+def test_a_launch_that_fails_and_the_read_before_it_are_one_incident() -> None:
+    """One fewer than the engine bears in a row: counted twice, they would end it."""
+    params = SamplingParams(max_tokens=4)
+    n = MAX_FAILED_STEPS - 1
+    script: list[list[ToEngine]] = [[Submit(i, [40 + i], params, 0)] for i in range(n + 1)]
+    runner = Gone(n)
+    client = Client(runner, [part for request in script for part in (request, [], [], [], [])])
+    assert runner.times == 0
+    assert client.finished == {**dict.fromkeys(range(n), "error"), n: "length"}
+    assert client.answers[n] == expected([40 + n], params)
+
+
 def test_an_error_that_repeats_is_raised() -> None:
     class Broken(AheadRunner):
         def step(self, batch: StepBatch) -> StepOutput:

@@ -21,7 +21,7 @@ from service.api.anthropic.tools import (
 from service.api.chat_request import ChatRequest, Json
 from service.http.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, expect, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
@@ -94,7 +94,7 @@ class ConversationBody(Body):
         speed=("standard",),
         thinking=({"type": "disabled"},),
     )
-    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     messages: Items[MessageParam] = Field(
         max_length=MAX_ITEMS,
         description="At least one message. If the last is an assistant message, the answer continues it.",

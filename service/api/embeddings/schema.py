@@ -1,4 +1,4 @@
-"""The body of `POST /v1/embeddings`, and its order to the engine."""
+"""The body of `POST /v1/embeddings`, and what the engine is asked for it."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from service.api.encoding import check_prompt, encode_text
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.schema.fields import Body, only, optional
+from service.schema.fields import MODEL, Body, only, optional
 from service.schema.generation import MAX_USER
 from service.schema.prompts import Prompts, check_prompts, listed
 
@@ -25,12 +25,14 @@ class EmbeddingsBody(Body):
         priority=(0,),
         truncate_prompt_tokens=(),
     )
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     input: Prompts = Field(description="A string or token ids, or a list of up to 1024 of either.")
     encoding_format: Literal["float", "base64"] | None = optional(
         "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
     )
-    dimensions: int | None = optional("The model's own width; no other value is supported.", ge=1, le=2**31 - 1)
+    dimensions: int | None = optional(
+        "The number of values in an embedding: the model's own width, no other.", ge=1, le=2**31 - 1
+    )
     pooling: Literal["mean", "last"] | None = optional(
         "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
     )

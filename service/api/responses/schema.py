@@ -10,7 +10,7 @@ from service.api.responses.items import Item, as_messages
 from service.api.responses.tools import CallingBody
 from service.http.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
@@ -75,7 +75,7 @@ class ResponsesBody(CallingBody):
         top_logprobs=(0,),
         truncation=("disabled",),
     )
-    model: str | None = optional("The id of a model in `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     input: Annotated[Items[Item], BeforeValidator(_as_items, json_schema_input_type=str | list[Item])] = Field(
         max_length=MAX_ITEMS, description="The text of a user message, or all items of a conversation."
     )

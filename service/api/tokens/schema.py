@@ -4,7 +4,7 @@ from pydantic import Field
 
 from service.http.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody
-from service.schema.fields import MAX_ITEMS, Body, Items, TokenIds, only, optional
+from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, TokenIds, only, optional
 from service.schema.tools import OfferBody
 
 
@@ -12,7 +12,7 @@ class ApplyTemplateBody(TemplateBody, OfferBody):
     """`POST /apply-template`."""
 
     harmless = only(chat_template=())
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="At least one.")
 
     def check(self) -> None:
@@ -26,17 +26,15 @@ class TokenizeBody(TemplateBody, OfferBody):
     """`POST /tokenize`: a prompt as completions take it, or messages as chat takes them."""
 
     harmless = only(**ApplyTemplateBody.harmless, parse_special=(True,))
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
-    prompt: str | None = optional("A string. A request has either `prompt`, `content` or `messages`.")
-    content: str | None = optional(
-        "A string, as llama.cpp takes it, with `add_special` instead of `add_special_tokens`."
-    )
+    model: str | None = optional(MODEL)
+    prompt: str | None = optional("A text. A request has one of `prompt`, `content` and `messages`.")
+    content: str | None = optional("A text, as in llama.cpp's server: `add_special` replaces `add_special_tokens`.")
     messages: Items[Message] | None = optional("At least one.", max_length=MAX_ITEMS)
     add_special_tokens: bool | None = optional("Adds the model's begin token before the prompt. Default: true.")
     add_special: bool | None = optional("Adds the model's begin token before the content. Default: false.")
-    return_token_strs: bool | None = optional("Adds `token_strs`, the name of each token.")
+    return_token_strs: bool | None = optional("The answer also has `token_strs`, the name of each token.")
     with_pieces: bool | None = optional(
-        "Gives each of `tokens` with its text, or with its bytes where they are not UTF-8."
+        "Each of `tokens` is an object with its id and its text. A piece that is not UTF-8 is a list of bytes."
     )
 
     def check(self) -> None:
@@ -61,5 +59,5 @@ class TokenizeBody(TemplateBody, OfferBody):
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
-    model: str | None = optional("An id of `/v1/models`. Default: the served model.")
+    model: str | None = optional(MODEL)
     tokens: TokenIds = Field(description="Token ids, at most as many as the context holds.")
