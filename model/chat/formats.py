@@ -13,7 +13,8 @@ from model.chat.mistral import MistralChat
 from model.chat.variables import SPECIAL_TOKENS
 from model.checkpoint.files import layout
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.load import sentencepiece_file, special_token, tokenizer_config
+from model.tokenizers.config import special_token, tokenizer_config
+from model.tokenizers.load import sentencepiece_file
 
 
 class ChatFormat(Protocol):

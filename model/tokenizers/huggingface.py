@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import models
 
 from model.errors import ModelError, one_line
-from model.tokenizers.load import special_token, tokenizer_config
+from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")

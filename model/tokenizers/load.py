@@ -1,11 +1,8 @@
 """The tokenizer of a model directory: `tokenizer.json`, else `tokenizer.model*`."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from model.checkpoint.files import read_json
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 
@@ -33,15 +30,3 @@ def sentencepiece_file(directory: Path) -> Path | None:
     """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None
-
-
-def tokenizer_config(directory: Path) -> dict[str, Any]:
-    """The content of `tokenizer_config.json`; empty if there is no such file."""
-    path = directory / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def special_token(config: Mapping[str, Any], role: str) -> str | None:
-    """The text of a special token such as "bos_token" in `tokenizer_config.json`: a string or an object with it."""
-    value = config.get(role)
-    return value.get("content") if isinstance(value, dict) else value

@@ -86,7 +86,8 @@ def test_thirty_two_streams_answer_as_alone(server: LiveServer) -> None:
 def test_a_client_that_goes_away_frees_its_pages(server: LiveServer) -> None:
     before = server.metric("noria_generated_tokens_total")
     with server.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # the connection closes when this is destroyed
+        next(lines)
         eventually(lambda: server.metric("noria_requests_running") == 1, "the metric shows the request")
     server.wait_idle()
     with pytest.raises(httpx.ReadTimeout):
