@@ -102,8 +102,8 @@ class RunnerOptions:
     )
     quantize: str = option(
         "auto",
-        "Quantization of the weights. auto is none on a GPU or with --dtype, else int4 for a quantized GGUF file, "
-        "else int8.",
+        "Quantization of the weights. auto is none on a GPU, with --dtype or without compiled kernels, else int4 for a "
+        "quantized GGUF file, else int8.",
         choices=QUANTIZE_NAMES,
         in_plan=True,
     )
@@ -115,7 +115,7 @@ class RunnerOptions:
         in_plan=True,
     )
     deterministic: bool = option(
-        False, "Make every answer independent of the requests served with it, bit by bit. Slower for some schemes."
+        False, "Give an answer with the same bits whatever other requests run. Some weight formats become slower."
     )
     sliding_window: int | None = option(
         None, "Attention window of every layer, in tokens.", unset="the model's", least=1, in_plan=True
@@ -145,13 +145,14 @@ class RunnerOptions:
     cache_memory: int | None = option(
         None,
         "Memory of the KV cache, such as 4GiB.",
-        unset=f"{CPU_SHARE:.0%} of the free memory, on a GPU see --gpu-memory-utilization",
+        unset=f"{CPU_SHARE:.0%} of the memory that is free after the weights, on a GPU see --gpu-memory-utilization",
         is_size=True,
         in_plan=True,
     )
     gpu_memory_utilization: float | None = option(
         None,
-        "Share of the GPU's memory that all programs together may fill. The KV cache gets what is left of it.",
+        "Share of the GPU's memory that all programs together may fill. The KV cache gets the "
+        "part of this share that nothing else uses.",
         unset=str(GPU_UTILIZATION),
         above=0,
         most=1,

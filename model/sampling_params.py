@@ -121,7 +121,8 @@ class SamplingParams:
         1.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Samples from the fewest likeliest tokens whose probabilities reach this sum; 0: the likeliest. Default: 1.",
+        "Samples from the likeliest tokens, as many as are needed for their probabilities to add up to this; 0: from "
+        "the likeliest. Default: 1.",
     )
     top_k: int = parameter(
         0,
@@ -134,7 +135,7 @@ class SamplingParams:
         0.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Samples from tokens at least this many times as likely as the likeliest. Default: 0.",
+        "Samples from tokens with at least this share of the highest probability. Default: 0.",
     )
     presence_penalty: float = parameter(
         0.0,
@@ -154,7 +155,7 @@ class SamplingParams:
         1.0,
         Stage.LOGITS,
         (0.01, 10.0),
-        "Divides positive logits of tokens in the prompt or the output, multiplies negative ones. Default: 1.",
+        "For tokens in the prompt or the output: divides a positive logit, multiplies a negative one. Default: 1.",
         reads_output=True,
     )
     seed: int = parameter(

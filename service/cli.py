@@ -16,7 +16,7 @@ from service.settings import Settings
 
 @takes(Settings)
 def serve(settings: Settings) -> None:
-    """Serve MODEL over HTTP with OpenAI's API."""
+    """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
     raise typer.Exit(run(settings.with_file_keys()))
 
 
@@ -37,7 +37,7 @@ def plan(
 ) -> None:
     """Show how much memory MODEL needs and how many sequences fit.
 
-    The model is not loaded. The plan is for a GPU unless --device is cpu.
+    The model is not loaded. The plan is for a GPU unless --device is cpu: auto means cuda here.
     """
     from service.commands.plan import show
 

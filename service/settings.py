@@ -17,7 +17,7 @@ class Settings(RunnerOptions):
 
     model: str = option(
         EMBEDDED,
-        "Model to serve: a directory, a .gguf file, a hub name such as org/name, or the embedded model.",
+        f"Model to serve: a directory, a .gguf file, a hub name such as org/name, or {EMBEDDED}, which is installed.",
         is_argument=True,
         in_plan=True,
     )
@@ -25,7 +25,7 @@ class Settings(RunnerOptions):
         None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True
     )
     cache_dir: Path | None = option(
-        None, "Directory for what is converted from GGUF files.", unset="~/.cache/noria", in_plan=True
+        None, "Directory for files made from GGUF files.", unset="~/.cache/noria", in_plan=True
     )
     served_model_name: tuple[str, ...] = option(
         (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
@@ -38,11 +38,14 @@ class Settings(RunnerOptions):
     )
     api_key_file: Path | None = option(None, "File with more API keys, one per line.")
     cors_origins: tuple[str, ...] = option(
-        (), "Origin that browsers may call from; repeat the flag for more origins.", name="cors_origin", unset="none"
+        (),
+        "Web origin whose pages may call the API (CORS); repeat the flag for more origins.",
+        name="cors_origin",
+        unset="none",
     )
     ssl_certfile: Path | None = option(None, "TLS certificate chain (PEM).")
     ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
-    max_queue: int = option(256, "Number of requests that may wait; the next one gets a 429.", least=0)
+    max_queue: int = option(256, "Number of requests that may wait while others run. The next one gets a 429.", least=0)
     max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
     step_timeout: float = option(

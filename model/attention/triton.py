@@ -1,10 +1,10 @@
 """Attention by Triton kernels, which read keys and values in their pages.
 
 The keys of a slice of up to SHORT tokens are split into parts: a single long sequence then fills the device. Longer
-slices are split into tiles of queries. A row has the same bits together with any others; with `deterministic` also in
-chunks of any size.
-Nothing here waits for the device. Grids depend only on the sizes of the inputs and on the spans: a step that was
-captured in a CUDA graph with the longest spans serves shorter ones, whose tensors are copied into its memory.
+slices are split into tiles of queries. A row's bits do not depend on other rows. With `deterministic` they do not
+depend on the size of the chunk either.
+Nothing here waits for the device. Grids depend only on the sizes of the inputs and on the spans. A CUDA graph is
+captured with the longest spans; a shorter step copies its tensors into the graph's memory and replays it.
 """
 
 import math
@@ -35,9 +35,10 @@ NO_WINDOW = 2**31 - 1
 
 
 class Tiles(NamedTuple):
-    """The smallest number of rows of a tile, keys in a pass of the loop, warps and stages.
+    """Sizes of a program.
 
-    A row is a query and a head of its group.
+    `rows` is the smallest number of rows of a tile; a row is a query and a head of its group. `keys` is the number of
+    keys in a pass of the loop. `warps` and `stages` are Triton's.
     """
 
     rows: int

@@ -1,6 +1,6 @@
 """The chat format of a model with a Jinja template; contents of messages stay plain text.
 
-While the template runs, contents are between random marks. The marks divide the rendering into the template's own
+While the template runs, each content is between random marks. The marks divide the rendering into the template's own
 words, where the names of control tokens become those tokens, and contents, where they remain text.
 """
 

@@ -1,1 +1,1 @@
-"""Model files: any format as a local directory (no torch needed), any directory as a stream of (name, matrix)."""
+"""Turns any model format into a local directory (without torch), and reads a directory as (name, matrix) pairs."""

@@ -1,7 +1,7 @@
 """The files of a model directory: layout, shards, safetensors headers, fingerprints. No torch, no numpy.
 
-A safetensors file is an 8-byte little-endian header length, a JSON header, and the bytes of the tensors. One small read
-finds a truncated file before memory is allocated: the last offset in the header must be the end of the file.
+A safetensors file is an 8-byte little-endian header length, a JSON header, and the bytes of the tensors. A truncated
+file is found by reading only the header, before memory is allocated: its last offset must be the end of the file.
 """
 
 import json

@@ -55,8 +55,8 @@ class Vocabulary:
 class Compiler:
     """A compiler of grammars for one vocabulary.
 
-    `encode` is the model's tokenization of a text, for text that the grammar prescribes. Without `encode`, or if its
-    tokens have other bytes, such text consists of the longest tokens.
+    `encode` is the model's tokenization of a text. It splits the fixed text of a grammar into tokens. Without `encode`,
+    or if its tokens have other bytes, fixed text is split into the longest possible tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The process that compiles and follows grammars: a grammar that never ends, or crashes it, harms nothing else.
+"""The process that compiles and follows grammars. If a grammar hangs or crashes it, nothing else is harmed.
 
     python -m model.grammar.process TRY [FOLLOW]
 

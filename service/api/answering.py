@@ -41,7 +41,7 @@ class Streamable(Submittable, Protocol):
 
 
 class Shape(Framing, Protocol):
-    """The events and the whole answer of one request, in its API's JSON. `usage` is that of the request so far."""
+    """Writes the answer of one request in its API's JSON, whole or as events. `usage` is that of the request so far."""
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
         """The events before a choice's first."""

@@ -33,7 +33,7 @@ class ChatOptions:
 
     model: str | None = option(
         None,
-        "Model to serve, as for noria serve. With --url: id of a model of that server.",
+        "Model to serve, as for noria serve. With --url: a model id on that server.",
         unset="the embedded model, with --url the server's first",
         is_argument=True,
     )

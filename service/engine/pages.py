@@ -1,4 +1,4 @@
-"""The page pools: which page is held, cached or free, and what a page contains. Page ids only, no tensors.
+"""The page pools and the sequences' page tables: who holds a page, and what it contains. Page ids only, no tensors.
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
@@ -142,3 +142,62 @@ def _runs(pool: PagePool, names: Sequence[bytes]) -> list[int]:
     for name in names:
         runs.append(runs[-1] + 1 if pool.contains(name) else 0)
     return runs
+
+
+class Table:
+    """Page table of one sequence in one pool: `pages[i]` holds logical block `first_block + i`.
+
+    A change replaces the tuple `pages`, so that a slice may hold it.
+    """
+
+    __slots__ = ("first_block", "pages", "pool")
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.first_block = 0
+        self.pages: tuple[int, ...] = ()
+
+    @property
+    def end_block(self) -> int:
+        return self.first_block + len(self.pages)
+
+    def missing(self, n_tokens: int) -> int:
+        """Number of pages to take before position `n_tokens - 1` can be written."""
+        return max(0, self.pool.blocks(n_tokens) - self.end_block)
+
+    def capacity(self) -> int:
+        """Length that the sequence can reach with its own pages and all that are available."""
+        return (self.end_block + self.pool.available) * self.pool.page_size
+
+    def grow(self, n_tokens: int) -> None:
+        """Take the pages that `n_tokens` positions need."""
+        if missing := self.missing(n_tokens):
+            self.pages += tuple(self.pool.take() for _ in range(missing))
+
+    def share(self, names: Sequence[bytes]) -> None:
+        """Start with the pages of these names, to read only, but not those outside the next token's window."""
+        self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
+        self.pages = tuple(self.pool.share(name) for name in names[self.first_block :])
+
+    def shrink(self, n_tokens: int) -> None:
+        """Release the pages after the first `n_tokens` positions."""
+        n_blocks = max(0, self.pool.blocks(n_tokens) - self.first_block)
+        for page in reversed(self.pages[n_blocks:]):
+            self.pool.release(page)
+        self.pages = self.pages[:n_blocks]
+
+    def roll(self, next_position: int) -> None:
+        """Release the pages that have left the window of the next token to compute."""
+        n_left = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
+        if n_left > 0:
+            for page in self.pages[:n_left]:
+                self.pool.release(page)
+            self.pages = self.pages[n_left:]
+            self.first_block += n_left
+
+    def clear(self) -> None:
+        """Release all pages, the last first: other sequences share the first ones more often."""
+        for page in reversed(self.pages):
+            self.pool.release(page)
+        self.pages = ()
+        self.first_block = 0

@@ -15,9 +15,9 @@ from operator import attrgetter
 
 from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
-from service.engine.pages import PagePool, reusable_blocks
+from service.engine.pages import PagePool, Table, reusable_blocks
 from service.engine.prompt_lookup import DraftBudget
-from service.engine.sequence import Sequence, Table, ending, unimplemented
+from service.engine.sequence import Sequence, ending, unimplemented
 
 RANK = attrgetter("rank")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import Submit
-from service.engine.pages import PagePool, chain_seed, page_name
+from service.engine.pages import PagePool, Table, chain_seed, page_name
 from service.engine.prompt_lookup import PromptLookup
 
 
@@ -45,65 +45,6 @@ class Snapshot(Items[int]):
             return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
         place = range(self._length)[where]
         return self._known[place] if place < self._n_known else self._tail[place - self._n_known]
-
-
-class Table:
-    """Page table of one sequence in one pool: `pages[i]` holds logical block `first_block + i`.
-
-    A change replaces the tuple `pages`, so that a slice may hold it.
-    """
-
-    __slots__ = ("first_block", "pages", "pool")
-
-    def __init__(self, pool: PagePool) -> None:
-        self.pool = pool
-        self.first_block = 0
-        self.pages: tuple[int, ...] = ()
-
-    @property
-    def end_block(self) -> int:
-        return self.first_block + len(self.pages)
-
-    def missing(self, n_tokens: int) -> int:
-        """Number of pages to take before position `n_tokens - 1` can be written."""
-        return max(0, self.pool.blocks(n_tokens) - self.end_block)
-
-    def capacity(self) -> int:
-        """Length that the sequence can reach with its own pages and all that are available."""
-        return (self.end_block + self.pool.available) * self.pool.page_size
-
-    def grow(self, n_tokens: int) -> None:
-        """Take the pages that `n_tokens` positions need."""
-        if missing := self.missing(n_tokens):
-            self.pages += tuple(self.pool.take() for _ in range(missing))
-
-    def share(self, names: Items[bytes]) -> None:
-        """Start with the pages of these names, to read only, but not those outside the next token's window."""
-        self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
-        self.pages = tuple(self.pool.share(name) for name in names[self.first_block :])
-
-    def shrink(self, n_tokens: int) -> None:
-        """Release the pages after the first `n_tokens` positions."""
-        n_blocks = max(0, self.pool.blocks(n_tokens) - self.first_block)
-        for page in reversed(self.pages[n_blocks:]):
-            self.pool.release(page)
-        self.pages = self.pages[:n_blocks]
-
-    def roll(self, next_position: int) -> None:
-        """Release the pages that have left the window of the next token to compute."""
-        n_left = min(self.pool.first_visible_block(next_position) - self.first_block, len(self.pages))
-        if n_left > 0:
-            for page in self.pages[:n_left]:
-                self.pool.release(page)
-            self.pages = self.pages[n_left:]
-            self.first_block += n_left
-
-    def clear(self) -> None:
-        """Release all pages, the last first: other sequences share the first ones more often."""
-        for page in reversed(self.pages):
-            self.pool.release(page)
-        self.pages = ()
-        self.first_block = 0
 
 
 class Sequence:

@@ -42,7 +42,7 @@ class SamplingBody(DeclaredBody):
         max_length=MAX_BAD_WORDS,
     )
     stop: Stops | None = optional(
-        "A string, or up to 16 strings, of 1 to 512 characters. The text ends before the first that occurs."
+        "A string, or up to 16 strings, of 1 to 512 characters. The text ends before the first of them that appears."
     )
     stop_token_ids: TokenIds | None = optional(
         "Tokens that end the answer. At most 1024, including the model's end tokens."

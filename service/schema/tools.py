@@ -22,7 +22,7 @@ class Function(Body):
     description: str | None = optional("A description of the function for the model.")
     parameters: Json | None = optional("The parameters, as the JSON schema of an object. Default: no parameters.")
     strict: bool | None = optional(
-        "true: the arguments of every call follow the schema, also where the model was free to answer with text."
+        "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
     )
 
     def described(self) -> Json:

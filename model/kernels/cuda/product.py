@@ -1,4 +1,4 @@
-"""Products of few rows, dense and grouped by expert, with weights in any layout of layouts.py: bound by memory.
+"""Products of few rows, dense and grouped by expert. Memory limits their speed. Weights have any layout of layouts.py.
 
 A program computes `outputs` columns of y for `rows` rows of x. The channels of a step are divided into `parts`, one for
 each warp, whose sums are joined in order at the end. This division depends on the tile alone: if one tile serves any

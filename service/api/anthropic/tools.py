@@ -88,7 +88,7 @@ class ToolOffer(Body):
     description: str | None = optional("A description of the tool for the model.")
     input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")
     strict: bool | None = optional(
-        "true: the arguments of every call follow the schema, also where the model was free to answer with text."
+        "true: the arguments of every call follow the schema, even when `tool_choice` is auto."
     )
 
     @property

@@ -31,12 +31,12 @@ class EmbeddingsBody(Body):
         "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
     )
     dimensions: int | None = optional(
-        "The number of values in an embedding: the model's own width, no other.", ge=1, le=2**31 - 1
+        "The number of values in an embedding. It must equal the model's own.", ge=1, le=2**31 - 1
     )
     pooling: Literal["mean", "last"] | None = optional(
         "The mean of the hidden states of all tokens, or the last token's hidden state. Default: mean."
     )
-    user: str | None = optional("The client's user, whose hash is logged.", max_length=MAX_USER)
+    user: str | None = optional("The end user. The log has a hash of it.", max_length=MAX_USER)
 
     @property
     def end_user(self) -> str | None:

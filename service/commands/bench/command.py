@@ -42,13 +42,13 @@ class BenchOptions:
     )
     rate: float | None = option(
         None,
-        "Requests per second, which arrive at random times (Poisson). Excludes --concurrency.",
+        "Average number of requests per second, at random times (Poisson). Not allowed with --concurrency.",
         unset="none",
         least=0.001,
     )
-    input_tokens: int = option(64, "Words of a prompt; a word is about a token.", least=1)
+    input_tokens: int = option(64, "Words in a prompt; a word is about a token.", least=1)
     output_tokens: int = option(64, "Value of max_tokens in each request.", least=1)
-    shared_prefix: int = option(0, "Number of input tokens that are the same in all prompts.", least=0)
+    shared_prefix: int = option(0, "Words at the start that all prompts share.", least=0)
     prompts: Path | None = option(None, "File with one prompt per line (text or JSON).", unset="random words")
     api_key: str | None = option(None, "API key of the server.")
     seed: int | None = option(
@@ -64,7 +64,7 @@ class BenchOptions:
 
 @takes(BenchOptions, "NORIA_BENCH_")
 def bench(options: BenchOptions) -> None:
-    """Load an OpenAI endpoint and report its speed.
+    """Send load to an OpenAI endpoint and report its speed.
 
     The requests are streamed. The report has throughput and latencies. The exit code is 1 if a request failed.
     """
