@@ -1,9 +1,13 @@
 """The configuration of a network. `checkpoint/families.py` reads it from files. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from model.errors import ModelError
+
+VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of a value in each format that a model can have."""
 
 
 @dataclass(frozen=True, slots=True)

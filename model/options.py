@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
+from model.config import VALUE_BYTES
 from model.errors import OptionError
-from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES, VALUE_BYTES
+from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
 
 T = TypeVar("T")
 

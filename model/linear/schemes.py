@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from model.config import ModelConfig
+from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
-
-VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of a value in each format that a model can have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
 """The device and the number format that a model runs in, and the free memory of the device."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from model.config import VALUE_BYTES
 from model.errors import OptionError
 from model.machine.host import free_memory
 
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_BYTES}
 NATIVE_FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},

@@ -6,8 +6,9 @@ from pathlib import Path
 from model.batch import PAGE_SIZE, PoolSpec
 from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import INDEX, read_index
+from model.config import VALUE_BYTES
 from model.linear import schemes
-from model.linear.schemes import SCHEMES, VALUE_BYTES, cache_format
+from model.linear.schemes import SCHEMES, cache_format
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions

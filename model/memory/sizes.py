@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
-from model.config import ModelConfig
+from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
-from model.linear.schemes import SCHEMES, VALUE_BYTES, Scheme, cache_format
+from model.linear.schemes import SCHEMES, Scheme, cache_format
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 
 SPARE_SEQUENCES = 2
