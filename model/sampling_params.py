@@ -3,7 +3,7 @@
 All that depends on which parameters exist reads these rows: the fields of a request, the message to the engine, whether
 a step may run ahead, and which rows the compiled kernel may sample. To add one that changes the sampling, write its row
 here and its step in `model/step/logits.py` or `model/step/distribution.py`. The rules of those that end the output are
-in `service/engine/sequence.py`.
+in `service/engine/sequence.py`. A parameter that nothing implements stops the runner, or the scheduler, at the start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,9 @@ class Stage(Enum):
     END = auto()
     """Decides after which token the sequence ends."""
     REPORT = auto()
-    """Requests results besides the tokens."""
-    SPEED = auto()
-    """Changes the speed, never the tokens."""
+    """Requests results of the network besides the tokens."""
+    SCHEDULE = auto()
+    """Concerns the scheduler alone: the speed, or reports of progress. Changes no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class SamplingParams:
     )
     prompt_lookup_num_tokens: int = parameter(
         0,
-        Stage.SPEED,
+        Stage.SCHEDULE,
         (0, 16),
         "The greatest number of draft tokens in a step; they are copied from earlier text. Default: 0.",
         reads_output=True,
@@ -191,7 +191,7 @@ class SamplingParams:
     logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
     prompt_logprobs: int | None = parameter(None, Stage.REPORT, (0, 20))
     embed: str | None = parameter(None, Stage.REPORT)
-    return_progress: bool = parameter(False, Stage.REPORT)
+    return_progress: bool = parameter(False, Stage.SCHEDULE)
 
     def __post_init__(self) -> None:
         for name, row in declared(type(self)).items():

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from model.config import ModelConfig
+from model.linear.schemes import choose
 
 HEAD_BYTES = 2
 """Bytes of a weight of the head, and of a key or value: both are in bfloat16 in every scheme."""
-BITS = {"none": 16.0, "fp8": 8.0, "int4": 4.5}
-"""Bits of a weight of the other projections. int4 has a scale and a zero of 16 bits for each group of 64."""
 MISTRAL_7B = ModelConfig(
     family="mistral",
     dim=4096,
@@ -115,7 +114,8 @@ def projections(config: ModelConfig) -> int:
 
 def decode_bytes(config: ModelConfig, scheme: str, streams: int, context: int) -> float:
     """The least bytes that a step reads: the weights once, and for each stream the keys and values in its window."""
-    weights = projections(config) * BITS[scheme] / 8 + config.dim * config.vocab_size * HEAD_BYTES
+    bits = choose(scheme, "bfloat16", "cuda", compiled=False).bits(config.dim) or 16
+    weights = projections(config) * bits / 8 + config.dim * config.vocab_size * HEAD_BYTES
     visible = sum(min(window or context, context) for window in config.windows)
     return weights + streams * visible * 2 * config.n_kv_heads * config.head_dim * HEAD_BYTES
 

@@ -90,10 +90,10 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("int4-weights", "int4", "int4", 4, scale_bits=16 + 8, group=INT4_GROUP, multiple=INT4_GROUP),
     )
 }
-NAMES = tuple(name for name in SCHEMES if name != "bfloat16")
-"""Schemes that can be chosen by name. bfloat16 stands for none on a CPU, for a model in that format."""
 QUANTIZE_NAMES = ("auto", *dict.fromkeys(scheme.quantize for scheme in SCHEMES.values()))
 """Values of --quantize."""
+NAMES = tuple(dict.fromkeys((*QUANTIZE_NAMES[1:], *(name for name in SCHEMES if name != "bfloat16"))))
+"""Schemes that can be chosen by name. bfloat16 stands for none on a CPU, for a model in that format."""
 
 
 def choose(name: str, dtype: str, device: str, *, compiled: bool, quantized: bool = False) -> Scheme:
@@ -109,9 +109,10 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, quantized: boo
         return SCHEMES["int4" if quantized else "int8"]
     if name not in NAMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
+    rows = [row for row in SCHEMES.values() if name in (row.name, row.quantize)]
     if device == "cuda":  # there the short names mean the schemes that quantize weights only
-        return next(row for row in SCHEMES.values() if name in (row.name, row.quantize) and not row.compiled)
-    return SCHEMES[name]
+        rows = [row for row in rows if not row.compiled]
+    return rows[0]
 
 
 def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:

@@ -10,16 +10,16 @@ from torch import Tensor
 
 Ints = NDArray[np.int64]
 
-STAGE_BYTES = 2**26
+STAGING_BYTES = 2**26
 
 
-class Stage:
+class StagingBuffers:
     """Two pinned buffers that alternate: the host fills one while the device reads the other.
 
     `event` makes a CUDA event, which records that a buffer was read.
     """
 
-    def __init__(self, device: torch.device, size: int = STAGE_BYTES, *, pin: bool = True, event: Any = None) -> None:
+    def __init__(self, device: torch.device, size: int = STAGING_BYTES, *, pin: bool = True, event: Any = None) -> None:
         self._device = device
         self._size = size
         self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=pin) for _ in range(2)]
@@ -40,7 +40,7 @@ class Stage:
 
 def uploader(device: torch.device) -> Callable[[Tensor], Tensor]:
     """A function that copies a tensor from the host to `device`; on a CPU it returns the tensor itself."""
-    return Stage(device).upload if device.type == "cuda" else lambda tensor: tensor
+    return StagingBuffers(device).upload if device.type == "cuda" else lambda tensor: tensor
 
 
 def upload(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:

@@ -40,14 +40,18 @@ class Started(NamedTuple):
     hidden: Tensor = torch.empty(0)
 
 
+REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
+"""Parameters whose results the runner adds to those of a slice."""
+
+
 class ModelRunner:
     """A loaded model: the `model.batch.Runner` that computes in PyTorch."""
 
     def __init__(
         self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
     ) -> None:
-        if missing := sampler.unimplemented((masks.step,)):
-            raise NotImplementedError(f"no sampling step implements {', '.join(sorted(missing))}")
+        if missing := sampler.unimplemented((masks.step,), REPORTS):
+            raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.info = info
         self._windows = [pool.window for pool in info.pools]
         self._masks = masks

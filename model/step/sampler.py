@@ -6,7 +6,7 @@ only on (seed, choice, output index, token): a row's result does not depend on o
 Nothing waits for the device: sampled tokens stay there for the next step, and `Sampled.read` waits for their copy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from torch import Tensor
 
@@ -50,8 +50,9 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
 
 
-def unimplemented(last: Sequence[SamplingStep]) -> set[str]:
-    """Parameters of the table that change the sampling, and that no step implements."""
+def unimplemented(last: Sequence[SamplingStep], reported: Set[str]) -> set[str]:
+    """Parameters of the table that no step implements, or that request a report that is not `reported`."""
     steps = (*LOGITS_STEPS, *last, *DISTRIBUTION_STEPS)
-    changing = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)}
-    return changing - RACED.union(*(step.parameters for step in steps))
+    stages = (Stage.LOGITS, Stage.DISTRIBUTION, Stage.REPORT)
+    needed = {name for name, row in PARAMETERS.items() if row.stage in stages}
+    return needed - reported - RACED.union(*(step.parameters for step in steps))

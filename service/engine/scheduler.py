@@ -58,7 +58,7 @@ class Scheduler:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
         if missing := unimplemented():
-            raise NotImplementedError(f"no rule of sequence.py implements {', '.join(sorted(missing))}")
+            raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
         self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens

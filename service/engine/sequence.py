@@ -165,7 +165,7 @@ class Sequence:
         self.pooled = ()
 
 
-class Ending(NamedTuple):
+class EndRule(NamedTuple):
     """A rule that ends outputs. `reason` takes the parameters, a sampled token, and which token of the output it is."""
 
     parameters: frozenset[str]
@@ -180,21 +180,23 @@ def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:
     return "length" if n >= params.max_tokens else None
 
 
-ENDINGS = (Ending(frozenset({"stop_token_ids"}), _stop_token), Ending(frozenset({"max_tokens"}), _max_tokens))
+END_RULES = (EndRule(frozenset({"stop_token_ids"}), _stop_token), EndRule(frozenset({"max_tokens"}), _max_tokens))
 """The rules of the parameters whose stage is the end; the first that applies gives the reason."""
 _IN_THE_SERVICE = frozenset({"stop", "include_stop_str_in_output", "ignore_eos"})
 """The service implements these: it knows the text, and the model's end tokens."""
+_IN_THE_SCHEDULER = frozenset({"prompt_lookup_num_tokens", "return_progress"})
 
 
 def ending(params: SamplingParams, token: int, n: int) -> str | None:
     """The reason to end an output with `token`, its n-th; None if the output goes on."""
-    for rule in ENDINGS:
+    for rule in END_RULES:
         if (reason := rule.reason(params, token, n)) is not None:
             return reason
     return None
 
 
 def unimplemented() -> set[str]:
-    """Parameters of the table that end the output, and that no rule implements."""
-    implemented = _IN_THE_SERVICE.union(*(rule.parameters for rule in ENDINGS))
-    return {name for name, row in PARAMETERS.items() if row.stage is Stage.END} - implemented
+    """Parameters of the table that end the output or concern the scheduler, and that nothing implements."""
+    implemented = (_IN_THE_SERVICE | _IN_THE_SCHEDULER).union(*(rule.parameters for rule in END_RULES))
+    needed = {name for name, row in PARAMETERS.items() if row.stage in (Stage.END, Stage.SCHEDULE)}
+    return needed - implemented

@@ -30,12 +30,12 @@ NOT_THERE = ["fastapi", "pydantic", "orjson", "httpx", "rich", "typer", "gguf", 
         (False, "none", 64, 1024, 12_100),
         (False, "none", 256, 1024, 22_600),
         (False, "fp8", 1, 0, 594),
-        (False, "int4", 1, 0, 1_020),
+        (False, "int4", 1, 0, 1_054),
         (True, "none", 1, 0, 168),
     ],
 )
 def test_floors_of_decoding(sparse: bool, scheme: str, streams: int, context: int, floor: float) -> None:
-    """The issue's own, at 4.3 TB/s."""
+    """By hand, at 4.3 TB/s. A weight in int4 has 4.375 bits, its share of a scale and a zero of 24 bits among them."""
     config = FULL.sparse if sparse else FULL.dense
     assert streams * BANDWIDTH / decode_bytes(config, scheme, streams, context) == pytest.approx(floor, rel=0.01)
 

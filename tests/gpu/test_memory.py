@@ -13,7 +13,7 @@ import torch
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
 from model.loading import load_from
-from model.machine.transfers import Stage
+from model.machine.transfers import StagingBuffers
 from model.options import GPU_UTILIZATION, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import retry
@@ -99,7 +99,7 @@ def test_a_step_that_does_not_fit_gives_the_same_in_parts(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("shape", [(1,), (1000, 37), (4096, 513)], ids=str)
 def test_uploads(shape: tuple[int, ...]) -> None:
-    stage = Stage(CUDA, 2**16)
+    stage = StagingBuffers(CUDA, 2**16)
     tensors = [torch.randn(shape).bfloat16() for _ in range(3)]
     for mine, theirs in zip([stage.upload(tensor) for tensor in tensors], tensors, strict=True):
         assert mine.device.type == "cuda"

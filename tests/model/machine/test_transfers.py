@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.machine.transfers import Stage, uploader
+from model.machine.transfers import StagingBuffers, uploader
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_every_byte_arrives(shape: tuple[int, ...], dtype: torch.dtype, monkeypa
         stage._read[0].copies.append(lambda: copy_(target, source))
         return target
 
-    stage = Stage(CPU, 64, pin=False, event=event)
+    stage = StagingBuffers(CPU, 64, pin=False, event=event)
     monkeypatch.setattr(torch.Tensor, "copy_", copy)
     tensors = [torch.randn(shape).to(dtype) for _ in range(3)]
     found = [stage.upload(tensor) for tensor in tensors]

@@ -21,7 +21,7 @@ from model.step.runner import ModelRunner
 from service.engine import messages, sequence
 from service.engine.messages import Submit, from_json, to_json
 from service.engine.scheduler import Scheduler
-from service.engine.sequence import Ending
+from service.engine.sequence import EndRule
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
@@ -81,7 +81,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     within = (SamplingStep(frozenset({"even"}), _even), SamplingStep(frozenset({"other_parity"}), _other_parity))
     monkeypatch.setattr(sampler, "LOGITS_STEPS", (*sampler.LOGITS_STEPS, *before))
     monkeypatch.setattr(distribution, "DISTRIBUTION_STEPS", (*distribution.DISTRIBUTION_STEPS, *within))
-    monkeypatch.setattr(sequence, "ENDINGS", (Ending(frozenset({"end_from"}), _end_from), *sequence.ENDINGS))
+    monkeypatch.setattr(sequence, "END_RULES", (EndRule(frozenset({"end_from"}), _end_from), *sequence.END_RULES))
 
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
@@ -236,16 +236,20 @@ def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_json(json.loads(to_json(sent))) == sent
 
 
-def test_a_parameter_without_a_rule_stops_the_scheduler(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = replace(PARAMETERS["max_tokens"], name="forgotten")
+@pytest.mark.parametrize("like", ["max_tokens", "prompt_lookup_num_tokens"])
+def test_a_forgotten_parameter_stops_the_scheduler(
+    like: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(PARAMETERS[like], name="forgotten")
     monkeypatch.setattr(sequence, "PARAMETERS", {**PARAMETERS, "forgotten": row})
-    with pytest.raises(NotImplementedError, match=r"no rule of sequence\.py implements forgotten"):
+    with pytest.raises(NotImplementedError, match="the scheduler does not implement forgotten"):
         Scheduler(runner.info, max_sequences=1, max_step_tokens=8)
 
 
-def test_a_parameter_without_a_step_stops_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = replace(PARAMETERS["min_p"], name="forgotten")
+@pytest.mark.parametrize("like", ["logit_bias", "min_p", "logprobs"])
+def test_a_forgotten_parameter_stops_the_runner(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(PARAMETERS[like], name="forgotten")
     monkeypatch.setattr(sampler, "PARAMETERS", {**PARAMETERS, "forgotten": row})
     options = RunnerOptions("", device="cpu", dtype="float32", cache_memory=2**22)
-    with pytest.raises(NotImplementedError, match="no sampling step implements forgotten"):
+    with pytest.raises(NotImplementedError, match="no sampling step and no report implements forgotten"):
         load_from(checkpoint(tiny()), options, lambda stage, done: None)
