@@ -160,17 +160,17 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="print where the service process spends its time")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve:
-        serve(asked.profile)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.profile)
         return
-    with serving(asked.rate, asked.profile) as (port, pid):
+    with serving(args.rate, args.profile) as (port, pid):
         for endpoint in BODIES:
             measure(port, pid, endpoint, 8, 16)  # warms up
         print(f"{'endpoint':12} clients  us/token  frames/token")
         for endpoint in BODIES:
-            for n in asked.clients:
-                found = [measure(port, pid, endpoint, n, asked.tokens) for _ in range(asked.repeat)]
+            for n in args.clients:
+                found = [measure(port, pid, endpoint, n, args.tokens) for _ in range(args.repeat)]
                 cost, frames = map(statistics.median, zip(*found, strict=True))
                 print(f"{endpoint:12} {n:7} {cost:9.0f} {frames:13.3f}", flush=True)
 

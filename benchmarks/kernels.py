@@ -169,16 +169,16 @@ def measure(measurers: list[Measurer], repeat: int) -> dict[str, list[float]]:
 
 
 def table(found: dict[str, list[float]], against: str | None, limit: float) -> Table:
-    shown = Table("microseconds", "now", *([against, "ratio"] if against else []))
-    for column in shown.columns[1:]:
+    result = Table("microseconds", "now", *([against, "ratio"] if against else []))
+    for column in result.columns[1:]:
         column.justify = "right"
     for case, results in found.items():
         cells = [f"{1e6 * seconds:.0f}" for seconds in results]
         if against:
             ratio = results[0] / results[1]
             cells.append(f"{ratio:.2f}" + (" slower" if ratio > limit else ""))
-        shown.add_row(case, *cells)
-    return shown
+        result.add_row(case, *cells)
+    return result
 
 
 def main() -> None:
@@ -188,18 +188,18 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=11)
     parser.add_argument("--scheme", default="int8")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.answer:
-        answer(asked.scheme)
+    args = parser.parse_args()
+    if args.answer:
+        answer(args.scheme)
         return
     with ExitStack() as stack:
-        trees = [ROOT] + ([stack.enter_context(worktree(asked.against))] if asked.against else [])
-        measurers = [Measurer(tree, asked.scheme) for tree in trees]
-        found = measure(measurers, asked.repeat)
+        trees = [ROOT] + ([stack.enter_context(worktree(args.against))] if args.against else [])
+        measurers = [Measurer(tree, args.scheme) for tree in trees]
+        found = measure(measurers, args.repeat)
         for measurer in measurers:
             measurer.end()
-    Console().print(table(found, asked.against, asked.limit))
-    if asked.against and any(now / then > asked.limit for now, then in found.values()):
+    Console().print(table(found, args.against, args.limit))
+    if args.against and any(now / then > args.limit for now, then in found.values()):
         raise SystemExit(1)
 
 

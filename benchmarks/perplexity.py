@@ -108,16 +108,16 @@ def measure(
 
 
 def table(found: list[Quality]) -> Table:
-    shown = Table("", "perplexity", "", f"equal tokens of {ANSWER}", "whole answers")
+    result = Table("", "perplexity", "", f"equal tokens of {ANSWER}", "whole answers")
     best = found[0]
-    for column in shown.columns[1:]:
+    for column in result.columns[1:]:
         column.justify = "right"
     for one in found:
         equal = [agreement(*pair) for pair in zip(best.answers, one.answers, strict=True)]
         more = math.expm1(one.loss - best.loss)
         whole = f"{equal.count(ANSWER)} of {len(equal)}"
-        shown.add_row(one.scheme, f"{math.exp(one.loss):.3f}", f"{more:+.2%}", f"{fmean(equal):.1f}", whole)
-    return shown
+        result.add_row(one.scheme, f"{math.exp(one.loss):.3f}", f"{more:+.2%}", f"{fmean(equal):.1f}", whole)
+    return result
 
 
 def main() -> None:
@@ -126,13 +126,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="a file in place of the licences")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--gpu", action="store_true", help="measure the schemes of GPUs")
-    asked = parser.parse_args()
-    text = asked.text.read_text() if asked.text else default_text()
-    tokenizer = load_tokenizer(resolve(asked.model))
-    tokens = tokenizer.encode(text, add_bos=False, parse_control=False)[: asked.tokens]
-    print(f"{asked.model}, {len(tokens)} tokens of a text with CRC-32 {zlib.crc32(text.encode()):08x}")
-    schemes = GPU_SCHEMES if asked.gpu else SCHEMES
-    Console().print(table(list(measure(asked.model, tokens, tokenizer, schemes))))
+    args = parser.parse_args()
+    text = args.text.read_text() if args.text else default_text()
+    tokenizer = load_tokenizer(resolve(args.model))
+    tokens = tokenizer.encode(text, add_bos=False, parse_control=False)[: args.tokens]
+    print(f"{args.model}, {len(tokens)} tokens of a text with CRC-32 {zlib.crc32(text.encode()):08x}")
+    schemes = GPU_SCHEMES if args.gpu else SCHEMES
+    Console().print(table(list(measure(args.model, tokens, tokenizer, schemes))))
 
 
 if __name__ == "__main__":

@@ -80,16 +80,16 @@ def chat(client: httpx.Client, model: str, answer_tokens: int) -> Iterator[dict[
         yield response["usage"]
 
 
-def turns(usages: Iterator[dict[str, Any]]) -> Table:
+def usage_table(usages: Iterator[dict[str, Any]]) -> Table:
     """The table of the chat. Computed tokens did not come from the cache. New tokens follow the previous answer."""
-    shown = Table("turn", "prompt", "cached", "computed", "new", "answer")
+    result = Table("request", "prompt", "cached", "computed", "new", "answer")
     known = 0
     for number, usage in enumerate(usages, 1):
         prompt, answer = usage["prompt_tokens"], usage["completion_tokens"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        shown.add_row(*map(str, (number, prompt, cached, prompt - cached, prompt - known, answer)))
+        result.add_row(*map(str, (number, prompt, cached, prompt - cached, prompt - known, answer)))
         known = prompt + answer
-    return shown
+    return result
 
 
 def main() -> None:
@@ -99,15 +99,15 @@ def main() -> None:
     parser.add_argument("--model", help="model to serve; with --url a model id of that server")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--answer-tokens", type=int, default=64)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     console = Console()
-    with server(asked.url, asked.api_key, asked.model) as client:
-        model = find_model(client, asked.model if asked.url else None)
+    with server(args.url, args.api_key, args.model) as client:
+        model = find_model(client, args.model if args.url else None)
         first_token(client, model, random.choices(TOKEN_IDS, k=OWN))  # warms up
-        first, second = shared_prefix(client, model, asked.repeat)
-        console.print(f"{SHARED} shared tokens, median time to first token of {asked.repeat}:")
+        first, second = shared_prefix(client, model, args.repeat)
+        console.print(f"{SHARED} shared tokens, median time to first token of {args.repeat}:")
         console.print(f"first {1000 * first:.1f} ms, second {1000 * second:.1f} ms, ratio {first / second:.1f}")
-        console.print(turns(chat(client, model, asked.answer_tokens)))
+        console.print(usage_table(chat(client, model, args.answer_tokens)))
 
 
 if __name__ == "__main__":

@@ -138,9 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="7b")
-    asked = parser.parse_args()
-    write(asked.out, SHAPES[asked.shape])
-    print(f"{asked.out}: {asked.out.stat().st_size / 2**30:.2f} GiB")
+    args = parser.parse_args()
+    write(args.out, SHAPES[args.shape])
+    print(f"{args.out}: {args.out.stat().st_size / 2**30:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default=EMBEDDED)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=5)
-    asked = parser.parse_args()
-    directory = resolve(asked.model)
+    args = parser.parse_args()
+    directory = resolve(args.model)
     side = load_text_side(directory, None)
     if side.chat is None:
         raise SystemExit("the model has no chat template")
@@ -107,7 +107,7 @@ def main() -> None:
     for name, (text, params) in TASKS.items():
         prompt = side.chat.encode([{"role": "user", "content": text}])
         params = replace(params, stop_token_ids=side.defaults.eos_token_ids)
-        print(f"{name:20} {measure(runner, prompt, params, asked.streams, asked.repeat)}", flush=True)
+        print(f"{name:20} {measure(runner, prompt, params, args.streams, args.repeat)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: 
 
 
 def both(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
-    """`profile` with the layers called one by one, and the seconds of the step as it is served."""
+    """The seconds of `profile`, which calls the layers one by one, and the seconds of the step as it is served."""
     fused = runner._fused
     served = profile(runner, clock, rows, length, n_steps)["step"]
     runner._fused = None
@@ -218,20 +218,20 @@ class Floor:
 
 
 def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
-    shown = Table("ms (floor)", *cases)
-    for column in shown.columns[1:]:
+    result = Table("ms (floor)", *cases)
+    for column in result.columns[1:]:
         column.justify = "right"
 
     def cell(measured: float, least: float | None) -> str:
         return f"{1000 * measured:.2f} ({1000 * least:.2f})" if least else f"{1000 * measured:.2f}"
 
     for part in PARTS:
-        shown.add_row(part, *(cell(found[part], floor.get(part)) for found, floor in cases.values()))
+        result.add_row(part, *(cell(found[part], floor.get(part)) for found, floor in cases.values()))
     rest = [found["step"] - sum(found[part] for part in PARTS) for found, _ in cases.values()]
-    shown.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
-    shown.add_row("step, part by part", *(cell(found["step"], None) for found, _ in cases.values()))
-    shown.add_row("step as served", *(cell(found["served"], sum(floor.values())) for found, floor in cases.values()))
-    return shown
+    result.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
+    result.add_row("step, part by part", *(cell(found["step"], None) for found, _ in cases.values()))
+    result.add_row("step as served", *(cell(found["served"], sum(floor.values())) for found, floor in cases.values()))
+    return result
 
 
 def main() -> None:
@@ -241,15 +241,15 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,64", help="decoding sequences of a step, comma-separated")
     parser.add_argument("--context", type=int, default=256, help="tokens before the decoded ones")
     parser.add_argument("--steps", type=int, default=40)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     threads = choose_threads()
-    runner = engine.load(asked.model, **engine.SCHEMES[asked.scheme])
+    runner = engine.load(args.model, **engine.SCHEMES[args.scheme])
     shapes = kinds(runner)
     size = sum(kind.n_bytes for kind in shapes.values())
     floor = Floor(bandwidth(size, threads), rate(runner, shapes))
     clock = Clock()
     wrap(clock, runner)
-    wanted = {f"{rows} rows": (rows, asked.context) for rows in map(int, asked.rows.split(","))}
+    wanted = {f"{rows} rows": (rows, args.context) for rows in map(int, args.rows.split(","))}
     wanted[f"chunk of {CHUNK}"] = (0, CHUNK)
     console = Console(width=None if Console().is_terminal else 140)
     console.print(f"{', '.join(machine.instruction_sets())}; {threads} threads; {runner.info.description}")
@@ -261,7 +261,7 @@ def main() -> None:
         cases = {}
         for case, shape in wanted.items():
             status.update(case)
-            cases[case] = both(runner, clock, *shape, asked.steps), floor.seconds(runner, shapes, *shape)
+            cases[case] = both(runner, clock, *shape, args.steps), floor.seconds(runner, shapes, *shape)
     console.print(table(cases))
 
 

@@ -42,7 +42,7 @@ def recite(tokens: Sequence[int], choice: int = 0) -> int:
     return tokens[start + len(text) - end - 3] if len(text) - end - 3 < end - start else END
 
 
-def draw(say: Say, tokens: Sequence[int], params: SamplingParams, choice: int) -> int:
+def sample_token(say: Say, tokens: Sequence[int], params: SamplingParams, choice: int) -> int:
     """The next token; greedy requests sometimes reach an end token."""
     token = say(tokens, choice)
     return END if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids else token
@@ -106,7 +106,7 @@ class FakeRunner:
         if item.stop == len(item.tokens) and known - item.n_prompt < item.params.max_tokens:
             assert item.stop - item.n_prompt < item.params.max_tokens, "a draft longer than what may be drawn"
             for token in (*item.tokens[known:], None):
-                tokens.append(draw(self._say, item.tokens[: known + len(tokens)], item.params, item.choice))
+                tokens.append(sample_token(self._say, item.tokens[: known + len(tokens)], item.params, item.choice))
                 if tokens[-1] != token:
                     break
         logprobs = []
@@ -132,20 +132,20 @@ class AheadRunner(FakeRunner):
 
     def __init__(self, info: RunnerInfo, say: Say = next_token) -> None:
         super().__init__(replace(info, runs_ahead=True), say=say)
-        self.most_flying = 0
-        self._flying = 0
-        self._drawn: dict[int, int] = {}
+        self.max_in_flight = 0
+        self._in_flight = 0
+        self._sampled: dict[int, int] = {}
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        self._flying += 1
-        self.most_flying = max(self._flying, self.most_flying)
-        before = self._drawn
+        self._in_flight += 1
+        self.max_in_flight = max(self._in_flight, self.max_in_flight)
+        before = self._sampled
         output = self.step(self._resolved(batch, before))
-        drawn = zip(batch.slices, output.slices, strict=True)
-        self._drawn = {item.sequence_id: result.tokens[-1] for item, result in drawn if result.tokens}
+        sampled = zip(batch.slices, output.slices, strict=True)
+        self._sampled = {item.sequence_id: result.tokens[-1] for item, result in sampled if result.tokens}
 
         def wait() -> StepOutput:
-            self._flying -= 1
+            self._in_flight -= 1
             return self.read(output, lambda: self.step(self._resolved(batch, before)))
 
         return wait
@@ -154,12 +154,12 @@ class AheadRunner(FakeRunner):
         """The result of a step; a runner that loses it computes it `again` from its slices."""
         return output
 
-    def _resolved(self, batch: StepBatch, drawn: Mapping[int, int]) -> StepBatch:
+    def _resolved(self, batch: StepBatch, sampled: Mapping[int, int]) -> StepBatch:
         """The slices with the tokens that the step before sampled in place of UNKNOWN."""
 
         def tokens(item: Slice) -> list[int]:
             *before, last = item.tokens
-            return [*before, drawn[item.sequence_id] if last == UNKNOWN else last]
+            return [*before, sampled[item.sequence_id] if last == UNKNOWN else last]
 
         return StepBatch(tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 

@@ -108,7 +108,7 @@ def test_imports_run_one_way(package: str) -> None:
 
 
 def test_the_order_of_rooms_is_read_everywhere_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In functions and under TYPE_CHECKING, by either statement; a sibling after a comma is not above."""
+    """Imports count in functions, under TYPE_CHECKING and in either statement. A sibling after a comma is not above."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     lines = {
         "model/kernels/a.py": "def f():\n    from model.linear import b",

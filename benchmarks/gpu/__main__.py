@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.gpu.engine import heard
+from benchmarks.gpu.engine import warnings_of_the_model
 from benchmarks.gpu.rows import CHECK, COPY, PRODUCT, ROWS, SECONDS, Bench, Measured, Row
 from benchmarks.gpu.shapes import FULL, QUICK
 
@@ -57,9 +57,9 @@ def here(bench: Bench, names: Sequence[str], emit: Callable[[str, Measured], Non
     for row in ROWS:
         if row.name in names:
             try:
-                with heard() as said:
+                with warnings_of_the_model() as warnings:
                     measured = row.measure(bench)
-                emit(row.name, measured | ({"warnings": said} if said else {}))
+                emit(row.name, measured | ({"warnings": warnings} if warnings else {}))
             except Exception as error:
                 failure = f"{type(error).__name__}: {str(error).strip()[:SAID_CHARS]}"
                 emit(row.name, {"failed": failure, "where": traceback.format_exc()[-TRACE_CHARS:]})
@@ -87,9 +87,9 @@ class Processes:
     def _child(self, names: list[str], end: float) -> tuple[Results, str]:
         """The measurements of a process, and how it ended."""
         command = [sys.executable, "-m", "benchmarks.gpu", *self.flags, "--child", json.dumps(names)]
-        with tempfile.NamedTemporaryFile() as answers, tempfile.TemporaryFile() as said:
+        with tempfile.NamedTemporaryFile() as answers, tempfile.TemporaryFile() as output:
             child = subprocess.Popen(
-                [*command, answers.name], stdout=said, stderr=said, cwd=machine.ROOT, start_new_session=True
+                [*command, answers.name], stdout=output, stderr=output, cwd=machine.ROOT, start_new_session=True
             )
             try:
                 why = f"its process ended with {child.wait(timeout=end - time.monotonic())}"
@@ -97,8 +97,8 @@ class Processes:
                 why = "it took too long"
             finally:
                 _kill(child)
-            said.seek(max(0, said.seek(0, os.SEEK_END) - SAID_CHARS))
-            tail = said.read().decode(errors="replace").strip()
+            output.seek(max(0, output.seek(0, os.SEEK_END) - SAID_CHARS))
+            tail = output.read().decode(errors="replace").strip()
             lines = Path(answers.name).read_text().splitlines()
         return dict(map(json.loads, lines)), f"{why}; it said: {tail}"
 
@@ -156,11 +156,11 @@ class Verdict:
 
 def goal(row: Row) -> str:
     """The goals of a row in words."""
-    least, most = row.between
+    least, greatest = row.between
     parts = [] if row.goal is None else [f">= {row.goal:.0%}"]
-    parts += [] if row.most is None else [f"<= {row.most:g}"]
+    parts += [] if row.limit is None else [f"<= {row.limit:g}"]
     parts += [f">= {least:g} x {row.beside}"] if least else []
-    parts += [f"< {most:g} x {row.beside}"] if most < math.inf else []
+    parts += [f"< {greatest:g} x {row.beside}"] if greatest < math.inf else []
     return ", ".join(parts)
 
 
@@ -180,8 +180,10 @@ def judge(row: Row, found: Results) -> Verdict:
     other = found.get(row.beside or "", {}).get("value")
     ratio = None if other is None else value / other
     goals = []
-    if row.most is not None:
-        goals.append(value <= row.most and not measured.get("pages_grown") and measured.get("bytes_grown", 0) < ROUNDED)
+    if row.limit is not None:
+        goals.append(
+            value <= row.limit and not measured.get("pages_grown") and measured.get("bytes_grown", 0) < ROUNDED
+        )
     if row.goal is not None and share is not None:
         goals.append(share >= row.goal)
     if ratio is not None and row.between != (0.0, math.inf):
@@ -225,26 +227,26 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = arguments()
-    device = torch.device(asked.device)
-    if asked.child is not None:
-        names, file = asked.child
-        _answer(names, file, Bench(QUICK if asked.quick else FULL, device, _options(asked.option)))
+    args = arguments()
+    device = torch.device(args.device)
+    if args.child is not None:
+        names, file = args.child
+        _answer(names, file, Bench(QUICK if args.quick else FULL, device, _options(args.option)))
         return
-    if device.type == "cpu" and not asked.quick:
+    if device.type == "cpu" and not args.quick:
         raise SystemExit("there is no CUDA device: --quick tries the benchmark out on a CPU")
-    chosen = list(choose(asked.only))
+    chosen = list(choose(args.only))
     started = datetime.now(UTC)
-    about = {"started": started.isoformat(timespec="seconds"), "quick": asked.quick, "budget": asked.budget}
-    about["options"] = _options(asked.option)
+    about = {"started": started.isoformat(timespec="seconds"), "quick": args.quick, "budget": args.budget}
+    about["options"] = _options(args.option)
     about |= machine.describe_gpu(device)
-    file = asked.output or (
-        None if asked.quick else RESULTS / f"{started:%Y-%m-%d}-{_slug(about['machine']['device'])}.json"
+    file = args.output or (
+        None if args.quick else RESULTS / f"{started:%Y-%m-%d}-{_slug(about['machine']['device'])}.json"
     )
-    options = [text for option in asked.option for text in ("--option", option)]
-    run = Processes(["--device", device.type, *(["--quick"] if asked.quick else []), *options])
+    options = [text for option in args.option for text in ("--option", option)]
+    run = Processes(["--device", device.type, *(["--quick"] if args.quick else []), *options])
     verdicts = [Verdict(row, {"failed": "left out"}) for row in chosen]
-    for found in measure(chosen, run, asked.budget):
+    for found in measure(chosen, run, args.budget):
         verdicts = [judge(row, found) for row in chosen]
         report = about | {"rows": [verdict.to_json() for verdict in verdicts]}
         report["seconds"] = (datetime.now(UTC) - started).total_seconds()
@@ -256,15 +258,15 @@ def main() -> None:
     for verdict in verdicts:
         if "\n" in verdict.measured.get("failed", ""):
             print(f"\n{verdict.row.name}: {verdict.measured['failed']}")
-        for said in dict.fromkeys(verdict.measured.get("warnings", ())):
-            print(f"\n{verdict.row.name}, warning: {said}")
+        for warning in dict.fromkeys(verdict.measured.get("warnings", ())):
+            print(f"\n{verdict.row.name}, warning: {warning}")
     raise SystemExit(int(any("failed" in found.get(name, {}) for name in (COPY, PRODUCT, CHECK))))
 
 
 def choose(only: str) -> Iterator[Row]:
     """The rows whose name contains one of the parts, and the ceilings."""
     for row in ROWS:
-        named = any(part in row.name for part in only.split(",") if part or not row.asked)
+        named = any(part in row.name for part in only.split(",") if part or not row.only_by_name)
         if named or row.group == "ceilings":
             yield row
 

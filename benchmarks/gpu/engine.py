@@ -62,16 +62,16 @@ def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
 
 def serve(
     runner: ModelRunner,
-    asked: Sequence[Sequence[int]],
+    requests: Sequence[Sequence[int]],
     params: SamplingParams,
     step_tokens: int,
     probe: Probe = lambda: None,
 ) -> list[Seen]:
     """The reports of the engine for these prompts; the first is the time of submission. Raises errors of steps."""
-    scheduler = Scheduler(runner.info, max_sequences=len(asked), max_step_tokens=step_tokens)
-    inbox: list[ToEngine] = [Submit(number, list(prompt), params) for number, prompt in enumerate(asked)]
+    scheduler = Scheduler(runner.info, max_sequences=len(requests), max_step_tokens=step_tokens)
+    inbox: list[ToEngine] = [Submit(number, list(prompt), params) for number, prompt in enumerate(requests)]
     seen: list[Seen] = []
-    running = len(asked)
+    running = len(requests)
 
     def receive(block: bool) -> list[ToEngine]:
         messages, inbox[:] = inbox[:], []
@@ -85,7 +85,7 @@ def serve(
         stats = message.stats
         if seen:
             held = sum(pool.held for pool in stats.pools)
-            memory = probe() if stats.step_tokens > len(asked) else None
+            memory = probe() if stats.step_tokens > len(requests) else None
             seen.append(Seen(time.perf_counter(), stats.step_tokens, message.updates, held, memory))
         for update in message.updates:
             if update.finish == "error":
@@ -115,18 +115,18 @@ def _raising() -> Iterator[None]:
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def warnings_of_the_model() -> Iterator[list[str]]:
     """Warnings of the model: a graph that could not be captured, a step that did not fit into memory."""
-    said: list[str] = []
+    messages: list[str] = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
     log, handler = logging.getLogger("model"), Handler(logging.WARNING)
     log.addHandler(handler)
     try:
-        yield said
+        yield messages
     finally:
         log.removeHandler(handler)
 
@@ -154,8 +154,8 @@ class Decoding(NamedTuple):
 
 def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int, probe: Probe = lambda: None) -> Decoding:
     """The measurement of `streams` streams, each after a prompt of `length` tokens."""
-    room = shapes.step_tokens - streams  # tokens of a step for prompts, when the other streams decode
-    joining = -(-streams * length // max(room, 1)) + 2
+    prompt_tokens = shapes.step_tokens - streams  # tokens of a step for prompts, when the other streams decode
+    joining = -(-streams * length // max(prompt_tokens, 1)) + 2
     params = greedy(joining + shapes.warm_up + shapes.tokens)
     seen = serve(runner, prompts(streams, length, runner.info.vocab_size), params, shapes.step_tokens, probe)
     alone = [
@@ -172,9 +172,9 @@ def decode(runner: ModelRunner, shapes: Shapes, streams: int, length: int, probe
 
 def prefill(runner: ModelRunner, shapes: Shapes) -> float:
     """Median seconds from a long prompt to its first token, after one prompt to warm up."""
-    asked = prompts(shapes.repeats + 1, shapes.prefill, runner.info.vocab_size)
+    requests = prompts(shapes.repeats + 1, shapes.prefill, runner.info.vocab_size)
     took = []
-    for prompt in asked:
+    for prompt in requests:
         seen = serve(runner, [prompt], greedy(1), shapes.step_tokens)
         first = next(one.at for one in seen if any(update.tokens for update in one.updates))
         took.append(first - seen[0].at)

@@ -70,11 +70,11 @@ def continuous(shapes: Shapes, device: torch.device) -> float:
     from transformers import GenerationConfig
 
     network, streams = _network(shapes, device), shapes.streams[1]
-    asked = prompts(streams, shapes.prompt, shapes.dense.vocab_size)
+    inputs = prompts(streams, shapes.prompt, shapes.dense.vocab_size)
     n_tokens = 4 * shapes.warm_up + shapes.tokens
     wanted = GenerationConfig(max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     outputs = network.generate_batch(
-        asked,
+        inputs,
         generation_config=wanted,
         **_paging(shapes),
         record_timestamps=True,

@@ -107,17 +107,17 @@ def correctness(bench: Bench) -> Measured:
     if config.dim > 1024:
         config = replace(config, dim=1024, n_heads=8, n_kv_heads=2, hidden_dim=2048)
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=0, prompt_logprobs=0)
-    asked = [gpu_engine.prompts(1, n, config.vocab_size)[0] for n in (1, 3, 99, 100, 101, 203, 330)]
+    prompts = [gpu_engine.prompts(1, n, config.vocab_size)[0] for n in (1, 3, 99, 100, 101, 203, 330)]
     found = []
     for more in (bench.options, {"attention": "reference"}):
-        shapes = replace(bench.shapes, streams=(1, 1, len(asked)), step_tokens=160)
+        shapes = replace(bench.shapes, streams=(1, 1, len(prompts)), step_tokens=160)
         options = {"quantize": "none", "cache_memory": CHECK_CACHE, **more}
         runner = gpu_engine.load(config, bench.device, shapes, 512, **options)
-        found.append(_logprobs(runner, asked, params))
+        found.append(_logprobs(runner, prompts, params))
     mine, theirs = found
     differences = [abs(a - b) for key, a in mine.items() if (b := theirs.get(key)) is not None]
     greatest, mean = max(differences), statistics.fmean(differences)
-    if len(differences) < sum(map(len, asked)) - len(asked) or not (greatest < TOLERANCE and mean < MEAN_TOLERANCE):
+    if len(differences) < sum(map(len, prompts)) - len(prompts) or not (greatest < TOLERANCE and mean < MEAN_TOLERANCE):
         raise RuntimeError(f"logprobs of {len(differences)} tokens differ from reference attention's by {greatest:.3f}")
     return {"value": greatest, "unit": "nats", "mean": mean, "tokens": len(differences)}
 
@@ -126,7 +126,7 @@ Token = tuple[int, tuple[int, ...]]
 """The number of a sequence, and its answer so far or the position in its prompt."""
 
 
-def _logprobs(runner: ModelRunner, asked: list[list[int]], params: SamplingParams) -> dict[Token, float]:
+def _logprobs(runner: ModelRunner, prompts: list[list[int]], params: SamplingParams) -> dict[Token, float]:
     """Logprobs of every prompt token, and of every sampled token by the answer before it.
 
     Two results can be compared as long as the answers are equal.
@@ -134,7 +134,7 @@ def _logprobs(runner: ModelRunner, asked: list[list[int]], params: SamplingParam
     found: dict[Token, float] = {}
     answers: dict[int, tuple[int, ...]] = {}
     scored: dict[int, int] = {}
-    for seen in gpu_engine.serve(runner, asked, params, 160):
+    for seen in gpu_engine.serve(runner, prompts, params, 160):
         for update in seen.updates:
             for item in update.prompt_logprobs:
                 scored[update.id] = scored.get(update.id, 0) + 1
@@ -191,10 +191,12 @@ def stream(bench: Bench) -> Measured:
     memory of the later half of its chunks is compared with that of the earlier half.
     """
     shapes, runner = bench.shapes, bench.runner("none")
-    early = gpu_engine.decode(runner, shapes, 1, shapes.turned)
+    early = gpu_engine.decode(runner, shapes, 1, shapes.steady_tokens)
     bench.peak()
     late = gpu_engine.decode(runner, shapes, 1, shapes.stream, bench.peak)
-    chunks = [one for one in late.seen if one.step_tokens == shapes.step_tokens][shapes.turned // shapes.step_tokens :]
+    chunks = [one for one in late.seen if one.step_tokens == shapes.step_tokens][
+        shapes.steady_tokens // shapes.step_tokens :
+    ]
     halves = chunks[: len(chunks) // 2], chunks[len(chunks) // 2 :]
     memory, pages = (
         [max(map(of, half)) for half in halves] for of in (lambda one: one.memory or 0, lambda one: one.held)
@@ -233,20 +235,20 @@ def _peer(measure: Callable[[Shapes, torch.device], float]) -> Callable[[Bench],
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table. `goal` is the least share of the floor's speed; `most` is the limit if less is better.
+    """A row of the table. `goal` is the least share of the floor's speed; `limit` is the greatest allowed value.
 
     Rows of a `group` share a process. A row may be compared with the row `beside`; the goal for their ratio is to be
-    `between` two numbers. A row with `asked` takes long, and is only measured if --only names it.
+    `between` two numbers. A row with `only_by_name` takes long, and is only measured if --only names it.
     """
 
     name: str
     group: str
     measure: Callable[[Bench], Measured]
     goal: float | None = None
-    most: float | None = None
+    limit: float | None = None
     beside: str | None = None
     between: tuple[float, float] = (0.0, math.inf)
-    asked: bool = False
+    only_by_name: bool = False
 
 
 COPY, PRODUCT, CHECK = "device copy", "bf16 product", "correctness"
@@ -258,7 +260,7 @@ ROWS = (
     Row("decode 64", "bf16", _decode(1), 0.75),
     Row("decode 256", "bf16", _decode(2), 0.70),
     Row("prefill 8k", "bf16", prefill, 0.60),
-    Row("stream 200k", "bf16", stream, most=1.05),
+    Row("stream 200k", "bf16", stream, limit=1.05),
     Row("decode 1 fp8", "fp8", _decode(0, "fp8"), 0.80, beside="decode 1", between=(1.6, math.inf)),
     Row("decode 1 int4", "int4", _decode(0, "int4"), 0.65, beside="decode 1"),
     Row("mixtral decode 1", "mixtral", _decode(0, sparse=True), 0.75),
@@ -266,7 +268,7 @@ ROWS = (
     Row(
         "transformers continuous 64", "continuous", _peer(gpu_peers.continuous), beside="decode 64", between=(0.0, 1.0)
     ),
-    Row("start 7b", "start", start, most=15.0, asked=True),
+    Row("start 7b", "start", start, limit=15.0, only_by_name=True),
 )
 SECONDS = {
     "ceilings": 30,

@@ -55,7 +55,7 @@ class Shapes:
         return self.stream + self.warm_up + self.tokens + 64
 
     @property
-    def turned(self) -> int:
+    def steady_tokens(self) -> int:
         """Tokens after which the memory of a stream no longer grows: its window and two whole steps."""
         return 2 * self.step_tokens + (self.dense.windows[0] or 0)
 

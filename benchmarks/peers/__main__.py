@@ -114,9 +114,9 @@ def _json_of(command: list[str]) -> Measured:
 
 
 def _llama(peers: Path, file: Path, work: Workload) -> Measured:
-    """The speed by llama.cpp's tools: llama-bench for prompts and one stream, llama-batched-bench for several streams.
+    """The speed of llama.cpp by its own tools, which warm up.
 
-    Both warm up.
+    llama-bench measures prompts and one stream, llama-batched-bench several streams.
     """
     bench = [str(peers / "bin" / "llama-bench"), "-m", str(file), "-t", str(work.threads), "-o", "json"]
     batched = [str(peers / "bin" / "llama-batched-bench"), "-m", str(file), "-t", str(work.threads)]
@@ -156,8 +156,8 @@ def _measure(engine: Engine, console: Console) -> Measured:
     try:
         return engine.measure()
     except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip() or error.stdout.strip())[-SAID_CHARS:]
-        console.print(f"{engine.name} failed, {error.cmd[:3]} said: {said}", markup=False)
+        output = (error.stderr.strip() or error.stdout.strip())[-SAID_CHARS:]
+        console.print(f"{engine.name} failed, {error.cmd[:3]} said: {output}", markup=False)
     except (NoriaError, OSError, RuntimeError) as error:
         console.print(f"{engine.name} failed: {error}", markup=False)
     return {}
@@ -187,14 +187,14 @@ def rows(chosen: list[Engine], found: Mapping[str, Mapping[str, list[float]]]) -
 
 
 def table(made: list[Row]) -> Table:
-    shown = Table("", "bits", "noria", "best peer", "ratio", "others")
-    for column in shown.columns[1:5]:
+    result = Table("", "bits", "noria", "best peer", "ratio", "others")
+    for column in result.columns[1:5]:
         column.justify = "right"
     for row in made:
         others = {**row.peers, **row.references}
         best = next(iter(row.peers), "")
         rest = [f"{name} {value:.0f} ({_ratio(row, value)})" for name, value in others.items() if name != best]
-        shown.add_row(
+        result.add_row(
             row.case,
             row.bits,
             "-" if row.ours is None else f"{row.ours:.0f}",
@@ -202,7 +202,7 @@ def table(made: list[Row]) -> Table:
             _ratio(row, row.peers[best]) if best else "-",
             ", ".join(rest),
         )
-    return shown
+    return result
 
 
 def _ratio(row: Row, value: float) -> str:
@@ -232,30 +232,30 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    asked = arguments()
-    os.environ["OMP_NUM_THREADS"] = str(asked.threads)  # for Noria's engine and transformers
-    peers = asked.peers and asked.peers.resolve()
-    work = Workload(asked.threads, asked.prefill, asked.streams, asked.prompt, asked.tokens)
-    known = engines_on(asked.gguf.resolve(), peers, work) if asked.gguf else engines(peers, work)
+    args = arguments()
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for Noria's engine and transformers
+    peers = args.peers and args.peers.resolve()
+    work = Workload(args.threads, args.prefill, args.streams, args.prompt, args.tokens)
+    known = engines_on(args.gguf.resolve(), peers, work) if args.gguf else engines(peers, work)
     chosen = [
         engine
         for engine in known
-        if any(part in engine.name for part in asked.engines.split(","))
-        and asked.only in (None, "online" if engine.online else "offline")
+        if any(part in engine.name for part in args.engines.split(","))
+        and args.only in (None, "online" if engine.online else "offline")
     ]
     if not chosen:
         raise SystemExit("no engine is left to measure: see --engines, --only, --peers")
     started = datetime.now(UTC)
-    about = {"started": started.isoformat(timespec="seconds"), "rounds": asked.repeat, "workload": asdict(work)}
+    about = {"started": started.isoformat(timespec="seconds"), "rounds": args.repeat, "workload": asdict(work)}
     if any(engine.online for engine in chosen):
         about["http"] = {case: asdict(load) for case, load in servers.LOADS.items()}
-    about["model"] = asked.gguf.stem if asked.gguf else EMBEDDED
+    about["model"] = args.gguf.stem if args.gguf else EMBEDDED
     about |= machine.describe(peers)
-    name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{asked.gguf.stem}' if asked.gguf else ''}.json"
-    file = asked.output or RESULTS / name
+    name = f"{started:%Y-%m-%d}-{machine.kind()}{f'-{args.gguf.stem}' if args.gguf else ''}.json"
+    file = args.output or RESULTS / name
     file.parent.mkdir(exist_ok=True)
     made: list[Row] = []
-    for found in run(chosen, asked.repeat):
+    for found in run(chosen, args.repeat):
         made = list(rows(chosen, found))
         report = about | {"medians": [asdict(row) for row in made], "measured": found}
         file.write_text(json.dumps(report, indent=1) + "\n")

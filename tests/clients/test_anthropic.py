@@ -51,8 +51,8 @@ def test_raw_events_and_a_stop_sequence(client: anthropic.Anthropic) -> None:
 
 def test_what_was_received_can_be_sent_back(client: anthropic.Anthropic) -> None:
     first = client.messages.create(**ASK)
-    turns = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Go on."}]
-    assert client.messages.create(**{**ASK, "messages": turns}).content[0].text
+    messages = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": "Go on."}]
+    assert client.messages.create(**{**ASK, "messages": messages}).content[0].text
 
 
 def test_an_answer_may_be_begun(client: anthropic.Anthropic) -> None:
@@ -70,8 +70,8 @@ def test_an_answer_of_a_schema(client: anthropic.Anthropic) -> None:
         "required": ["word"],
         "additionalProperties": False,
     }
-    form = {"format": {"type": "json_schema", "schema": schema}}
-    message = client.messages.create(**{**ASK, "max_tokens": 60}, output_config=form)
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    message = client.messages.create(**{**ASK, "max_tokens": 60}, output_config=config)
     assert message.stop_reason == "end_turn"
     assert json.loads(message.content[0].text)["word"] in ("one", "two")
 
@@ -81,29 +81,29 @@ def test_a_tool_is_called_and_answers(client: anthropic.Anthropic) -> None:
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
     tools = [{"name": "weather", "description": "Tells the weather of a city.", "input_schema": schema}]
     user = {"role": "user", "content": "What is the weather in Paris?"}
-    asked = {**ASK, "max_tokens": 80, "tools": tools}
+    request = {**ASK, "max_tokens": 80, "tools": tools}
     forced = {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
-    first = client.messages.create(**{**asked, "messages": [user]}, **forced)
+    first = client.messages.create(**{**request, "messages": [user]}, **forced)
     assert first.stop_reason == "tool_use"
     (call,) = first.content
     assert (call.type, call.name) == ("tool_use", "weather")
     assert set(call.input) == {"city"}
-    with client.messages.stream(**{**asked, "messages": [user]}, **forced) as stream:
+    with client.messages.stream(**{**request, "messages": [user]}, **forced) as stream:
         streamed = stream.get_final_message()
     assert streamed.content[0].input == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "It is sunny, 21 degrees."}
-    turns = [user, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    again = client.messages.create(**{**asked, "messages": turns}, tool_choice={"type": "none"})
+    messages = [user, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(**{**request, "messages": messages}, tool_choice={"type": "none"})
     assert again.content[0].text
 
 
 def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -> None:
-    said = []
+    cities = []
 
     @anthropic.beta_tool
     def weather(city: str) -> str:
         """Tells the weather of a city."""
-        said.append(city)
+        cities.append(city)
         return "It is sunny."
 
     runner = client.beta.messages.tool_runner(
@@ -115,7 +115,7 @@ def test_the_tool_runner_goes_on_without_a_thread(client: anthropic.Anthropic) -
         max_iterations=2,
     )
     assert len(list(runner)) == 2
-    assert said
+    assert cities
 
 
 def test_async_streams_in_parallel() -> None:

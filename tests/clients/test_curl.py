@@ -63,7 +63,7 @@ def test_its_ways_to_speak_http(flags: list[str]) -> None:
 
 
 def test_large_and_chunked_bodies(tmp_path: Path) -> None:
-    """A megabyte that curl announces with Expect, and a body without a length; both have more text than fits."""
+    """curl announces a megabyte with Expect, then sends it without a length. The text is too long for the model."""
     body = tmp_path / "body.json"
     body.write_text(json.dumps({**ASK, "messages": [{"role": "user", "content": "one " * 300_000}]}))
     for flags in ([], ["-H", "Transfer-Encoding: chunked"]):
@@ -96,8 +96,8 @@ def test_the_other_endpoints() -> None:
 
 
 def test_one_that_gives_up_leaves_nothing_behind() -> None:
-    asked = data(stream=True, max_tokens=1900, ignore_eos=True)
-    text = curl("--no-buffer", "--max-time", "1", CHAT, *asked, code=OPERATION_TIMED_OUT)
+    body = data(stream=True, max_tokens=1900, ignore_eos=True)
+    text = curl("--no-buffer", "--max-time", "1", CHAT, *body, code=OPERATION_TIMED_OUT)
     assert text.count("data: ") > 1
     deadline = time.monotonic() + 10
     while "noria_requests_running 0.0" not in curl(f"{URL}/metrics"):

@@ -64,7 +64,7 @@ def test_async() -> None:
     assert isinstance(asyncio.run(one()), Person)
 
 
-def test_what_does_not_pass_is_asked_again() -> None:
+def test_an_invalid_answer_is_requested_again() -> None:
     """The answer and the error go back as messages. The same answer comes again until no attempt is left."""
 
     class Never(Person):

@@ -18,7 +18,7 @@ CONNECTION: dict[str, Any] = {
     "model": "smollm2-135m-instruct",
     "max_retries": 0,
 }
-TURNS = [SystemMessage("You are terse."), HumanMessage("Count from one to ten in words.")]
+MESSAGES = [SystemMessage("You are terse."), HumanMessage("Count from one to ten in words.")]
 ASK = [HumanMessage("The weather in Paris?")]
 
 
@@ -45,19 +45,19 @@ def chat(max_tokens: int = 12, **options: Any) -> ChatOpenAI:
 
 
 def test_whole_streamed_and_batched() -> None:
-    whole = chat().invoke(TURNS)
+    whole = chat().invoke(MESSAGES)
     assert whole.response_metadata["finish_reason"] == "length"
     assert whole.usage_metadata["output_tokens"] == 12
-    parts = list(chat(stream_usage=True).stream(TURNS))
+    parts = list(chat(stream_usage=True).stream(MESSAGES))
     assert len(parts) > 3
     assert "".join(part.text for part in parts) == whole.text
     assert sum(part.usage_metadata["output_tokens"] for part in parts if part.usage_metadata) == 12
-    assert [answer.text for answer in chat().batch([TURNS] * 3)] == [whole.text] * 3
+    assert [answer.text for answer in chat().batch([MESSAGES] * 3)] == [whole.text] * 3
 
 
 def test_async() -> None:
     async def both() -> tuple[str, str]:
-        return (await chat().ainvoke(TURNS)).text, "".join([part.text async for part in chat().astream(TURNS)])
+        return (await chat().ainvoke(MESSAGES)).text, "".join([part.text async for part in chat().astream(MESSAGES)])
 
     whole, streamed = asyncio.run(both())
     assert streamed == whole
@@ -65,15 +65,15 @@ def test_async() -> None:
 
 def test_a_conversation_goes_on() -> None:
     """LangChain sends the received messages back in its own way."""
-    first = chat().invoke(TURNS)
-    assert chat().invoke([*TURNS, first, HumanMessage("Go on.")]).text
+    first = chat().invoke(MESSAGES)
+    assert chat().invoke([*MESSAGES, first, HumanMessage("Go on.")]).text
 
 
 def test_options_reach_the_model() -> None:
-    answer = chat(seed=3, top_p=0.9, stop=["three"], logprobs=True, top_logprobs=2, n=1, user="u").invoke(TURNS)
+    answer = chat(seed=3, top_p=0.9, stop=["three"], logprobs=True, top_logprobs=2, n=1, user="u").invoke(MESSAGES)
     assert "three" not in answer.text
     assert len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
-    extended = chat(extra_body={"top_k": 1, "structured_outputs": {"choice": ["yes", "no"]}}).invoke(TURNS)
+    extended = chat(extra_body={"top_k": 1, "structured_outputs": {"choice": ["yes", "no"]}}).invoke(MESSAGES)
     assert extended.text in ("yes", "no")
 
 
@@ -96,8 +96,8 @@ def test_structured_output_of_any_json() -> None:
 def test_tools_are_called_and_answered(tool_choice: str, strict: bool | None) -> None:
     model = chat(60).bind_tools([add], tool_choice=tool_choice, strict=strict, parallel_tool_calls=False)
     question = HumanMessage("What is 2 + 3?")
-    asked = model.invoke([question])
-    (call,) = asked.tool_calls
+    message = model.invoke([question])
+    (call,) = message.tool_calls
     result = add.invoke(call)
     assert isinstance(result, ToolMessage)
     assert int(result.content) == call["args"]["first"] + call["args"]["second"]
@@ -106,17 +106,17 @@ def test_tools_are_called_and_answered(tool_choice: str, strict: bool | None) ->
         streamed = part if streamed is None else streamed + part
     assert streamed is not None
     assert [call["args"] for call in streamed.tool_calls] == [call["args"]]
-    final = chat(60).bind_tools([add]).invoke([question, asked, result])
+    final = chat(60).bind_tools([add]).invoke([question, message, result])
     assert final.text or final.tool_calls
 
 
 def test_the_responses_api() -> None:
-    whole = chat(16, use_responses_api=True).invoke(TURNS)
+    whole = chat(16, use_responses_api=True).invoke(MESSAGES)
     assert isinstance(whole, AIMessage)
     assert whole.text
-    parts = list(chat(16, use_responses_api=True).stream(TURNS))
+    parts = list(chat(16, use_responses_api=True).stream(MESSAGES))
     assert "".join(part.text for part in parts) == whole.text
-    assert chat(16, use_responses_api=True).invoke([*TURNS, whole, HumanMessage("Go on.")]).text
+    assert chat(16, use_responses_api=True).invoke([*MESSAGES, whole, HumanMessage("Go on.")]).text
 
 
 def test_completions_and_embeddings() -> None:
@@ -129,4 +129,4 @@ def test_completions_and_embeddings() -> None:
 
 def test_an_error_is_the_sdks() -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
-        ChatOpenAI(**CONNECTION, temperature=9).invoke(TURNS)
+        ChatOpenAI(**CONNECTION, temperature=9).invoke(MESSAGES)

@@ -19,7 +19,7 @@ PROVIDERS = {"openai": BASE, "hosted_vllm": BASE, "anthropic": SERVER}
 OPENAI: dict[str, Any] = {**COMMON, "model": f"openai/{MODEL}", "api_base": BASE}
 
 
-def asked(provider: str) -> dict[str, Any]:
+def body(provider: str) -> dict[str, Any]:
     return {**COMMON, "model": f"{provider}/{MODEL}", "api_base": PROVIDERS[provider]}
 
 
@@ -33,19 +33,19 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": Weathe
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_whole_and_streamed(provider: str) -> None:
-    whole = litellm.completion(**asked(provider))
+    whole = litellm.completion(**body(provider))
     assert whole.choices[0].finish_reason == "length"
     assert whole.usage.completion_tokens == 12
-    chunks = list(litellm.completion(**asked(provider), stream=True, stream_options={"include_usage": True}))
+    chunks = list(litellm.completion(**body(provider), stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == 12
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_was_received_goes_back(provider: str) -> None:
-    message = litellm.completion(**asked(provider)).choices[0].message
-    turns = [*USER, message, {"role": "user", "content": "Go on."}]
-    assert litellm.completion(**asked(provider) | {"messages": turns}).choices[0].message.content
+    message = litellm.completion(**body(provider)).choices[0].message
+    messages = [*USER, message, {"role": "user", "content": "Go on."}]
+    assert litellm.completion(**body(provider) | {"messages": messages}).choices[0].message.content
 
 
 def test_async_streams_in_parallel() -> None:
@@ -61,13 +61,13 @@ def test_async_streams_in_parallel() -> None:
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_an_answer_of_a_model(provider: str) -> None:
-    answer = litellm.completion(**asked(provider) | {"max_tokens": 60}, response_format=Weather)
+    answer = litellm.completion(**body(provider) | {"max_tokens": 60}, response_format=Weather)
     Weather.model_validate_json(answer.choices[0].message.content)
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_a_call_and_its_result(provider: str) -> None:
-    request = {**asked(provider), "max_tokens": 60, "tools": [TOOL]}
+    request = {**body(provider), "max_tokens": 60, "tools": [TOOL]}
     message = litellm.completion(**request, tool_choice="required", parallel_tool_calls=False).choices[0].message
     (call,) = message.tool_calls
     Weather.model_validate_json(call.function.arguments)

@@ -55,22 +55,22 @@ def options(max_tokens: int = 12) -> list[str]:
 
 
 def test_the_command_with_a_model_of_the_plugin() -> None:
-    asked = ["-m", "noria", *options(), "-s", "You are terse.", "Count from one to ten in words."]
-    assert command(*asked) == command(*asked, "--no-stream")
+    arguments = ["-m", "noria", *options(), "-s", "You are terse.", "Count from one to ten in words."]
+    assert command(*arguments) == command(*arguments, "--no-stream")
     assert command("-c", "Go on.", *options()).strip()
     assert json.loads(command("logs", "--json", "-n", "1"))[0]["model"] == "noria"
 
 
 def test_an_endpoint_by_its_address() -> None:
     assert command("openai", "endpoint", URL, "--models").split() == [MODEL]
-    asked = ["openai", "endpoint", URL, "-m", MODEL, *options(), "Count from one to ten in words."]
-    assert command(*asked) == command(*asked, "--no-stream")
+    arguments = ["openai", "endpoint", URL, "-m", MODEL, *options(), "Count from one to ten in words."]
+    assert command(*arguments) == command(*arguments, "--no-stream")
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])
 def test_an_answer_of_a_schema(stream: list[str]) -> None:
-    asked = ["-m", "noria", *options(100), "--schema", json.dumps(SCHEMA), *stream, "The weather in Paris?"]
-    assert set(json.loads(command(*asked))) == {"city", "days"}
+    arguments = ["-m", "noria", *options(100), "--schema", json.dumps(SCHEMA), *stream, "The weather in Paris?"]
+    assert set(json.loads(command(*arguments))) == {"city", "days"}
 
 
 @pytest.mark.parametrize("name", ["noria-completion", "noria-responses"])
@@ -86,9 +86,9 @@ def test_tools_are_offered_and_a_result_goes_back() -> None:
         return f"Sunny in {city}."
 
     model: Any = llm.get_model("noria")
-    asked = {"temperature": 0, "max_tokens": 60}
-    assert model.chain("The weather in Paris?", tools=[weather], options=asked).text()
+    parameters = {"temperature": 0, "max_tokens": 60}
+    assert model.chain("The weather in Paris?", tools=[weather], options=parameters).text()
     call = ToolCallPart(name="weather", arguments={"city": "Paris"}, tool_call_id="call_1")
     result = ToolResultPart(name="weather", output="Sunny in Paris.", tool_call_id="call_1")
-    turns = [llm.user("The weather in Paris?"), llm.assistant(call), llm.tool_message(result)]
-    assert model.prompt(messages=turns, tools=[weather], **asked).text()
+    messages = [llm.user("The weather in Paris?"), llm.assistant(call), llm.tool_message(result)]
+    assert model.prompt(messages=messages, tools=[weather], **parameters).text()

@@ -1,7 +1,7 @@
 """EleutherAI's harness, `local-completions`, on tasks made here.
 
-The oracle of every score: tokens forced one at a time with `allowed_token_ids`, whose logprobs come from
-sampling and not from scoring a prompt.
+The oracle of every score forces one token at a time with `allowed_token_ids`. The logprobs of these tokens come from
+sampling, not from scoring a prompt.
 """
 
 import json
@@ -140,7 +140,7 @@ def test_texts_are_scored_whole(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bias", [{}, {str(TOKENIZER.eos_token_id): 100}], ids=["text", "end"])
 def test_arrays_have_one_entry_more_than_the_prompt(bias: dict[str, int]) -> None:
-    """Also if the sampled token is an end token, which has no text."""
+    """This holds also if the sampled token is an end token, which has no text."""
     prompts = [encode(question["question"]) for question in QUESTIONS]
     reply = post(prompt=prompts, echo=True, logprobs=1, max_tokens=1, temperature=0, logit_bias=bias)
     for prompt, choice in zip(prompts, reply["choices"], strict=True):

@@ -57,14 +57,14 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
 
 
 def test_completions_in_every_shape_of_prompt(client: openai.OpenAI) -> None:
-    asked = {"model": ASK["model"], "max_tokens": 4, "temperature": 0, "logprobs": 2}
+    request = {"model": ASK["model"], "max_tokens": 4, "temperature": 0, "logprobs": 2}
     text = "One, two, three,"
-    choice = client.completions.create(**asked, prompt=text).choices[0]
+    choice = client.completions.create(**request, prompt=text).choices[0]
     assert len(choice.logprobs.tokens) == 4
     assert "".join(choice.logprobs.tokens) == choice.text
-    both = client.completions.create(**asked, prompt=[text, text], echo=True).choices
+    both = client.completions.create(**request, prompt=[text, text], echo=True).choices
     assert [(other.index, other.text) for other in both] == [(0, text + choice.text), (1, text + choice.text)]
-    with client.completions.create(**asked, prompt=text, stream=True) as stream:
+    with client.completions.create(**request, prompt=text, stream=True) as stream:
         assert "".join(chunk.choices[0].text for chunk in stream) == choice.text
 
 
@@ -91,28 +91,28 @@ def test_the_parse_helper_gives_an_object(client: openai.OpenAI) -> None:
 
 
 def test_tools_parsed(client: openai.OpenAI) -> None:
-    asked = {**LONG, "tools": [WEATHER, NOW]}
+    request = {**LONG, "tools": [WEATHER, NOW]}
     for choice in ("required", {"type": "function", "function": {"name": "Weather"}}):
-        answer = client.chat.completions.parse(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        answer = client.chat.completions.parse(**request, tool_choice=choice, parallel_tool_calls=False).choices[0]
         (call,) = answer.message.tool_calls
         assert answer.finish_reason == "tool_calls"
         assert isinstance(call.function.parsed_arguments, {"Weather": Weather, "now": Now}[call.function.name])
-    with client.chat.completions.stream(**asked, tool_choice=choice) as stream:
+    with client.chat.completions.stream(**request, tool_choice=choice) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed.function.parsed_arguments == call.function.parsed_arguments == done[0].parsed_arguments
-    assert client.chat.completions.create(**asked, tool_choice="none").choices[0].message.tool_calls is None
+    assert client.chat.completions.create(**request, tool_choice="none").choices[0].message.tool_calls is None
 
 
 def test_what_was_parsed_goes_back(client: openai.OpenAI) -> None:
-    asked = {**LONG, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    request = {**LONG, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     for message in (
-        client.chat.completions.parse(**asked).choices[0].message,
+        client.chat.completions.parse(**request).choices[0].message,
         client.chat.completions.parse(**LONG, response_format=Weather).choices[0].message,
     ):
         results = [{"role": "tool", "tool_call_id": call.id, "content": "Dry."} for call in message.tool_calls or ()]
-        turns = [*LONG["messages"], message, *results, {"role": "user", "content": "Go on."}]
-        assert client.chat.completions.create(**{**LONG, "messages": turns}).choices[0].message.content
+        history = [*LONG["messages"], message, *results, {"role": "user", "content": "Go on."}]
+        assert client.chat.completions.create(**{**LONG, "messages": history}).choices[0].message.content
     tool = {"type": "function", **WEATHER["function"]}
     first = client.responses.parse(
         **INPUT | {"max_output_tokens": 100}, tools=[tool], tool_choice="required", parallel_tool_calls=False
@@ -120,17 +120,17 @@ def test_what_was_parsed_goes_back(client: openai.OpenAI) -> None:
     (call,) = first.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Dry."}
     for sent in (call, call.model_dump()):
-        turns = [{"role": "user", "content": INPUT["input"]}, sent, result]
-        assert client.responses.create(**INPUT | {"input": turns}).output_text
+        history = [{"role": "user", "content": INPUT["input"]}, sent, result]
+        assert client.responses.create(**INPUT | {"input": history}).output_text
 
 
 def test_a_call_and_its_result_go_back(client: openai.OpenAI) -> None:
-    """The message object itself, as the SDK's users send it, and its dump with all nulls."""
-    asked = {**LONG, "tools": [WEATHER, NOW]}
-    message = client.chat.completions.create(**asked, tool_choice="required").choices[0].message
+    """Users of the SDK send the message object itself, or its dump with all nulls. Both give the same answer."""
+    request = {**LONG, "tools": [WEATHER, NOW]}
+    message = client.chat.completions.create(**request, tool_choice="required").choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "Sunny."} for call in message.tool_calls]
     answers = [
-        client.chat.completions.create(**asked | {"messages": [*LONG["messages"], sent, *results]}).choices[0].message
+        client.chat.completions.create(**request | {"messages": [*LONG["messages"], sent, *results]}).choices[0].message
         for sent in (message, message.model_dump())
     ]
     assert answers[0].content or answers[0].tool_calls
@@ -146,23 +146,23 @@ def test_responses_whole_streamed_and_continued(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert events[-1].type == "response.incomplete"
     assert text == whole.output_text == events[-1].response.output_text
-    turns = [{"role": "user", "content": INPUT["input"]}, *whole.output, {"role": "user", "content": "Go on."}]
-    assert client.responses.create(**INPUT | {"input": turns}).output_text
+    items = [{"role": "user", "content": INPUT["input"]}, *whole.output, {"role": "user", "content": "Go on."}]
+    assert client.responses.create(**INPUT | {"input": items}).output_text
 
 
 def test_responses_parsed(client: openai.OpenAI) -> None:
-    asked = {**INPUT, "input": "The weather in Paris?", "max_output_tokens": 100}
-    whole = client.responses.parse(**asked, text_format=Weather)
+    request = {**INPUT, "input": "The weather in Paris?", "max_output_tokens": 100}
+    whole = client.responses.parse(**request, text_format=Weather)
     assert isinstance(whole.output_parsed, Weather)
-    with client.responses.stream(**asked, text_format=Weather) as stream:
+    with client.responses.stream(**request, text_format=Weather) as stream:
         assert stream.get_final_response().output_parsed == whole.output_parsed
 
 
 def test_embeddings_as_the_sdk_asks_for_them(client: openai.OpenAI) -> None:
     """The package requests base64 by default."""
-    asked = {"model": ASK["model"], "input": ["One.", "Another text."]}
-    numbers = [item.embedding for item in client.embeddings.create(**asked, encoding_format="float").data]
-    for coded, plain in zip(client.embeddings.create(**asked).data, numbers, strict=True):
+    request = {"model": ASK["model"], "input": ["One.", "Another text."]}
+    numbers = [item.embedding for item in client.embeddings.create(**request, encoding_format="float").data]
+    for coded, plain in zip(client.embeddings.create(**request).data, numbers, strict=True):
         assert coded.embedding == pytest.approx(plain, abs=1e-6)
         assert sum(number**2 for number in plain) == pytest.approx(1, abs=1e-3)
 
@@ -180,7 +180,7 @@ def test_models_headers_and_errors(client: openai.OpenAI) -> None:
 
 
 def test_the_contracts_defaults_written_out_pass(client: openai.OpenAI) -> None:
-    """Every field of OpenAI's contract, with the value that its documentation gives as the default."""
+    """The request has the fields of OpenAI's contract, each with its documented default."""
     defaults = {
         "frequency_penalty": 0,
         "function_call": "none",

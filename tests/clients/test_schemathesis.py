@@ -1,4 +1,4 @@
-"""Generated requests, valid and not, against a live server: no 5xx, nothing that the OpenAPI document does not say."""
+"""Valid and invalid generated requests to a live server. It answers without a 5xx, and as its OpenAPI document says."""
 
 import os
 from typing import Any
@@ -48,8 +48,8 @@ def test_answers_are_as_described(case: schemathesis.Case) -> None:
         if (name := UNLIMITED.get(case.path)) and case.body.get(name) is None:
             case.body[name] = 4
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-            asked = case.body.get(name)
-            if isinstance(asked, int) and 4 < asked < 2**31:  # a valid number, but no long answers
+            value = case.body.get(name)
+            if isinstance(value, int) and 4 < value < 2**31:  # a valid number, but no long answers
                 case.body[name] = 4
     response = case.call(timeout=60)
     case.validate_response(response, checks=CHECKS)

@@ -38,9 +38,9 @@ def dashboard_expressions() -> list[str]:
 
 @pytest.mark.parametrize("expression", [*dashboard_expressions(), *(rule["expr"] for rule in rules())])
 def test_every_expression_asks_for_metrics_that_exist(expression: str) -> None:
-    asked = set(METRIC.findall(expression)) | ({"up"} & set(re.findall(r"\w+", expression)))
-    assert asked
-    assert asked <= known_metrics() | {"up"}
+    used = set(METRIC.findall(expression)) | ({"up"} & set(re.findall(r"\w+", expression)))
+    assert used
+    assert used <= known_metrics() | {"up"}
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The embedded model without compiled kernels: PyTorch serves, logs it, and answers the same packed and alone."""
+"""The embedded model without compiled kernels. PyTorch serves it, logs this, and answers the same packed and alone."""
 
 from pathlib import Path
 

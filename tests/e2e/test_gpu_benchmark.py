@@ -41,7 +41,7 @@ def test_floors_of_decoding(sparse: bool, scheme: str, streams: int, context: in
 
 
 def test_floor_of_a_prompt() -> None:
-    """8,192 tokens with a window of 4,096, at 790 TFLOP/s; attention adds 11 % to 14.2 GFLOP a token."""
+    """The window has 4,096 tokens, the device 790 TFLOP/s. Attention adds 11 % to the 14.2 GFLOP of a token."""
     flops = prefill_flops(FULL.dense, 8192)
     assert 8192 * RATE / flops == pytest.approx(50_000, rel=0.02)
     pairs = sum(min(n + 1, 4096) for n in range(8192))
@@ -109,12 +109,12 @@ def test_verdicts() -> None:
     assert (fp8.share, fp8.ratio, fp8.met) == (pytest.approx(480 * 7.1e9 / BANDWIDTH), 480 / 270, False)
     assert (peer.share, peer.ratio, peer.met) == (None, 0.5, True)
     assert (int4.met, cut.met) == (None, None)
-    shown = table([bf16, fp8, peer, int4, cut]).splitlines()
-    assert [text in shown[1] for text in ("89.2%", ">= 85%", "yes")] == [True] * 3
-    assert [text in shown[2] for text in ("1.78 x decode 1", "NO")] == [True] * 2
-    assert "0.50 x decode 1" in shown[3]
-    assert shown[4].endswith("Bang: no")
-    assert "left out" in shown[5]
+    lines = table([bf16, fp8, peer, int4, cut]).splitlines()
+    assert [text in lines[1] for text in ("89.2%", ">= 85%", "yes")] == [True] * 3
+    assert [text in lines[2] for text in ("1.78 x decode 1", "NO")] == [True] * 2
+    assert "0.50 x decode 1" in lines[3]
+    assert lines[4].endswith("Bang: no")
+    assert "left out" in lines[5]
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ def test_a_stream_that_grows(value: float, pages: int, n_bytes: int, met: bool) 
 def test_a_process_that_dies_takes_one_row_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process dies in its second row, the second reports a failure, the third measures the other rows."""
     lives = [({"a": {"value": 1}}, "killed"), ({}, "crashed"), ({"c": {"failed": "x"}}, ""), ({"d": {"value": 2}}, "")]
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def child(self: Processes, names: list[str], end: float) -> tuple[Results, str]:
-        asked.append(list(names))
-        return lives[len(asked) - 1]
+        requested.append(list(names))
+        return lives[len(requested) - 1]
 
     monkeypatch.setattr(Processes, "_child", child)
     found = Processes([])("group", ["a", "b", "c", "d"], 60.0)
-    assert asked == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"], ["d"]]
+    assert requested == [["a", "b", "c", "d"], ["b", "c", "d"], ["c", "d"], ["d"]]
     assert found == {"a": {"value": 1}, "b": {"failed": "crashed"}, "c": {"failed": "x"}, "d": {"value": 2}}
     assert Processes([])("group", ["a"], 0.0) == {"a": {"failed": "there was no time left"}}
 
@@ -155,22 +155,22 @@ def test_what_the_model_warns_of_stands_beside_the_number() -> None:
 
 
 def test_what_would_not_fit_into_the_budget_is_left_out() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def run(group: str, names: Sequence[str], seconds: float) -> Results:
-        asked.append(group)
+        requested.append(group)
         return {name: {"value": 1.0} for name in names}
 
     budget = float(max(SECONDS["ceilings"], SECONDS["fp8"]) + 1)
     (*_, found) = measure(ROWS, run, budget)
-    assert asked == [group for group, seconds in SECONDS.items() if seconds < budget]
+    assert requested == [group for group, seconds in SECONDS.items() if seconds < budget]
     assert "90 s would be needed" in found["decode 64"]["failed"]
     assert set(found) == {row.name for row in ROWS}
     assert sum(SECONDS[group] for group in {row.group for row in gpu.choose("")}) < 470
 
 
 def test_the_command_needs_no_service(tmp_path: Path) -> None:
-    """Its own processes and all: the ceilings, without what a machine with nothing but torch does not have."""
+    """The command measures the ceilings in processes of its own. They cannot import the packages of the service."""
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({NOT_THERE!r}))\n")
     file = tmp_path / "out.json"
     command = [
@@ -212,5 +212,5 @@ def test_options_of_the_runner() -> None:
     assert gpu._options(given) == {"attention": "varlen", "deterministic": True, "cache_memory": 1024}
 
 
-def test_results_of_a_gpu_are_kept_by_its_name() -> None:
+def test_results_of_a_gpu_are_stored_by_its_name() -> None:
     assert gpu._slug("NVIDIA H200") == "nvidia-h200"

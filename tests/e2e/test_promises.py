@@ -1,5 +1,7 @@
-"""int8, own blocks and bfloat16, and float32 with --deterministic, on the first layers of the real network: no bit of
-tokens or logprobs depends on how a request is served. test_sampling.py shows it at the full depth, over HTTP."""
+"""No bit of tokens or logprobs depends on how a request is served, on the first layers of the real network.
+
+The schemes are int8, a file's own blocks, bfloat16, and float32 with --deterministic. test_sampling.py tests the full
+depth over HTTP."""
 
 import json
 from dataclasses import replace
@@ -75,7 +77,7 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
 
 
 def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """Text with and without repetition, greedy and seeded, with penalties: many draft tokens, right and wrong."""
+    """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
     slow = "deterministic" in options
     n = 24 if slow else 40
     repeating = prompt(3, 12) * 4
@@ -97,8 +99,8 @@ def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
     five_pages = 5 * 32 * 2 * n_layers * 3 * head
     small = create(lambda stage, done: None, max_model_len=128, cache_memory=five_pages, **options)
     n = 16 if "deterministic" in options else 60
-    asked = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=n, ignore_eos=True)) for i in range(2)]
-    asked.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
-    answers, scheduler = serve(small, asked)
+    requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=n, ignore_eos=True)) for i in range(2)]
+    requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
+    answers, scheduler = serve(small, requests)
     assert scheduler.stats().preemptions > 0
-    assert answers == [serve(runner, [item])[0][0] for item in asked]
+    assert answers == [serve(runner, [item])[0][0] for item in requests]

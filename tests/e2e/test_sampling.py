@@ -94,8 +94,8 @@ def test_prompt_logprobs_are_those_of_forced_tokens(server: LiveServer) -> None:
 
 
 def test_bad_words_are_not_said(server: LiveServer) -> None:
-    said = complete(server, temperature=0)[0]["text"]
-    words = [word for word, _ in Counter(re.findall(r"\w{3,}", said)).most_common(5)]
+    text = complete(server, temperature=0)[0]["text"]
+    words = [word for word, _ in Counter(re.findall(r"\w{3,}", text)).most_common(5)]
     spared = complete(server, temperature=0, bad_words=words)[0]["text"]
     assert not set(words) & set(re.findall(r"\w+", spared))
 
@@ -120,18 +120,18 @@ def test_drafts_change_nothing_under_masks(server: LiveServer, temperature: floa
 
 
 def test_best_of_gives_the_likeliest(server: LiveServer) -> None:
-    """Ranked by hand from the scores of all; answers that end by themselves count their end token."""
+    """The test ranks all answers by their scores. The score of an answer that ends by itself includes its end token."""
     body = {"prompt": ["The best way to", "I like"], "max_tokens": 12, "seed": 6, "stop": [".", ","]}
-    drawn = complete(server, **body, n=6, logprobs=0, return_token_ids=True, include_stop_str_in_output=True)
+    choices = complete(server, **body, n=6, logprobs=0, return_token_ids=True, include_stop_str_in_output=True)
     expected: list[str] = []
     for first in (0, 6):
         means = {}
-        for choice in drawn[first : first + 6]:
+        for choice in choices[first : first + 6]:
             scores = choice["logprobs"]["token_logprobs"]
             assert len(scores) == len(choice["token_ids"])
             means[choice["index"]] = sum(scores) / len(scores)
         ranked = sorted(means, key=lambda index: -means[index])[:2]
-        expected += [drawn[index]["text"] for index in ranked]
+        expected += [choices[index]["text"] for index in ranked]
     best = complete(server, **body, n=2, best_of=6, include_stop_str_in_output=True)
     assert [choice["text"] for choice in best] == expected
 

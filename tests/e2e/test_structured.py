@@ -53,7 +53,7 @@ def params(grammar: str, seed: int, **options: Any) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def asked(tokenizer: Tokenizer) -> list[tuple[list[int], SamplingParams]]:
+def requests(tokenizer: Tokenizer) -> list[tuple[list[int], SamplingParams]]:
     prompt = tokenizer.encode(PROMPT, add_bos=False, parse_control=True)
     return [
         (prompt, params(json_constraint(schema, "json").serialized(), number)) for number, schema in enumerate(SCHEMAS)
@@ -61,8 +61,8 @@ def asked(tokenizer: Tokenizer) -> list[tuple[list[int], SamplingParams]]:
 
 
 @pytest.fixture(scope="module")
-def answers(runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]]) -> list[Answer]:
-    return serve(runner, asked)[0]
+def answers(runner: ModelRunner, requests: list[tuple[list[int], SamplingParams]]) -> list[Answer]:
+    return serve(runner, requests)[0]
 
 
 def text(tokenizer: Tokenizer, answer: Answer) -> str:
@@ -79,17 +79,17 @@ def test_what_ends_by_itself_validates(tokenizer: Tokenizer, answers: list[Answe
 
 
 def test_the_same_alone_and_in_other_company(
-    runner: ModelRunner, asked: list[tuple[list[int], SamplingParams]], answers: list[Answer]
+    runner: ModelRunner, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
 ) -> None:
-    unconstrained = [(prompt, replace(params, grammar=None)) for prompt, params in asked[:3]]
-    mixed = serve(runner, [*unconstrained, *asked[:3]], max_step_tokens=9)[0]
+    unconstrained = [(prompt, replace(params, grammar=None)) for prompt, params in requests[:3]]
+    mixed = serve(runner, [*unconstrained, *requests[:3]], max_step_tokens=9)[0]
     assert mixed[3:] == answers[:3]
     assert mixed[:3] == serve(runner, unconstrained)[0]
-    assert [serve(runner, [item])[0][0] for item in asked[3:6]] == answers[3:6]
+    assert [serve(runner, [item])[0][0] for item in requests[3:6]] == answers[3:6]
 
 
 def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None:
-    """A list of people, in a prompt that has one: many draft tokens are right, and many break the grammar."""
+    """The prompt has a list like that of the answer. Many draft tokens are right, and many break the grammar."""
     grammar = json_constraint({"type": "array", "items": PERSON, "minItems": 3, "maxItems": 6}, "json").serialized()
     people = '[{"name": "Ann", "age": 31},\n{"name": "Bob", "age": 42}, nothing else\n{"name": "Ann", "age": 31}'
     prompt = tokenizer.encode(people * 2 + PROMPT, add_bos=False, parse_control=True)
@@ -104,17 +104,17 @@ def test_the_same_with_drafts(runner: ModelRunner, tokenizer: Tokenizer) -> None
 
 
 def test_the_same_after_preemption(
-    embedded_model: Path, asked: list[tuple[list[int], SamplingParams]], answers: list[Answer]
+    embedded_model: Path, requests: list[tuple[list[int], SamplingParams]], answers: list[Answer]
 ) -> None:
     small = load(embedded_model, max_model_len=128, cache_memory=5 * 32 * 23040)
     longest = sorted(range(len(answers)), key=lambda number: -len(answers[number]))[:3]
-    found, scheduler = serve(small, [asked[number] for number in longest])
+    found, scheduler = serve(small, [requests[number] for number in longest])
     assert scheduler.stats().preemptions > 0
     assert found == [answers[number] for number in longest]
 
 
 def test_logprobs_are_the_models_own(runner: ModelRunner, tokenizer: Tokenizer) -> None:
-    """A grammar that forces what the model would never say leaves it the logprob that it has without."""
+    """The grammar forces a token that the model would never choose. Its logprob is the one without the grammar."""
     prompt = tokenizer.encode(PROMPT, add_bos=False, parse_control=True)
     forced = serve(runner, [(prompt, params(json.dumps(choice_grammar(["Zebra"], "choice")), 1))])[0][0]
     free = serve(runner, [(prompt, SamplingParams(temperature=0.0, max_tokens=1, logprobs=2))])[0][0]

@@ -52,22 +52,22 @@ def test_a_call_a_result_an_answer(server: LiveServer) -> None:
 def test_the_responses_api_calls_too(server: LiveServer) -> None:
     tools: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
     user: Any = {"role": "user", "content": "What is the weather in Paris?"}
-    asked: Any = {"model": MODEL, "tools": tools, "max_output_tokens": 80, "temperature": 0}
-    first = server.openai.responses.create(**asked, input=[user], tool_choice="required", parallel_tool_calls=False)
+    request: Any = {"model": MODEL, "tools": tools, "max_output_tokens": 80, "temperature": 0}
+    first = server.openai.responses.create(**request, input=[user], tool_choice="required", parallel_tool_calls=False)
     (call,) = first.output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Paris"})
     with server.openai.responses.stream(
-        **asked, input=[user], tool_choice="required", parallel_tool_calls=False
+        **request, input=[user], tool_choice="required", parallel_tool_calls=False
     ) as stream:
         streamed = stream.get_final_response().output[0]
     assert (streamed.name, streamed.arguments) == (call.name, call.arguments)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "It is sunny, 21 degrees."}
-    again = server.openai.responses.create(**asked | {"tools": []}, input=[user, call, result])
+    again = server.openai.responses.create(**request | {"tools": []}, input=[user, call, result])
     assert again.output_text
 
 
 def test_required_never_fails_whatever_the_schema(server: LiveServer) -> None:
-    """Temperature 1, random parameters: every answer that ends is a call that validates."""
+    """The parameters are random, the temperature is 1. Every answer that ends is a valid call."""
     schemas = {f"f{number}": object_schema(random.Random(number), 1) for number in range(8)}
     tools: Any = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in schemas.items()]
     ended = 0
@@ -87,10 +87,10 @@ def test_required_never_fails_whatever_the_schema(server: LiveServer) -> None:
 
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])
 def test_a_stream_is_the_same(server: LiveServer, tool_choice: Any) -> None:
-    asked = {**ASK, "tools": TOOLS, "tool_choice": tool_choice, "seed": 8, "temperature": 1}
-    whole = server.openai.chat.completions.create(**asked).choices[0]
+    request = {**ASK, "tools": TOOLS, "tool_choice": tool_choice, "seed": 8, "temperature": 1}
+    whole = server.openai.chat.completions.create(**request).choices[0]
     content, calls, finish = "", [], None
-    for chunk in server.openai.chat.completions.create(**asked, stream=True):
+    for chunk in server.openai.chat.completions.create(**request, stream=True):
         delta, finish = chunk.choices[0].delta, chunk.choices[0].finish_reason
         content += delta.content or ""
         for call in delta.tool_calls or ():

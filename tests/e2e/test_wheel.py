@@ -67,7 +67,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def oracle(checkpoint: tuple[Path, PreTrainedModel]) -> list[list[int]]:
-    """Greedy tokens, whole sequences, no cache."""
+    """The greedy tokens of each prompt, computed from whole sequences without a cache."""
     _, model = checkpoint
     answers = []
     with torch.inference_mode():
@@ -79,10 +79,10 @@ def oracle(checkpoint: tuple[Path, PreTrainedModel]) -> list[list[int]]:
     return answers
 
 
-def run(scheduler: Scheduler, runner: ModelRunner, asked: list[list[int]]) -> list[list[int]]:
+def run(scheduler: Scheduler, runner: ModelRunner, requests: list[list[int]]) -> list[list[int]]:
     """Serve the prompts together; every page must be released."""
-    answers: list[list[int]] = [[] for _ in asked]
-    for number, prompt in enumerate(asked):
+    answers: list[list[int]] = [[] for _ in requests]
+    for number, prompt in enumerate(requests):
         scheduler.submit(Submit(number, prompt, PARAMS))
     while scheduler.has_work:
         for update in scheduler.commit(runner.step(scheduler.plan())):
@@ -102,12 +102,12 @@ def test_packed_and_chunked(
 
 
 def test_ahead(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:
-    """Steps launched before the tokens of the one before are known, as on a GPU; two prompts come later."""
+    """Each step is launched before the tokens of the previous step are known, as on a GPU. Two prompts come later."""
     runner = load(checkpoint[0], max_sequences=9, max_step_tokens=64)
     runner.info = replace(runner.info, runs_ahead=True)
-    asked = [Submit(number, prompt, PARAMS) for number, prompt in enumerate(prompts())]
-    client = Client(runner, [asked[:7], *[[]] * 20, asked[7:]], max_sequences=9, max_step_tokens=64)
-    assert [client.answers[number] for number in range(len(asked))] == oracle
+    requests = [Submit(number, prompt, PARAMS) for number, prompt in enumerate(prompts())]
+    client = Client(runner, [requests[:7], *[[]] * 20, requests[7:]], max_sequences=9, max_step_tokens=64)
+    assert [client.answers[number] for number in range(len(requests))] == oracle
     assert client.n_ahead > 20
 
 
@@ -122,7 +122,7 @@ def test_cached(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]
 
 
 def test_preempted(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:
-    # 5 pages of 32: one sequence of 128 tokens fits, three growing ones do not.
+    # There are 5 pages of 32. One sequence of 128 tokens fits, but not three growing ones.
     bytes_a_page = 32 * 3 * 2 * 2 * 8 * 4
     runner = load(checkpoint[0], max_sequences=9, max_step_tokens=64, cache_memory=5 * bytes_a_page)
     assert [pool.n_pages for pool in runner.info.pools] == [5]

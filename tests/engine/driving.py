@@ -9,14 +9,14 @@ from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
 from service.engine.scheduler import Scheduler
-from tests.fakes import FakeRunner, Say, draw, next_token
+from tests.fakes import FakeRunner, Say, next_token, sample_token
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
     """The answer of the fake model to a request that is served alone, computed without an engine."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < params.max_tokens:
-        tokens.append(draw(say, tokens, params, choice))
+        tokens.append(sample_token(say, tokens, params, choice))
         if tokens[-1] in params.stop_token_ids:
             break
     return tokens[len(prompt) :]

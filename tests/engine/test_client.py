@@ -79,12 +79,12 @@ def test_sequences_together_answer_as_alone(host: Callable[[], EngineHandle]) ->
 def test_others_are_served_while_a_grammar_is_compiled_and_an_abort_comes_after_it() -> None:
     async def body(client: EngineClient) -> None:
         constrained = SamplingParams(max_tokens=4, grammar="g")
-        gone, kept = client.submit([1, 2, 3], constrained), client.submit([4, 5], constrained)
+        gone, other = client.submit([1, 2, 3], constrained), client.submit([4, 5], constrained)
         plain = SamplingParams(max_tokens=4)
         assert await collect(client.submit([1, 2, 3], plain)) == expected([1, 2, 3], plain)
         gone.close()
         WAITING.may.set()
-        assert await collect(kept) == expected([4, 5], constrained)
+        assert await collect(other) == expected([4, 5], constrained)
         await until(lambda: client.stats.running == 0)
         assert [item.sequence_id for step in WAITING.steps for item in step.slices if item.sequence_id == gone.id] == []
 

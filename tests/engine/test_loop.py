@@ -45,20 +45,20 @@ def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
     Nothing that happens while a step is in flight, or later, changes a slice of it.
     """
     rng = Random(seed)
-    asked = {number: a_request(rng) for number in range(12)}
+    requests = {number: a_request(rng) for number in range(12)}
     script: list[list[ToEngine]] = [[] for _ in range(60)]
     aborted = set()
-    for number, (prompt, params) in asked.items():
-        turn = rng.randrange(40)
-        script[turn].append(Submit(number, prompt, params, 0))
+    for number, (prompt, params) in requests.items():
+        at = rng.randrange(40)
+        script[at].append(Submit(number, prompt, params, 0))
         if rng.random() < 0.2:
             aborted.add(number)
-            script[turn + rng.randrange(1, 15)].append(Abort(number))
+            script[at + rng.randrange(1, 15)].append(Abort(number))
     runner = Recording()
     client = Client(runner, script)
-    assert runner.most_flying == 2
+    assert runner.max_in_flight == 2
     assert all(copied(batch) == copy for batch, copy in runner.launched)
-    for number, (prompt, params) in asked.items():
+    for number, (prompt, params) in requests.items():
         whole = expected(prompt, params, say=parrot)
         if number in aborted and number not in client.finished:
             assert client.answers[number] == whole[: len(client.answers[number])]
@@ -78,7 +78,7 @@ def test_prompts_join_while_others_run_ahead() -> None:
 
 
 def test_progress_is_reported_up_to_the_first_token() -> None:
-    """Also if the last chunk of the prompt is a single token: the next step starts before the loop has read it."""
+    """The last chunk of the prompt may be a single token. The next step starts before the loop has read this token."""
     seen: list[tuple[int | None, int]] = []
 
     class Watching(Client):
@@ -105,13 +105,13 @@ class Failing(AheadRunner):
     def _fails(self) -> bool:
         self._n_before -= 1
         if self._n_before == -1:
-            self.in_flight = self._flying
+            self.in_flight = self._in_flight
         return self._n_before == -1
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         wait = super().launch(batch)
         if self._launching and self._fails():
-            self._flying -= 1
+            self._in_flight -= 1
             raise RuntimeError("the device is gone for a moment")
         return wait
 
@@ -167,7 +167,7 @@ class Gone(AheadRunner):
         self.times, self._lost = times, False
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        if self.times and self._flying:
+        if self.times and self._in_flight:
             self.times, self._lost = self.times - 1, True
             raise RuntimeError("the device is gone for a moment")
         return super().launch(batch)
@@ -180,7 +180,7 @@ class Gone(AheadRunner):
 
 
 def test_a_launch_that_fails_and_the_read_before_it_are_one_incident() -> None:
-    """One fewer than the engine bears in a row: counted twice, they would end it."""
+    """The engine ends after MAX_FAILED_STEPS incidents. There is one fewer here: counted twice, they would end it."""
     params = SamplingParams(max_tokens=4)
     n = MAX_FAILED_STEPS - 1
     script: list[list[ToEngine]] = [[Submit(i, [40 + i], params, 0)] for i in range(n + 1)]
@@ -206,7 +206,7 @@ def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
         pieces = 3
 
         def idle(self) -> bool:
-            assert not self._flying
+            assert not self._in_flight
             self.pieces = max(0, self.pieces - 1)
             return self.pieces > 0
 

@@ -8,7 +8,7 @@ from service.engine.prompt_lookup import NGRAM, STEP_ROWS, DraftBudget, PromptLo
 
 
 def draft_by_search(tokens: list[int], n_tokens: int) -> list[int]:
-    """Token by token, each after the latest earlier occurrence of the last tokens of the text as it was."""
+    """The tokens after the latest earlier occurrence of the last NGRAM tokens. The draft may copy its own beginning."""
     for end in range(len(tokens) - 1, NGRAM - 1, -1):
         if tokens[end - NGRAM : end] == tokens[-NGRAM:]:
             found = list(tokens)

@@ -76,7 +76,7 @@ def test_prompt_logprobs_bypass_reuse_and_come_once() -> None:
     assert drive.updates[2][0].cached == 0
 
 
-def test_scoring_alone_draws_nothing() -> None:
+def test_scoring_alone_samples_nothing() -> None:
     drive = Drive(make_info())
     drive.submit(1, [1, 2, 3], SamplingParams(max_tokens=0, prompt_logprobs=1))
     drive.run()
@@ -96,7 +96,7 @@ def test_the_youngest_is_preempted_and_answers_the_same() -> None:
         assert drive.answers[sequence_id] == expected([sequence_id] * 6, params)
 
 
-def test_progress_is_reported_where_it_is_asked_for() -> None:
+def test_progress_is_reported_on_request() -> None:
     drive = Drive(make_info(), max_step_tokens=8)
     drive.submit(1, list(range(1, 21)), SamplingParams(max_tokens=3, return_progress=True))
     drive.submit(2, list(range(1, 21)), SamplingParams(max_tokens=3))
@@ -172,7 +172,7 @@ def test_pages_are_shared_among_those_with_one_salt_only() -> None:
 
 
 def test_a_salt_that_spells_a_page_is_not_its_name() -> None:
-    """Else its owner would be given the second page of a stranger, which has other positions, as a first."""
+    """Otherwise its owner would get a stranger's second page as its own first page, with wrong positions."""
     drive = Drive(make_info(page_size=4), max_step_tokens=64)
     drive.submit(1, list(range(1, 18)), PARAMS)
     drive.run()
@@ -257,7 +257,7 @@ def accepting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("accepting")
 def test_nobody_is_preempted_for_a_draft() -> None:
-    """Five pages, three of them the second sequence's until its end: the first drafts up to the end of two."""
+    """The second sequence holds three of five pages until it ends. The first drafts to the end of its two pages."""
     drive = Drive(make_info(pools=((None, 5),), max_model_len=16), max_step_tokens=64, say=lambda tokens, choice: 57)
     drive.submit(1, [57] * 2, SamplingParams(max_tokens=13, prompt_lookup_num_tokens=8))
     drive.submit(2, list(range(1, 11)), SamplingParams(max_tokens=2))
@@ -316,8 +316,8 @@ def loads(draw: st.DrawFn) -> tuple[Drive, list[Request]]:
     full = -(-longest // page_size)
     pools = []
     for window in draw(st.lists(windows, min_size=1, max_size=3, unique=True)):
-        most = full if window is None else min(full, -(-(window - 1 + max_step_tokens) // page_size) + 1)
-        pools.append((window, most + spare))
+        n_pages = full if window is None else min(full, -(-(window - 1 + max_step_tokens) // page_size) + 1)
+        pools.append((window, n_pages + spare))
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
     say = draw(st.sampled_from([next_token, parrot]))
     drive = Drive(info, max_sequences=3, max_step_tokens=max_step_tokens, say=say)
@@ -338,15 +338,15 @@ def play(drive: Drive, requests: list[Request], limit: int = 1200) -> None:
         elif now > 60:
             drive.check_idle()
             return
-    raise AssertionError("the engine does not come to rest")
+    raise AssertionError("the engine still has work at the end")
 
 
 @settings(max_examples=200, deadline=None)
 @given(loads())
 def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
-    """Arrivals, aborts and too few pages: every answer is the undisturbed one, nothing is held at the end.
+    """Requests arrive and abort, and pages are too few. Every answer is right, and at the end no page is held.
 
-    What the scheduler does after a plan changes nothing in its slices, whatever it is (`Drive.check_idle`).
+    Nothing that the scheduler does after a plan changes the slices of the plan (`Drive.check_idle`).
     """
     drive, requests = load
     play(drive, requests)

@@ -31,7 +31,7 @@ def load(dtype: str = "bfloat16", vocab_size: int = 64, **options: object) -> Mo
     return load_from(checkpoint(config), made, lambda stage, done: None)
 
 
-def asked() -> list[ToEngine]:
+def requests() -> list[ToEngine]:
     return [
         Submit(i, [(7 * i + j * j) % 64 for j in range(length)], SEEDED if i % 2 else GREEDY)
         for i, length in enumerate(LENGTHS)
@@ -51,10 +51,10 @@ def fixed() -> ModelRunner:
 
 
 def test_deterministic_answers_do_not_depend_on_who_is_served(fixed: ModelRunner) -> None:
-    """All at once, one after the other's beginning, and alone: the same tokens and logprobs to the bit."""
-    together = answers(fixed, [asked()])
-    assert answers(fixed, [[item] for item in asked()]) == together
-    for number, item in enumerate(asked()):
+    """Requests start together, one step after the other, or alone. Their tokens and logprobs are equal bit for bit."""
+    together = answers(fixed, [requests()])
+    assert answers(fixed, [[item] for item in requests()]) == together
+    for number, item in enumerate(requests()):
         assert answers(fixed, [[item]])[number] == together[number]
 
 
@@ -64,10 +64,10 @@ def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixt
     while fixed.idle():
         pass
     assert not caplog.records, "one could not be recorded"
-    with_graphs = answers(fixed, [asked()])
+    with_graphs = answers(fixed, [requests()])
     graphs, fixed._graphs = fixed._graphs, None
     try:
-        assert answers(fixed, [asked()]) == with_graphs
+        assert answers(fixed, [requests()]) == with_graphs
     finally:
         fixed._graphs = graphs
 
@@ -90,8 +90,8 @@ def test_graphs_share_their_memory() -> None:
 def test_nothing_waits_for_the_device_while_steps_are_launched(
     fixed: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After all captures and compilations only reading the results waits, outside of `launch`."""
-    answers(fixed, [asked()])
+    """After all captures and compilations, only the read of the results waits. It is outside of `launch`."""
+    answers(fixed, [requests()])
     launch = fixed.launch
 
     def strictly(batch: object) -> object:
@@ -102,11 +102,11 @@ def test_nothing_waits_for_the_device_while_steps_are_launched(
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(fixed, "launch", strictly)
-    assert answers(fixed, [asked()])
+    assert answers(fixed, [requests()])
 
 
 def test_a_gpu_runs_ahead() -> None:
     runner = load(dtype="float32")
-    client = Client(runner, [asked()], max_sequences=8, max_step_tokens=64)
+    client = Client(runner, [requests()], max_sequences=8, max_step_tokens=64)
     assert runner.info.runs_ahead == (DEVICE == "cuda")
     assert (client.n_ahead > 0) == (DEVICE == "cuda")

@@ -66,7 +66,7 @@ def test_attention(
     heads: tuple[int, int],
     dtype: torch.dtype,
 ) -> None:
-    """Every backend, with packed sequences on scattered pages, against the reference on the CPU."""
+    """Every backend agrees with the reference on the CPU, for packed sequences on scattered pages."""
     backend = on(device, name, dtype)
     data = random_heads(LENGTHS, heads, width=64, dtype=dtype)
     expected = attend(ReferenceAttention(), data, [500], window)
@@ -79,7 +79,7 @@ def test_attention(
 @pytest.mark.parametrize("width", [16, 32, 80, 96, 128, 256])
 @pytest.mark.parametrize("name", ["triton", "varlen"])
 def test_head_dims_and_long_sequences(device: torch.device, name: str, width: int, dtype: torch.dtype) -> None:
-    """Several parts of keys, and pages of any size."""
+    """The keys have several parts, and pages have any size."""
     backend = on(device, name, dtype)
     data = random_heads([1300, 40], (4, 1), width, dtype)
     for window in (None, 600):
@@ -133,7 +133,7 @@ def test_deterministic_bits_do_not_depend_on_chunks(
 @needs_gpu
 @pytest.mark.parametrize("window", [None, 100])
 def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int | None) -> None:
-    """A CUDA graph of a step of four sequences of up to 2,000 tokens, replayed for two: the bits of the step itself."""
+    """A CUDA graph of four sequences of up to 2,000 tokens is replayed for two. It gives the bits of a plain step."""
     backend = on(device, "triton", torch.bfloat16)
 
     def step(lengths: Sequence[int]) -> PoolInputs:
@@ -174,7 +174,7 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     ids=["dense", "sparse"],
 )
 def test_logits(device: torch.device, config: ModelConfig, backend: str) -> None:
-    """Chunks of sequences that ride together, against each alone and whole on the CPU."""
+    """Sequences in chunks are packed together. Each agrees with the CPU, which computes it alone and whole."""
     reference = Driver(random_model(config), ReferenceAttention())
     driver = Driver(random_model(config, device=device), on(device, backend), shuffle=1)
     riders = [driver.start(prompt) for prompt in PROMPTS]

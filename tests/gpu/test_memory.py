@@ -47,7 +47,7 @@ def load(config: ModelConfig, **options: Any) -> ModelRunner:
     return load_from(checkpoint(config), RunnerOptions("", **values), lambda stage, done: None)
 
 
-def test_pools_leave_a_tenth_and_room_for_the_largest_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_pools_leave_a_tenth_and_memory_for_the_largest_step(caplog: pytest.LogCaptureFixture) -> None:
     runner = load(wide())
     free, total = torch.cuda.mem_get_info()
     assert (total - free) / total == pytest.approx(GPU_UTILIZATION, abs=0.02)

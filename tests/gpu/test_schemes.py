@@ -20,7 +20,7 @@ from model.network import weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
 from tests.model.driving import CPU, Driver, random_tensors, tiny
-from tests.model.kernels.triton_case import FORMS, NAMES, poisoned, stacked, weights_of
+from tests.model.kernels.triton_case import LAYOUTS, NAMES, poisoned, stacked, weights_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -46,12 +46,12 @@ def there(weights: DeviceWeights) -> DeviceWeights:
 
 @pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(4096, 4096), (6144, 1024), (100, 192)], ids=str)
-def test_products(shape: tuple[int, int], form: str, dtype: torch.dtype) -> None:
-    """All tiles: few rows and many, alone, added to something, as gate and up, fixed."""
+def test_products(shape: tuple[int, int], layout: str, dtype: torch.dtype) -> None:
+    """The shapes reach every tile: few and many rows, alone, added to a tensor, as gate and up, and fixed."""
     torch.manual_seed(0)
-    weights, matrix = weights_of(form, torch.randn(shape) / shape[1] ** 0.5, dtype)
+    weights, matrix = weights_of(layout, torch.randn(shape) / shape[1] ** 0.5, dtype)
     mine = there(weights)
     for n_rows in (1, 8, 13, 32, 50, 64, 200):
         x, onto = torch.randn(n_rows, shape[1]).to(dtype), torch.randn(n_rows, shape[0]).to(dtype)
@@ -71,10 +71,10 @@ def test_odd_channels() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(form: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(layout: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    weights = there(weights_of(form, torch.randn(6144, 4096) / 64, dtype)[0])
+    weights = there(weights_of(layout, torch.randn(6144, 4096) / 64, dtype)[0])
     x = torch.randn(300, 4096, dtype=dtype, device=GPU)
     for gated in (False, True):
         whole = product.product(x, weights, gated=gated, fixed=True)
@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(form: str, dty
 
 
 def test_all_int4_values() -> None:
-    """All pairs of halves of a byte and all zeros, exactly: the assembly that no interpreter runs."""
+    """Every pair of half-bytes, with every zero, is exact. No interpreter runs the assembly that is tested here."""
     values = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 32)
     for dtype in (torch.bfloat16, torch.float16):
         for zero in range(16):
@@ -97,9 +97,9 @@ def test_all_fp8_and_int8_values() -> None:
     values = torch.arange(256, dtype=torch.uint8).repeat_interleave(16).view(256, 16).repeat(1, 4)
     fp8 = values.view(torch.float8_e4m3fn)
     fp8 = torch.where(fp8.float().isnan(), 0, fp8.float()).to(torch.float8_e4m3fn)
-    for form, bytes_ in (("fp8", fp8), ("int8", values.view(torch.int8))):
+    for layout, bytes_ in (("fp8", fp8), ("int8", values.view(torch.int8))):
         for dtype in (torch.bfloat16, torch.float16):
-            weights = there(DeviceWeights(form, bytes_, (torch.ones(256),)))
+            weights = there(DeviceWeights(layout, bytes_, (torch.ones(256),)))
             y = product.product(torch.eye(64, dtype=dtype, device=GPU), weights)
             assert torch.equal(y.float().T.cpu(), bytes_.float())
 
@@ -116,8 +116,8 @@ def test_around_the_products(dtype: torch.dtype) -> None:
     gate_up = torch.randn(5, 2 * 14336).to(dtype)
     left, right = gate_up.float().chunk(2, dim=1)
     close(gate.swiglu(gate_up.to(GPU)), silu(left) * right)
-    for form in FORMS[1:]:
-        weights, matrix = weights_of(form, torch.randn(100, 192), dtype)
+    for layout in LAYOUTS[1:]:
+        weights, matrix = weights_of(layout, torch.randn(100, 192), dtype)
         assert torch.equal(convert.dequantize(there(weights), 30, 90, dtype).cpu(), matrix[30:90].to(dtype))
 
 
@@ -132,13 +132,13 @@ def test_rows_to_fp8() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [1, 64, 3000])
-@pytest.mark.parametrize("form", FORMS)
-def test_experts(form: str, n_rows: int) -> None:
-    """The assignment of tokens to experts, and its grouped product."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts(layout: str, n_rows: int) -> None:
+    """The test covers the assignment of tokens to experts, and its grouped product."""
     torch.manual_seed(0)
     logits, x = torch.randn(n_rows, 8), torch.randn(n_rows, 256).bfloat16()
-    parts = [weights_of(form, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
-    tile = product.tile_of(form, -(-n_rows * 2 // 8), fixed=False)
+    parts = [weights_of(layout, torch.randn(128, 256) / 16, torch.bfloat16) for _ in range(8)]
+    tile = product.tile_of(layout, -(-n_rows * 2 // 8), fixed=False)
     plan = routing.assign(logits.to(GPU), 2, tile.rows)
     experts, shares = route(logits, 2)
     torch.testing.assert_close(plan.shares.cpu(), shares)
@@ -151,7 +151,7 @@ def test_experts(form: str, n_rows: int) -> None:
 
 
 def test_experts_in_a_graph() -> None:
-    """Nothing of the block waits for the host, and other rows may choose other experts at every replay."""
+    """The block never waits for the host. Rows may choose other experts at every replay."""
     torch.manual_seed(0)
     with torch.device("meta"):
         block = MoE(256, 512, 8, 2)
@@ -182,7 +182,7 @@ def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.
 @pytest.mark.parametrize("changes", [{}, SPARSE], ids=["dense", "sparse"])
 @pytest.mark.parametrize("scheme", ["none", *NAMES.values()])
 def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
-    """Few rows, and more rows than the kernels compute, against the CPU. float32 has no product in fp8."""
+    """Few rows, and more rows than the kernels compute, agree with the CPU. float32 has no product in fp8."""
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
     if fixed:
@@ -198,7 +198,7 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
 
 @pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9) if torch.cuda.is_available() else True, reason="no fp8")
 def test_products_in_fp8() -> None:
-    """PyTorch's product of many rows in fp8, against the same numbers in float32."""
+    """PyTorch's product of many rows in fp8 agrees with the product of the same numbers in float32."""
     torch.manual_seed(0)
     layer = choice.PROJECTIONS["fp8"](512, 384)
     layer.assign_weights(layer.allocate((), torch.bfloat16, GPU))

@@ -47,7 +47,7 @@ def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> Mod
 
 
 def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """A checkpoint under native names, large enough weights to make attention sharp."""
+    """The tensors of a checkpoint under native names. Their values are large enough to make attention sharp."""
     generator = torch.Generator().manual_seed(seed)
     for name, place in weights.places(config):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
@@ -56,7 +56,7 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Te
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Stands for a checkpoint's weights."""
+    """Random weights in place of a checkpoint's."""
 
     config: ModelConfig
     quantized: bool = False
@@ -68,7 +68,7 @@ class RandomWeights:
 
 
 def checkpoint(config: ModelConfig) -> Checkpoint:
-    """What `runner.load_from` takes, of random weights."""
+    """A checkpoint of random weights, for `load_from`."""
     return Checkpoint(config, "half", RandomWeights(config))
 
 
@@ -150,11 +150,11 @@ class Driver:
     def _slice(self, sequence: Rider, n: int) -> Slice:
         start, stop = sequence.done, sequence.done + n
         for i, window in enumerate(self.windows):
-            sequence.tables[i] = self._turn(i, window, sequence.tables[i], start, stop)
+            sequence.tables[i] = self._move_table(i, window, sequence.tables[i], start, stop)
         tables = tuple(PageTable(first, tuple(pages)) for first, pages in sequence.tables)
         return Slice(id(sequence), sequence.tokens, sequence.n_prompt, start, stop, tables, sequence.params)
 
-    def _turn(
+    def _move_table(
         self, pool: int, window: int | None, table: tuple[int, list[int]], start: int, stop: int
     ) -> tuple[int, list[int]]:
         """Release what has left the window, then take what the new positions need."""

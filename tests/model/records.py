@@ -5,13 +5,13 @@ from torch import Tensor
 
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
-from model.kernels.cpu.packed import blocks as room
-from model.kernels.cpu.packed import int8 as int8_room
+from model.kernels.cpu.packed import blocks as empty_blocks
+from model.kernels.cpu.packed import int8 as empty_int8
 
 
 def int8(weight: Tensor, scales: Tensor) -> PackedWeights:
     """weight [n_out, n_in] int8 in -127..127, scales [n_out] float32; padded with zeros."""
-    made = int8_room(*weight.shape)
+    made = empty_int8(*weight.shape)
     n_blocks, n_groups, _ = made.packed.shape
     whole = torch.zeros(n_blocks * 16, n_groups * 64, dtype=torch.int8)
     whole[: weight.shape[0], : weight.shape[1]] = weight
@@ -47,7 +47,7 @@ def blocks(quants: Tensor, scales: Tensor, mins: Tensor | None) -> Tensor:
 def packed(kernels: Kernels, quants: Tensor, scales: Tensor, mins: Tensor | None) -> PackedWeights:
     """Weights that the kernels have packed in one piece."""
     n_out, n_groups, n_bytes = quants.shape
-    made = room(n_out, n_groups * 32, n_bytes, with_minima=mins is not None)
+    made = empty_blocks(n_out, n_groups * 32, n_bytes, with_minima=mins is not None)
     kernels.pack(made, 0, quants, scales, mins)
     return made
 

@@ -23,7 +23,7 @@ from model.sampling_params import PARAMETERS, SamplingParams
         ({"bad_words": tuple((token,) for token in range(7))}, True),
     ],
 )
-def test_some_token_must_be_left_to_draw(params: dict[str, object], fits: bool) -> None:
+def test_some_token_must_be_left_to_sample(params: dict[str, object], fits: bool) -> None:
     made = SamplingParams(**params)  # type: ignore[arg-type]
     if fits:
         made.check_ids(8)

@@ -59,8 +59,8 @@ def test_models(live: Live) -> None:
 def test_tokenize_and_back(live: Live) -> None:
     reply = live.post("/tokenize", {"prompt": "hi<end>"}).json()
     assert reply == {"count": 3, "max_model_len": 512, "tokens": [104, 105, 0], "token_strs": None}
-    shown = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
-    assert shown["token_strs"] == ["h", "i", "<end>"]
+    reply = live.post("/tokenize", {"prompt": "hi<end>", "model": "fake", "return_token_strs": True}).json()
+    assert reply["token_strs"] == ["h", "i", "<end>"]
     assert live.post("/detokenize", {"tokens": [104, 105, 0]}).json() == {"prompt": "hi<end>", "content": "hi<end>"}
 
 
@@ -233,7 +233,7 @@ def test_one_line_a_request_and_no_prompt_in_any(caplog: pytest.LogCaptureFixtur
     with running() as live:
         caplog.set_level(logging.INFO, logger="noria")
         chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
-        said = live.post("/v1/chat/completions", chat, headers={"x-request-id": "mine"}).json()
+        reply = live.post("/v1/chat/completions", chat, headers={"x-request-id": "mine"}).json()
         live.post("/v1/completions", {"prompt": SECRET, "temperature": 9})
         live.post("/v1/completions", {"prompt": [1, 255], "user": SECRET})
         live.post("/v1/completions", {SECRET: 1})
@@ -249,7 +249,7 @@ def test_one_line_a_request_and_no_prompt_in_any(caplog: pytest.LogCaptureFixtur
     assert [line["outcome"] for line in access] == ["length", "refused", "error", "refused"]
     whole = "\n".join(lines)
     assert SECRET not in whole
-    assert said["choices"][0]["message"]["content"] not in whole
+    assert reply["choices"][0]["message"]["content"] not in whole
 
 
 def test_formats() -> None:

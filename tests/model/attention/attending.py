@@ -60,7 +60,7 @@ def cut(length: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def few(cuts: list[tuple[int, int]], n: int = 4) -> list[tuple[int, int]]:
-    """All but the last n chunks in one."""
+    """The chunks with all but the last n joined into one."""
     return [(0, cuts[-n][0]), *cuts[-n:]] if len(cuts) > n + 1 else cuts
 
 
@@ -76,8 +76,8 @@ def attend(
 ) -> list[Tensor]:
     """Compute all sequences together on `device`, each cut into chunks; the result [n, n_heads, head_dim] of each.
 
-    `chunks` are the sizes of all, or of each sequence; a slow backend computes most of many in one.
-    The cache, in `kv_dtype` or that of the keys, starts as NaN, so that reading what no one wrote shows.
+    `chunks` are the sizes for all sequences, or for each. A slow backend computes only the last chunks one by one.
+    The cache has the dtype `kv_dtype`, or that of the keys. It starts as NaN: a read of unwritten memory gives NaN.
     """
     size = backend.page_size
     lengths = [len(q) for q, _, _ in data]
@@ -108,12 +108,12 @@ def attend(
 
 
 def forget(cache: LayerCache) -> None:
-    """Every byte 255: NaN in every float format."""
+    """Set every byte to 255, which is NaN in every float format."""
     for half in (cache.k, cache.v):
         half.view(torch.uint8).fill_(255)
 
 
 def _table(pages: list[int], start: int, window: int | None, size: int) -> PageTable:
-    """The pages that the engine still holds: none that has left the window."""
+    """The pages that the engine still holds, without those that have left the window."""
     first = 0 if window is None else max(0, start - window + 1) // size
     return PageTable(first, pages[first:])

@@ -8,7 +8,7 @@ from tests.model.attention.attending import Heads, attend, random_heads
 
 
 def dense(heads: Heads, window: int | None) -> Tensor:
-    """The rule itself for one whole sequence, in float64: a query sees itself and the `window` - 1 keys before it."""
+    """Attention over one whole sequence in float64. A query sees itself and the `window` - 1 keys before it."""
     q, k, v = (part.double() for part in heads)
     k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
     scores = torch.bmm(q.transpose(0, 1), k.permute(1, 2, 0)) / q.shape[2] ** 0.5  # [heads, queries, keys]

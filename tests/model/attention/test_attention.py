@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> Attention:
 
 
 def heads(backend: Attention, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
-    """One group of them for Triton, whose interpreter takes 10 ms for each: `test_grouped_queries` has several."""
+    """The numbers of heads for a backend. Triton has one group, because its interpreter takes 10 ms for each group."""
     return (n_heads // n_kv_heads, 1) if isinstance(backend, TritonAttention) else (n_heads, n_kv_heads)
 
 
@@ -52,7 +52,7 @@ def test_decoding_beside_shorter_and_longer_sequences_and_a_chunk(
     chunks = [[length - 3, 1, 1, 1] for length in lengths]
     chunks[3] = [11, 3]
     check_rule(backend, lengths, chunks, window, heads(backend, 6, 2), dtype=dtype)
-    lengths = [40, 42, 41, 43]  # alike enough to share a group, and the whole batch
+    lengths = [40, 42, 41, 43]  # their lengths are close: they share a group, and the whole batch
     check_rule(backend, lengths, [[length - 2, 1, 1] for length in lengths], window, heads(backend, 6, 2), dtype=dtype)
 
 
@@ -163,7 +163,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
 
 
 def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton where tensor cores and the package are; else varlen_attn, if PyTorch offers it; else sdpa."""
+    """Triton needs tensor cores and its package. Without them varlen_attn serves, if PyTorch has it, or else sdpa."""
     gpu((9, 0))
     assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
     assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
@@ -228,13 +228,13 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("asked", REFUSALS, ids=str)
+@pytest.mark.parametrize("arguments", REFUSALS, ids=str)
 def test_backends_that_cannot_run_say_why(
-    gpu: Callable[[tuple[int, int]], None], asked: tuple[str, torch.device, torch.dtype]
+    gpu: Callable[[tuple[int, int]], None], arguments: tuple[str, torch.device, torch.dtype]
 ) -> None:
     gpu((7, 5))
-    with pytest.raises(OptionError, match=re.escape(REFUSALS[asked])):
-        choose(*asked)
+    with pytest.raises(OptionError, match=re.escape(REFUSALS[arguments])):
+        choose(*arguments)
 
 
 def test_triton_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_threads_do_not_change_bits(backend: PagedAttention, n_threads: int) -> 
 
 
 def test_threads_may_be_changed_from_another_thread(backend: PagedAttention) -> None:
-    """How tasks are bundled depends on the threads there are, so a call that runs keeps those that it began with."""
+    """The number of threads decides how tasks are bundled. A running call keeps the number that it started with."""
     data = random_heads([256], (16, 8), 64)
     expected = attend_in_chunks(backend, data, [256], None)
     before, stop = native.use_threads(2), threading.Event()

@@ -11,8 +11,8 @@ from model.config import ModelConfig, RopeScaling
 from tests.model.driving import CPU, tiny
 
 
-def turned(x: list[float], position: int, config: ModelConfig) -> list[float]:
-    """x is in adjacent pairs, as in the papers; so is the result."""
+def rotated(x: list[float], position: int, config: ModelConfig) -> list[float]:
+    """x rotated to its position. x and the result are in adjacent pairs, as in the papers."""
     n = len(x)
     half = adjacent_to_half(torch.tensor(x), n).view(1, 1, n)
     out = rotate(half, rotation_table(config, position + 1, CPU)[position:])
@@ -27,11 +27,11 @@ def turned(x: list[float], position: int, config: ModelConfig) -> list[float]:
     ],
 )
 def test_position_one_of_head_dim_four(x: list[float], expected: list[float]) -> None:
-    assert turned(x, 1, tiny(head_dim=4)) == pytest.approx(expected, abs=1e-5)
+    assert rotated(x, 1, tiny(head_dim=4)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_position_zero_changes_nothing() -> None:
-    assert turned([0.3, -1.0, 2.0, 5.0], 0, tiny(head_dim=4)) == pytest.approx([0.3, -1.0, 2.0, 5.0])
+    assert rotated([0.3, -1.0, 2.0, 5.0], 0, tiny(head_dim=4)) == pytest.approx([0.3, -1.0, 2.0, 5.0])
 
 
 def test_rotation_keeps_norms() -> None:
@@ -59,14 +59,14 @@ def test_frequencies_count_pairs_from_zero() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "pairs"), [(0.0, 0), (0.25, 1), (0.75, 3), (1.0, 4)])
-def test_fraction_turns_the_fastest_pairs_only(fraction: float, pairs: int) -> None:
+def test_fraction_rotates_the_fastest_pairs_only(fraction: float, pairs: int) -> None:
     expected = [1.0, 0.1, 0.01, 0.001][:pairs] + [0.0] * (4 - pairs)
     assert frequencies(tiny(head_dim=8, rope_fraction=fraction)).tolist() == pytest.approx(expected)
 
 
-def test_unturned_pairs_do_not_move() -> None:
+def test_unrotated_pairs_do_not_move() -> None:
     x = [1.0, 2.0, 3.0, 4.0]
-    moved = turned(x, 50, tiny(head_dim=4, rope_fraction=0.5))
+    moved = rotated(x, 50, tiny(head_dim=4, rope_fraction=0.5))
     assert moved[2:] == x[2:]
     assert moved[0] == pytest.approx(math.cos(50) - 2 * math.sin(50), abs=1e-5)
 
@@ -105,7 +105,7 @@ def test_scalings_agree_with_transformers(scaling: RopeScaling) -> None:
     assert attention_factor(scaling) == pytest.approx(factor)
 
 
-def test_yarn_scales_what_it_turns() -> None:
+def test_yarn_scales_what_it_rotates() -> None:
     config = tiny(head_dim=16, rope_scaling=YARN)
     x = torch.randn(1, 1, 16)
     y = rotate(x, rotation_table(config, 4, CPU)[3:])

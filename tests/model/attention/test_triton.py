@@ -72,7 +72,7 @@ def test_any_shape(either: TritonAttention, number: int, width: int, group: int,
 
 
 def test_long_sequence(backend: TritonAttention) -> None:
-    """Parts as they are: the second begins at 512."""
+    """The parts have their real size: the second begins at 512."""
     data = random_heads([530], (1, 1), 8)
     ((q, k, v),) = data
     (result,) = attend(backend, data, [509, 1, 1, 1, 2, 10, 6], None)
@@ -90,7 +90,7 @@ def test_what_is_too_large_for_float8_is_stored_as_its_largest(backend: TritonAt
 
 
 def test_what_float8_costs() -> None:
-    """Three bits of mantissa: an error of up to 1/16 of each value, of which most cancels out in the sum over keys."""
+    """Three bits of mantissa give an error of up to 1/16 of each value. Errors cancel out in the sum over keys."""
     data = random_heads([100], (8, 2), 64)
     (result,) = attend(ReferenceAttention(), data, [90, 10], None, kv_dtype=FP8)
     expected = dense(data[0], None)
@@ -99,8 +99,8 @@ def test_what_float8_costs() -> None:
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
-def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
-    """Also if activations have more bits than the cache."""
+def test_rotated_as_the_reference_rotates(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
+    """This holds also if activations have more bits than the cache."""
     qkv, rotations = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
     item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
     results = []
@@ -115,7 +115,7 @@ def test_turned_as_the_reference_turns(backend: TritonAttention, cache_dtype: to
 
 @pytest.mark.parametrize("window", [None, 1, 33, 100])
 def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
-    """The numbering of the kernels has enough numbers for all, for any slices."""
+    """The kernels number the parts of all slices. Each slice has enough numbers for its parts."""
     pick = random.Random(0)
     for split in (32, 64, 512):
         items = []
@@ -151,7 +151,7 @@ def test_too_wide_heads_and_groups_are_refused(backend: TritonAttention) -> None
 
 
 def rows(backend: TritonAttention, sizes: list[int], window: int | None, lengths: tuple[int, int]) -> Tensor:
-    """The first sequence computed in chunks of these sizes, at some of its steps beside the second."""
+    """The rows of the first sequence, computed in chunks of these sizes. Some steps also hold the second sequence."""
     cache, one, other = two_sequences(backend, torch.float32, lengths)  # type: ignore[arg-type]
     found = []
     for number, (start, stop) in enumerate(pairwise([0, *accumulate(sizes)])):

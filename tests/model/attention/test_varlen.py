@@ -36,11 +36,11 @@ def test_pages_are_passed_in_logical_order() -> None:
     assert (prepared.max_queries, prepared.max_keys, prepared.window) == (3, 347, (199, 0))
 
 
-@pytest.mark.parametrize(("window", "stop", "told"), [(None, 90, (-1, -1)), (None, 91, (-1, 0)), (5, 90, (4, 0))])
-def test_window_is_inclusive(window: int | None, stop: int, told: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("window", "stop", "expected"), [(None, 90, (-1, -1)), (None, 91, (-1, 0)), (5, 90, (4, 0))])
+def test_window_is_inclusive(window: int | None, stop: int, expected: tuple[int, int]) -> None:
     """A single token without a window sees all keys: it needs no mask."""
     (inputs,) = pack(StepBatch((part(89, stop, (5,)),)), 256, [window], CPU).pools
-    assert VarlenAttention(flash.varlen_attn).prepare(inputs).window == told
+    assert VarlenAttention(flash.varlen_attn).prepare(inputs).window == expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 200, 256, 300])
@@ -57,7 +57,7 @@ def test_head_dim_that_it_does_not_take(width: int) -> None:
         attend(VarlenAttention(flash.varlen_attn), random_heads([3], (1, 1), width), [3], None)
 
 
-# Is it there?
+# The presence of the kernel
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_pytorch_without_pages(capable: Callable[..., None]) -> None:
 
 
 def test_installed_pytorch_has_the_signature() -> None:
-    """Of 2.13; kernels of 2.11 and 2.12 are refused by signature or by `try_out`."""
+    """The signature is that of PyTorch 2.13. The signature or `try_out` refuses the kernels of 2.11 and 2.12."""
     assert (varlen.installed() is not None) == (torch.__version__ >= "2.12")
 
 

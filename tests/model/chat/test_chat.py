@@ -187,7 +187,7 @@ def test_a_template_that_cuts_contents_keeps_them_text(contents: tuple, embedded
 
 
 def test_a_control_token_across_a_seam_stays_text(embedded: Path, tokenizer: Tokenizer) -> None:
-    """Half of the name from one message, half from the next."""
+    """One message ends with half of the name, and the next begins with the other half."""
     chat = _chat(embedded, tokenizer, "<|im_start|>{% for m in messages %}{{ m.content }}{% endfor %}")
     ids = chat.encode(_user("<|im_", "end|>"))
     assert ids[0] == 1
@@ -289,7 +289,7 @@ def test_control_tokens_spelled_in_tools_and_calls_stay_text(embedded: Path, tok
         ("{{ tools }}[TOOL_CALLS]{{ messages }}", None),
     ],
 )
-def test_how_a_model_calls_is_told_from_its_template(
+def test_how_a_model_calls_is_read_from_its_template(
     template: str, style: str | None, embedded: Path, tokenizer: Tokenizer
 ) -> None:
     assert _chat(embedded, tokenizer, template).call_style == style
@@ -349,10 +349,10 @@ def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> N
     ]
     request = ChatCompletionRequest(messages=[roles[m["role"]](content=m["content"]) for m in messages])
     assert chat.encode(messages) == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
-    shown = "".join(chat.render(messages).split())
-    assert shown.startswith("<s>")
-    assert "hi</s>[INST][/INST]Hello</s>[INST]" in shown
-    assert shown.endswith("and?[/INST]")
+    text = "".join(chat.render(messages).split())
+    assert text.startswith("<s>")
+    assert "hi</s>[INST][/INST]Hello</s>[INST]" in text
+    assert text.endswith("and?[/INST]")
     control = [token for token in chat.encode(messages) if token in load_tokenizer(directory).control.values()]
     harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
     assert control == [t for t in chat.encode(harmless) if t in load_tokenizer(directory).control.values()]

@@ -24,7 +24,7 @@ SIZES = {
 
 
 def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
-    """Half-split to adjacent rows, as llama.cpp's converter writes them."""
+    """The rows in the order of llama.cpp's converter: adjacent pairs, made from halves."""
     return weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -86,7 +86,7 @@ def write(writer: GGUFWriter) -> None:
 
 
 def save(kind: str, path: Path, formats: tuple[str, ...] = ("F32",)) -> torch.nn.Module:
-    """A random network, and it as a GGUF with matrices in these formats in turn."""
+    """A random network, which is also written as a GGUF file. Its matrices take these formats one after the other."""
     torch.manual_seed(0)
     sizes = {**SIZES, "initializer_range": 0.2}
     if kind == "mixtral":
@@ -101,12 +101,12 @@ def save(kind: str, path: Path, formats: tuple[str, ...] = ("F32",)) -> torch.nn
         writer.add_expert_used_count(2)
     writer.tensors[0].clear()
     for number, (name, values) in enumerate(tensors(original)):
-        form = GGMLQuantizationType["F32" if values.ndim == 1 else formats[number % len(formats)]]
-        writer.add_tensor(name, quantize(values, form), raw_dtype=form)
+        quantization = GGMLQuantizationType["F32" if values.ndim == 1 else formats[number % len(formats)]]
+        writer.add_tensor(name, quantize(values, quantization), raw_dtype=quantization)
     write(writer)
     return original
 
 
 def converted(source: Path) -> Path:
-    """Its directory in a cache beside it."""
+    """The directory of a GGUF file, in a cache beside the file."""
     return resolve(str(source), cache_dir=source.parent / "cache")

@@ -94,7 +94,7 @@ def test_reads_what_transformers_writes(config: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path) -> None:
-    """A config.json without theta, window, head size or kv heads."""
+    """config.json has no theta, window, head size or kv heads."""
     sparse = {"num_local_experts": 4, "num_experts_per_tok": 2}
     mine = _hf(tmp_path, model_type=family, **sparse)
     theirs = AutoConfig.from_pretrained(tmp_path)

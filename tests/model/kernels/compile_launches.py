@@ -1,7 +1,8 @@
 """Compile the GPU's products for a device that is not there: `python -m tests.model.kernels.compile_launches 90`.
 
 Each function is called as the network calls it, on tensors of the CPU, but a launch compiles its kernel for the compute
-capability instead, down to machine code. What the interpreter does not see shows: layouts, shared memory, assembly.
+capability instead, down to machine code. This
+finds errors that the interpreter does not see: in layouts, shared memory, assembly.
 """
 
 import sys
@@ -53,9 +54,9 @@ def compile_instead(capability: int) -> Any:
     return run
 
 
-def products(dtype: torch.dtype, *forms: str, n_rows: int = 1) -> None:
-    for form in forms:
-        weights, _ = weights_of(form, torch.randn(64, 1024), dtype)
+def products(dtype: torch.dtype, *layouts: str, n_rows: int = 1) -> None:
+    for layout in layouts:
+        weights, _ = weights_of(layout, torch.randn(64, 1024), dtype)
         x = torch.randn(n_rows, 1024).to(dtype)
         product.product(x, weights, onto=torch.empty(n_rows, 64, dtype=dtype))
         product.product(x, weights, gated=True)
@@ -75,8 +76,8 @@ def around() -> None:
     norm.rms_norm(x, x[0], 1e-5)
     gate.swiglu(x)
     convert.to_fp8(x)
-    for form in ("int8", "int4"):
-        convert.dequantize(weights_of(form, torch.randn(64, 1024))[0], 16, 48, torch.bfloat16)
+    for layout in ("int8", "int4"):
+        convert.dequantize(weights_of(layout, torch.randn(64, 1024))[0], 16, 48, torch.bfloat16)
 
 
 def main() -> None:

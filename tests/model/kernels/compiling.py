@@ -20,9 +20,13 @@ CPU = torch.device("cpu")
 
 
 def attention(
-    dtype: torch.dtype, heads: tuple[int, int], width: int, kept: torch.dtype | None = None, deterministic: bool = False
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    width: int,
+    kv_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
 ) -> Callable[[], None]:
-    """One long and one short slice."""
+    """A function that launches attention for one long and one short slice."""
 
     def launch() -> None:
         backend = TritonAttention(deterministic)
@@ -31,7 +35,7 @@ def attention(
             for start, stop in ((0, 100), (99, 100))
         )
         (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
-        cache = backend.allocate((4, heads[1], width), kept or dtype, CPU)
+        cache = backend.allocate((4, heads[1], width), kv_dtype or dtype, CPU)
         qkv, rotations = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype), torch.empty(101, 2, width // 2)
         backend.attend_unrotated(qkv, heads[0], rotations, cache, backend.prepare(inputs))
 

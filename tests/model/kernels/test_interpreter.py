@@ -10,7 +10,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
 
 def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """As a kernel's `tl.dot` calls it, onto zeros."""
+    """The product as a kernel's `tl.dot` computes it, added to zeros."""
     zeros = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
     handles = [TensorHandle(part, tl.float32) for part in (a, b, zeros)]
     return interpreter_builder.create_dot(*handles, None, None).data

@@ -29,10 +29,10 @@ def exact(x: Tensor, weight: Tensor, scales: Tensor) -> np.ndarray:
     total = np.zeros((len(rows), len(weight)))
     for first in range(0, rows.shape[1], 64):
         part = rows[:, first : first + 64]
-        most = np.abs(part).max(axis=1, keepdims=True)
-        inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+        greatest = np.abs(part).max(axis=1, keepdims=True)
+        inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=greatest > 0)
         products = np.rint(part * inverse).astype(np.int64) @ weight[:, first : first + 64].numpy().astype(np.int64).T
-        total += products * (most.astype(np.float64) / 127)
+        total += products * (greatest.astype(np.float64) / 127)
     return total * scales.numpy()
 
 
@@ -83,7 +83,7 @@ def test_threads_do_not_change_bits(kernels: Kernels, n_threads: int) -> None:
 
 
 def test_norm_and_gate_are_those_of_pytorch(kernels: Kernels) -> None:
-    """Unit weights show the quantized rows: within half a step of 127 of what PyTorch computes."""
+    """With unit weights the products are the quantized rows. They are within half a step of 127 of PyTorch's values."""
     eye = records.int8(torch.eye(64, dtype=torch.int8), torch.ones(64))
     x, scale = torch.randn(9, 64) * 5, torch.rand(64)
     normed = kernels.linear(eye, x, norm=scale, eps=1e-5)
@@ -142,7 +142,7 @@ class ShorterCall(ctypes.Structure):
 
 
 class SwappedCall(ctypes.Structure):
-    """Two pointers in each other's place: size and integers are where they were."""
+    """A mirror with two pointers swapped. Its size and the places of its integers are right."""
 
     _fields_ = (
         AttentionCall._fields_[0],
@@ -156,7 +156,7 @@ NARROW = np.dtype([(name, np.int32 if name == "part" else np.int64) for name in 
 
 
 @pytest.mark.parametrize(
-    ("struct", "mirror", "said"),
+    ("struct", "mirror", "difference"),
     [
         ("attention_call", LongerCall, "('', 0, 144) in C, ('extra', 144, 8) in Python"),
         ("attention_call", ShorterCall, "('part_queries', 136, 8) in C, ('', 0, 136) in Python"),
@@ -166,11 +166,11 @@ NARROW = np.dtype([(name, np.int32 if name == "part" else np.int64) for name in 
 )
 @pytest.mark.skipif(native.kernels() is None, reason="needs the compiled library")
 def test_a_struct_that_differs_from_its_mirror_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, struct: str, mirror: Any, said: str
+    monkeypatch: pytest.MonkeyPatch, struct: str, mirror: Any, difference: str
 ) -> None:
     """Loading fails: there is neither a later crash nor a silent fallback to PyTorch."""
     monkeypatch.setattr(structs, "MIRRORS", {**structs.MIRRORS, struct: mirror})
-    with pytest.raises(NoriaError, match=re.escape(f"struct {struct} of the compiled kernels has {said}")):
+    with pytest.raises(NoriaError, match=re.escape(f"struct {struct} of the compiled kernels has {difference}")):
         native._library.__wrapped__()
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from model.kernels.cuda import convert, gate, norm, product
 from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import RMSNorm
-from tests.model.kernels.triton_case import DTYPES, FORMS, close, poisoned, small_tiles, stacked, weights_of
+from tests.model.kernels.triton_case import DTYPES, LAYOUTS, close, poisoned, small_tiles, stacked, weights_of
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("n_rows", "dtype"), [(9, torch.float32), (1, torch.float16), (3, torch.bfloat16), (66, torch.float32)], ids=str
 )
-@pytest.mark.parametrize("form", FORMS)
-def test_products(form: str, n_rows: int, dtype: torch.dtype) -> None:
-    """Odd numbers of outputs and channels, alone, added to something, and as gate and up."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products(layout: str, n_rows: int, dtype: torch.dtype) -> None:
+    """The sizes fill no tile. The product is computed alone, added to a tensor, and as gate and up."""
     torch.manual_seed(0)
-    n_out, n_in = 38, 192 if form == "int4" else 100
-    weights, matrix = weights_of(form, torch.randn(n_out, n_in), dtype)
+    n_out, n_in = 38, 192 if layout == "int4" else 100
+    weights, matrix = weights_of(layout, torch.randn(n_out, n_in), dtype)
     x = torch.randn(n_rows, n_in).to(dtype)
     expected = x.float() @ matrix.T
     close(product.product(x, weights), expected)
@@ -46,35 +46,35 @@ def test_products(form: str, n_rows: int, dtype: torch.dtype) -> None:
     close(product.product(x, weights, gated=True), silu(expected[:, : n_out // 2]) * up)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_whole_steps_of_channels(form: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_steps_of_channels(layout: str) -> None:
     torch.manual_seed(0)
-    weights, matrix = weights_of(form, torch.randn(32, 512))
+    weights, matrix = weights_of(layout, torch.randn(32, 512))
     x = torch.randn(3, 512)
     close(product.product(x, weights), x @ matrix.T)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(form: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_same_bits_beside_any_others_in_fixed_tiles(layout: str) -> None:
     torch.manual_seed(0)
-    weights, _ = weights_of(form, torch.randn(20, 128))
+    weights, _ = weights_of(layout, torch.randn(20, 128))
     x = torch.randn(40, 128)
     whole = product.product(x, weights, fixed=True)
     for first, stop in ((0, 1), (5, 14), (33, 40)):
         assert torch.equal(product.product(x[first:stop], weights, fixed=True), whole[first:stop])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_grouped_by_expert(form: str) -> None:
-    """Pairs 0..5 of 3 tokens in blocks of 8: of expert 2 (4, 1), of none, of expert 0 (0, 3, 5); pair 2 is nobody's."""
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_grouped_by_expert(layout: str) -> None:
+    """3 tokens make pairs 0..5. The blocks hold 4 and 1 for expert 2, none, and 0, 3, 5 for expert 0. None holds 2."""
     torch.manual_seed(0)
     n_in, n_out = 128, 20
-    parts = [weights_of(form, torch.randn(n_out, n_in)) for _ in range(3)]
+    parts = [weights_of(layout, torch.randn(n_out, n_in)) for _ in range(3)]
     weights = stacked([part for part, _ in parts])
     slots = torch.full((3, 8), -1, dtype=torch.int32)
     slots[0, :2], slots[2, :3] = torch.tensor([4, 1]), torch.tensor([0, 3, 5])
     experts = torch.tensor([2, -1, 0], dtype=torch.int32)
-    tile = product.tile_of(form, 8, fixed=False)
+    tile = product.tile_of(layout, 8, fixed=False)
     x = torch.randn(3, n_in)
     y = product.grouped(x, weights, slots, experts, 2, tile, 6, gated=False)
     for pair, expert in ((4, 2), (1, 2), (0, 0), (3, 0), (5, 0)):
@@ -101,7 +101,7 @@ def test_gate(dtype: torch.dtype) -> None:
 
 
 def test_rows_to_fp8() -> None:
-    """Of numbers that fp8 holds, times powers of two: the interpreter does not round to fp8 as devices do."""
+    """The rows are numbers that fp8 holds, times powers of two. The interpreter does not round to fp8 as devices do."""
     torch.manual_seed(0)
     held = torch.randn(4, 100).mul(40).to(torch.float8_e4m3fn).float()
     held[:, 7] = -448
@@ -111,9 +111,9 @@ def test_rows_to_fp8() -> None:
     assert scales[:3, 0].tolist() == [0.25, 1.0, 2.0**-20]
 
 
-@pytest.mark.parametrize("form", FORMS[1:])
-def test_dequantized_in_pieces(form: str) -> None:
-    weights, matrix = weights_of(form, torch.randn(40, 128))
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_dequantized_in_pieces(layout: str) -> None:
+    weights, matrix = weights_of(layout, torch.randn(40, 128))
     pieces = [convert.dequantize(weights, first, stop, torch.float32) for first, stop in ((0, 17), (17, 40))]
     assert torch.equal(torch.cat(pieces), matrix)
 
@@ -142,7 +142,7 @@ def run(ptx: str, word: int) -> list[int]:
 
 @pytest.mark.parametrize(("magic", "dtype", "offset"), [(0x43, torch.bfloat16, 128), (0x64, torch.float16, 1024)])
 def test_assembly_of_nibbles(magic: int, dtype: torch.dtype, offset: int) -> None:
-    """What no interpreter runs, by hand: all bytes, in order."""
+    """The test executes the assembly itself, for all bytes in order. No interpreter runs it."""
     for first in range(0, 256, 4):
         data = bytes(range(first, first + 4))
         for shift in (0, 4):

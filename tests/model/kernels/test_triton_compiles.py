@@ -19,7 +19,7 @@ CASES = [(name, capability) for name, (_, capabilities) in LAUNCHES.items() for 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
-    """All of them, from a process that does not interpret."""
+    """All compiled kernels, from a process that does not interpret."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.model.kernels.compiling"]

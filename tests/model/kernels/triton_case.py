@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 NAMES = {row.layout: row.name for row in SCHEMES.values() if row.value_bits is not None and not row.compiled}
 """Schemes by the layout of their weights."""
-FORMS = ("plain", *NAMES)
+LAYOUTS = ("plain", *NAMES)
 
 
 SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": (16, 256, 2)}
@@ -31,8 +31,8 @@ def small_tiles() -> dict[str, tuple["Tile", ...]]:
     from model.kernels.cuda.product import TILES
 
     return {
-        form: tuple(replace(tile, outputs=outputs, channels=channels, parts=parts) for tile in TILES[form])
-        for form, (outputs, channels, parts) in SMALL.items()
+        layout: tuple(replace(tile, outputs=outputs, channels=channels, parts=parts) for tile in TILES[layout])
+        for layout, (outputs, channels, parts) in SMALL.items()
     }
 
 
@@ -43,11 +43,11 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[DeviceWeights, Tensor]:
+def weights_of(layout: str, matrix: Tensor, dtype: torch.dtype = torch.float32) -> tuple[DeviceWeights, Tensor]:
     """A matrix [n_out, n_in] float32 in a layout, and its dequantized values in float32."""
-    if form == "plain":
-        return DeviceWeights(form, matrix.to(dtype)), matrix.to(dtype).float()
-    layer = PROJECTIONS[NAMES[form]](matrix.shape[1], len(matrix))
+    if layout == "plain":
+        return DeviceWeights(layout, matrix.to(dtype)), matrix.to(dtype).float()
+    layer = PROJECTIONS[NAMES[layout]](matrix.shape[1], len(matrix))
     assert isinstance(layer, WeightsOnly)
     weights = layer.allocate((), dtype, CPU)
     layer.assign_weights(weights)
@@ -56,13 +56,13 @@ def weights_of(form: str, matrix: Tensor, dtype: torch.dtype = torch.float32) ->
 
 
 def stacked(parts: list[DeviceWeights]) -> DeviceWeights:
-    """Several as one."""
+    """The weights of several matrices, stacked into one."""
     tables = zip(*(part.tables for part in parts), strict=True)
     return DeviceWeights(parts[0].layout, torch.stack([part.values for part in parts]), tuple(map(torch.stack, tables)))
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Within what the format of `found` holds; the interpreter cuts float32 off to make bfloat16 of it."""
+    """Check that the error is within the precision of `found`. The interpreter truncates float32 to bfloat16."""
     error = (found.double() - expected.double()).norm() / expected.double().norm()
     assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[found.dtype], error
 

@@ -41,7 +41,7 @@ def of(kernels: Kernels, weight: Tensor) -> PackedWeights:
 @pytest.mark.parametrize(("n_out", "n_in"), SHAPES)
 @pytest.mark.parametrize("n_rows", [1, 8, 15])
 def test_products_are_one_chain_of_additions(kernels: Kernels, n_out: int, n_in: int, n_rows: int) -> None:
-    """Each rounded to float32; products are exact. Of a pair vdpbf16ps adds the second first."""
+    """Products are exact, and each sum is rounded to float32. vdpbf16ps adds the second product of a pair first."""
     torch.manual_seed(0)
     weight, x = rounded(n_out, n_in).double(), rounded(n_rows, n_in).double()
     order = torch.arange(n_in)
@@ -55,7 +55,7 @@ def test_products_are_one_chain_of_additions(kernels: Kernels, n_out: int, n_in:
 
 @pytest.mark.parametrize("kind", ["plain", "normed", "gated"])
 def test_norm_gate_and_residual_are_those_of_pytorch(kernels: Kernels, kind: str) -> None:
-    """Unit weights show what was multiplied: within half a step of bfloat16, where the processor rounds to it."""
+    """With unit weights the products are the multiplied rows. They are within half a step of bfloat16."""
     torch.manual_seed(0)
     unit = of(kernels, torch.eye(80))
     x, scale = torch.randn(9, 160 if kind == "gated" else 80) * 5, torch.rand(80)

@@ -22,16 +22,16 @@ def integers(quants: Tensor, has_minima: bool) -> np.ndarray:
 
 
 def exact(x: Tensor, quants: Tensor, scales: Tensor, mins: Tensor | None) -> np.ndarray:
-    """Rows to bytes by groups of 32, integer products, all else in float64."""
+    """The products of rows quantized to bytes in groups of 32. Sums of a group are integers, all else is float64."""
     rows = x.numpy().reshape(len(x), -1, 1, 32)
-    most = np.abs(rows).max(axis=3, keepdims=True)
-    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    greatest = np.abs(rows).max(axis=3, keepdims=True)
+    inverse = np.divide(np.float32(127), greatest, out=np.zeros_like(greatest), where=greatest > 0)
     q = np.rint(rows * inverse).astype(np.int64)  # [T, G, 1, 32]
     weight = integers(quants, mins is not None).swapaxes(0, 1)  # [G, n_out, 32]
     part = (q * weight).sum(3) * scales.double().numpy().T  # [T, G, n_out]
     if mins is not None:
         part = part + q.sum(3) * mins.double().numpy().T
-    return (part * (most[..., 0].astype(np.float64) / 127)).sum(1)
+    return (part * (greatest[..., 0].astype(np.float64) / 127)).sum(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

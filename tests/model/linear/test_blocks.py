@@ -49,7 +49,7 @@ def test_weights_come_within_half_a_step(magnitude: float) -> None:
 
 
 def brute_force(x: Tensor, weight: Tensor) -> np.ndarray:
-    """Activations to 127 steps a group of 32, all else in float64."""
+    """The products of activations rounded to 127 steps in each group of 32. All else is float64."""
     groups = x.double().numpy().reshape(len(x), -1, 32)
     steps = np.abs(groups).max(axis=2, keepdims=True) / 127
     rounded = np.rint(np.divide(groups, steps, out=np.zeros_like(groups), where=steps > 0)) * steps

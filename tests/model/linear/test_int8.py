@@ -77,7 +77,7 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
         assert torch.equal(Driver(model, attention, shuffle=1).whole(tokens, chunk=7), logits)
 
 
-def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_asked_for() -> None:
+def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
     assert choice.choose("auto", "auto", CPU).name == "int8"
     assert choice.choose("auto", "auto", CPU, quantized=True).name == "int4"
     assert choice.choose("auto", "float32", CPU).name == "none"

@@ -71,16 +71,16 @@ def test_what_is_promised_bit_identical_is(scheme: Scheme) -> None:
         assert torch.equal(Driver(model, PagedAttention(), shuffle=1).whole(tokens, chunk), logits)
 
 
-@pytest.mark.parametrize("kept", CACHE_FORMATS.values(), ids=lambda kept: kept.name)
-def test_cache_formats_take_what_backends_allocate(kept: CacheFormat) -> None:
-    dtype = getattr(torch, kept.dtype)
+@pytest.mark.parametrize("row", CACHE_FORMATS.values(), ids=lambda row: row.name)
+def test_cache_formats_take_what_backends_allocate(row: CacheFormat) -> None:
+    dtype = getattr(torch, row.dtype)
     backends = {name: kind for name, kind in BACKENDS.items() if dtype in kind.dtypes and name != "reference"}
     assert backends
-    assert not kept.needs or [f"--attention {name}" for name in backends] == [kept.needs.partition(" (")[0]]
+    assert not row.needs or [f"--attention {name}" for name in backends] == [row.needs.partition(" (")[0]]
     for kind in backends.values():
         backend = kind.__new__(kind)  # memory needs none of what kernels do
         cache = backend.allocate((3, 2, 24), dtype, CPU)
-        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * backend.page_size * 2 * kept.head_bytes(24)
+        assert cache.k.nbytes + cache.v.nbytes == 2 * 3 * backend.page_size * 2 * row.head_bytes(24)
 
 
 def test_names() -> None:

@@ -29,7 +29,7 @@ WIDE = {"dim": 64, "hidden_dim": 128, "head_dim": 16}
 
 
 def test_int4_by_hand() -> None:
-    """From -1 to 2 in 15 steps of 0.2, zero at 5; a group of zeros; one that is all above zero starts there."""
+    """Group 1 has 15 steps of 0.2 from -1, with zero at 5. Group 2 is zeros. The steps of group 3 start at zero."""
     rows = torch.zeros(1, 192)
     rows[0, :4] = torch.tensor([-1.0, 2.0, 0.5, 0.19])
     rows[0, 128:] = torch.linspace(7.5, 15, 64)
@@ -136,7 +136,7 @@ def test_network_is_near_its_float32_self(scheme: str, least: float, changes: di
     ids=str,
 )
 def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows, in fixed tiles, and many rows, under Triton's interpreter, against PyTorch alone."""
+    """Under Triton's interpreter few rows, in fixed tiles, and many rows agree with PyTorch alone."""
     product = pytest.importorskip("model.kernels.cuda.product", exc_type=ImportError)
     monkeypatch.setattr(product, "TILES", small_tiles())
     config = tiny((None,), **(WIDE | changes))

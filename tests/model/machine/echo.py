@@ -10,11 +10,11 @@ import model
 if __name__ == "__main__":
     *arguments, descriptor = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as parent:
-        said = {
+        report = {
             "arguments": arguments,
             "session": os.getsid(0) == os.getpid(),
             "model": model.__path__[0],
             "environment": dict(os.environ),
             "stdin": sys.stdin.read(),
         }
-        parent.sendall(json.dumps(said).encode())
+        parent.sendall(json.dumps(report).encode())

@@ -26,7 +26,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMOVED", "no")
 
 
-def said(ours: socket.socket) -> dict[str, Any]:
+def received(ours: socket.socket) -> dict[str, Any]:
     with ours, ours.makefile("rb") as stream:
         answer: dict[str, Any] = json.loads(stream.read())
     return answer
@@ -46,7 +46,7 @@ def test_a_child_for_a_thread() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         process = start_python(MODULE, "a", "b c", sockets=[theirs], environment=ENVIRONMENT)
-    check(said(ours))
+    check(received(ours))
     assert process.wait() == 0
 
 
@@ -59,4 +59,4 @@ def test_a_child_for_an_event_loop() -> None:
 
     ours, theirs = socket.socketpair()
     assert asyncio.run(run(theirs)) == 0
-    check(said(ours))
+    check(received(ours))

@@ -130,8 +130,10 @@ def test_quantized_on_a_gpu(tmp_path: Path, scheme: str, weights: float) -> None
 def test_memory_may_be_shared_out_otherwise(tmp_path: Path) -> None:
     write(tmp_path, MISTRAL)
     assert make_plan(tmp_path, options(cache_memory=5 * GIB), 80 * GIB).cache == 5 * GIB
-    half, most = (make_plan(tmp_path, options(gpu_memory_utilization=share), 80 * GIB).cache for share in (0.5, 0.9))
-    assert (most or 0) - (half or 0) == pytest.approx(32 * GIB, abs=1)
+    smaller, larger = (
+        make_plan(tmp_path, options(gpu_memory_utilization=share), 80 * GIB).cache for share in (0.5, 0.9)
+    )
+    assert (larger or 0) - (smaller or 0) == pytest.approx(32 * GIB, abs=1)
     int8 = make_plan(tmp_path, options(kv_dtype="int8"), 80 * GIB)
     assert int8.token == 131_072 // 2 // 128 * 132  # 128 bytes and a scale
 
@@ -174,16 +176,16 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
 def test_the_runner_does_as_planned(tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny((5, None), dim=64, hidden_dim=96, n_heads=4, head_dim=16)
-    asked = options(device="cpu", **values)
+    requested = options(device="cpu", **values)
     monkeypatch.setattr(loading, "free_bytes", lambda _: 3_000_000)
     needed: list[int] = []
     check = memory.check_weights
     monkeypatch.setattr(memory, "check_weights", lambda config, n, *rest: (needed.append(n), check(config, n, *rest)))
-    info = loading.load_from(checkpoint(config), asked, lambda stage, done: None).info
+    info = loading.load_from(checkpoint(config), requested, lambda stage, done: None).info
     names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "norm_eps", "vocab_size", "dtype")
     params = {name: getattr(config, name) for name in names}
     write(tmp_path, params | {"sliding_window": [5, None], "max_seq_len": config.max_position}, "params.json")
-    plan = make_plan(tmp_path, asked, 3_000_000)
+    plan = make_plan(tmp_path, requested, 3_000_000)
     assert [plan.weights] == needed
     assert [(pool.window, pool.n_pages) for pool in plan.pools] == [(pool.window, pool.n_pages) for pool in info.pools]
     assert (plan.served, plan.page_size) == (info.max_model_len, info.page_size)
@@ -217,16 +219,16 @@ def storages(model: Transformer) -> int:
 def test_the_plan_of_every_scheme_is_what_loading_allocates(tmp_path: Path, scheme: Scheme, family: str) -> None:
     config = read_config(write(tmp_path, SMALL | FAMILIES[family]))
     by_name = {"quantize": scheme.name} if scheme.name in NAMES else {"dtype": scheme.name}
-    asked = options(device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=4, **by_name)
-    runner = loading.load_from(checkpoint(config), asked, lambda stage, done: None)
-    plan = make_plan(tmp_path, asked, 2**30)
+    requested = options(device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=4, **by_name)
+    runner = loading.load_from(checkpoint(config), requested, lambda stage, done: None)
+    plan = make_plan(tmp_path, requested, 2**30)
     assert isinstance(runner._model.layers[0].attention.wo, PROJECTIONS[scheme.name])
     assert storages(runner._model) == pytest.approx(plan.weights, rel=0.02)
     caches = [cache.k.nbytes + cache.v.nbytes for cache in runner._pools.layers]
     assert sum(caches) == sum((pool.n_pages or 0) * pool.page_bytes for pool in plan.pools)
-    said = runner.info.description
-    assert (said["dtype"], said["kv_dtype"]) == (plan.dtype, plan.kv_dtype)
-    assert SCHEMES[said["quantize"]].quantize == plan.scheme == scheme.quantize
+    description = runner.info.description
+    assert (description["dtype"], description["kv_dtype"]) == (plan.dtype, plan.kv_dtype)
+    assert SCHEMES[description["quantize"]].quantize == plan.scheme == scheme.quantize
 
 
 def test_planning_needs_no_torch() -> None:

@@ -81,19 +81,19 @@ def test_the_step_is_the_largest(device: Device) -> None:
     assert [item.scores_prompt for item in batch.slices] == [False] * 3 + [True]
 
 
-def test_others_in_the_step_are_no_longer_than_memory_has_room_for() -> None:
+def test_others_in_the_step_are_no_longer_than_memory_allows() -> None:
     """Each of 512 sequences is twice as long as if all were equally long."""
     config = tiny((None,), max_position=2**15)
     plan = PoolSizes(config, 32, 32, 600, 512)
-    most = 512 * plan.bytes_for(64)
-    batch = profile.largest_step(plan, 2**15, most, 20)
+    n_bytes = 512 * plan.bytes_for(64)
+    batch = profile.largest_step(plan, 2**15, n_bytes, 20)
     assert {(item.start, item.stop) for item in batch.slices[:-1]} == {(127, 128)}
     assert batch.slices[-1].stop == 2**15
     assert all(item.samples for item in batch.slices)
 
 
-def test_a_length_that_the_step_leaves_no_room_for(device: Device) -> None:
-    """First it would fit beside the weights alone, then not beside a step."""
+def test_a_length_that_the_step_leaves_no_memory_for(device: Device) -> None:
+    """256 tokens fit beside the weights, but not beside the weights and a step. Then not even one token fits."""
     device.total = int((10_000 + WEIGHTS + 11 * PAGE + STEP // 2) / 0.9)
     assert load().info.max_model_len == 32 * ((11 * PAGE - STEP // 2) // PAGE - 3)
     device.steps.clear()
@@ -137,10 +137,10 @@ def test_largest_step_of_any_limits(max_sequences: int, max_step_tokens: int, le
     assert all(0 <= item.start < item.stop == length for item in batch.slices)
 
 
-def test_what_a_cuda_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cuda_device_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """90 of 100 are taken: 70 by the allocator here, of which 50 were in use at the peak; 20 by others."""
-    told = {"mem_get_info": (10, 100), "memory_reserved": 70, "max_memory_allocated": 50}
-    for name, value in told.items():
+    figures = {"mem_get_info": (10, 100), "memory_reserved": 70, "max_memory_allocated": 50}
+    for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     memory = profile.CudaMemory(torch.device("cuda"))

@@ -60,7 +60,7 @@ def test_chunked_equals_whole_on_scattered_pages(config: ModelConfig, backend: s
 
 
 def test_packed_equals_alone(config: ModelConfig, backend: str) -> None:
-    """Sequences of many lengths ride together, in steps that mix single tokens and chunks."""
+    """Sequences of many lengths are packed together, in steps that mix single tokens and chunks."""
     random_steps = random.Random(7)
     driver = Driver(random_model(config), make(backend), shuffle=2)
     riders = [driver.start(prompt(length, seed=length)) for length in (*LENGTHS, 1, 3, 50, 64)]

@@ -1,4 +1,4 @@
-"""Pooled hidden states, against transformers and however a prompt is cut or packed."""
+"""Pooled hidden states agree with transformers, however a prompt is cut or packed."""
 
 from pathlib import Path
 from typing import Any

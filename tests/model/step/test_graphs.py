@@ -29,16 +29,16 @@ WINDOWS = [5, None]
 
 @dataclass
 class Recorder:
-    """Repeats a function as a graph would: into the memory of the first time, as long as nobody gives that up."""
+    """A fake capture. A replay calls the function again, and checks that its result has the same memory."""
 
-    room: int = 100
+    max_rows: int = 100
     failure: type[Exception] = torch.OutOfMemoryError
     sizes: list[int] = field(default_factory=list)
     replays: list[int] = field(default_factory=list)
 
     def __call__(self, compute: Callable[[], Tensor]) -> Replay:
         result = compute()
-        if len(result) > self.room:
+        if len(result) > self.max_rows:
             raise self.failure("it does not fit")
         self.sizes.append(len(result))
 
@@ -49,11 +49,11 @@ class Recorder:
         return replay
 
 
-def summary(inputs: PackedInputs, drawn: Tensor) -> Tensor:
-    """[T, 7] of all that a row may read, through its table; a row with nothing to do must look like that."""
+def summary(inputs: PackedInputs, sampled: Tensor) -> Tensor:
+    """All that each row may read through its table, as [T, 7]. A row without queries must read nothing."""
     rows = []
     for row, (token, position) in enumerate(zip(inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)):
-        found = [int(drawn[-1 - token]) if token < 0 else token, position]
+        found = [int(sampled[-1 - token]) if token < 0 else token, position]
         for pool in inputs.pools:
             at, n_queries, start, first_key, page = pool.table[row].tolist()
             assert (int(pool.slots[row]) == -1) == (n_queries == 0)
@@ -91,10 +91,10 @@ def test_buckets() -> None:
     assert buckets(3) == [1, 2, 3]
     assert buckets(20) == [1, 2, 4, 8, 12, 16, 20]
     assert buckets(256)[-4:] == [160, 192, 224, 256]
-    for most in range(1, 300):
-        sizes = buckets(most)
+    for greatest in range(1, 300):
+        sizes = buckets(greatest)
         assert sizes == sorted(set(sizes))
-        assert sizes[-1] == most
+        assert sizes[-1] == greatest
         assert all(after <= max(4 + before, before * 5 // 4) for before, after in pairwise(sizes))
 
 
@@ -109,11 +109,11 @@ def test_a_step_reads_its_own_inputs_whatever_was_there_before() -> None:
     assert recorder.sizes == [9, 2, 4, 1, 8]
 
 
-def test_unknown_tokens_are_those_that_were_drawn() -> None:
+def test_unknown_tokens_are_those_that_were_sampled() -> None:
     graphs = DecodeGraphs(summary, INFO, 4, CPU, Recorder())
-    drawn = torch.tensor([13, 11, 12])
+    sampled = torch.tensor([13, 11, 12])
     inputs = packed(decoding(3, 9, unknown=True), {0: 1, 1: 2, 2: 0})
-    found = graphs.logits(inputs, drawn)
+    found = graphs.logits(inputs, sampled)
     assert found is not None
     assert found[:, 0].tolist() == [11, 12, 13]
 
@@ -122,14 +122,14 @@ def test_recording_waits_for_a_pause_and_ends() -> None:
     recorder = Recorder()
     graphs = DecodeGraphs(summary, INFO, 8, CPU, recorder)
     assert [graphs.capture_next() for _ in range(4)] == [True, True, True, False]
-    assert recorder.sizes == [8, 1, 2, 4], "the greatest first: the others find room in its memory"
+    assert recorder.sizes == [8, 1, 2, 4], "the greatest first: the others fit into its memory"
     assert not graphs.capture_next()
     assert recorder.replays == []
 
 
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError, Exception])
 def test_where_a_recording_fails_steps_go_without(failure: type[Exception]) -> None:
-    recorder = Recorder(room=5, failure=failure)
+    recorder = Recorder(max_rows=5, failure=failure)
     graphs = DecodeGraphs(summary, INFO, 12, CPU, recorder)
     none = torch.zeros(1, dtype=torch.int64)
     assert graphs.logits(packed(decoding(7, 9)), none) is None
@@ -141,14 +141,14 @@ def test_where_a_recording_fails_steps_go_without(failure: type[Exception]) -> N
     assert sorted(recorder.sizes) == [1, 2, 4]
 
 
-@pytest.mark.parametrize("most", [1, 4])
-def test_more_than_there_is_a_graph_for(most: int) -> None:
-    graphs = DecodeGraphs(summary, INFO, most, CPU, Recorder())
-    assert graphs.logits(packed(decoding(most + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
+@pytest.mark.parametrize("greatest", [1, 4])
+def test_more_than_there_is_a_graph_for(greatest: int) -> None:
+    graphs = DecodeGraphs(summary, INFO, greatest, CPU, Recorder())
+    assert graphs.logits(packed(decoding(greatest + 1, 9)), torch.zeros(1, dtype=torch.int64)) is None
 
 
 def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network with Triton's kernels, its decoding steps captured; prompts join later; against reference attention."""
+    """Triton's kernels with captured decoding steps give the answers of reference attention. Two prompts join later."""
     pytest.importorskip("triton")
     monkeypatch.setattr(runner_module, "LOGIT_VALUES", 2 * 64)
     sample = sampler.sample
@@ -158,11 +158,11 @@ def test_answers_of_a_network_are_the_same_with_graphs(monkeypatch: pytest.Monke
         return sample(logits, *more)
 
     monkeypatch.setattr(sampler, "sample", some)
-    asked: list[ToEngine] = [
+    requests: list[ToEngine] = [
         Submit(i, [(7 * i + 5 * j) % 64 for j in range(length)], SamplingParams(temperature=0.0, max_tokens=9))
         for i, length in enumerate((3, 11, 1, 6))
     ]
-    script = [asked[:2], [], [], asked[2:]]
+    script = [requests[:2], [], [], requests[2:]]
     recorder = Recorder()
     answers = []
     for attention, capture in (("reference", None), ("triton", recorder)):

@@ -30,7 +30,7 @@ def one() -> Iterator[Masks]:
 
 @pytest.fixture
 def masks(one: Masks) -> Masks:
-    """One that has forgotten the sequences of other tests."""
+    """The masks, without the sequences of other tests."""
     one.start([])
     return one
 
@@ -47,9 +47,9 @@ def view(output: Sequence[int], grammar: str = CHOICES, draft: Sequence[int] = (
 
 def allowed(masks: Masks, *slices: Slice) -> list[set[int]]:
     """Tokens allowed at every place of a step where a token is sampled."""
-    draws = [item.samples for item in slices]
-    masks.start(draws)
-    rows = [row for views in draws for row in views]
+    samples = [item.samples for item in slices]
+    masks.start(samples)
+    rows = [row for views in samples for row in views]
     logits = torch.zeros(len(rows), WIDTH)
     masks.step.change(logits, rows)
     return [set(torch.nonzero(row > HIDDEN)[:, 0].tolist()) for row in logits]
@@ -84,7 +84,7 @@ def test_a_sequence_goes_on_by_several_tokens_pauses_and_begins_anew(masks: Mask
     assert allowed(masks, view([b])) == [oracle([b])]  # another one of the same number
 
 
-def test_a_step_that_failed_before_its_draws_leaves_nothing_behind(masks: Masks) -> None:
+def test_a_step_that_failed_before_sampling_leaves_nothing_behind(masks: Masks) -> None:
     """The masks of this step were requested and never read: the next step gets its own."""
     masks.start([view([]).samples, view([token("a")], number=2).samples])
     assert allowed(masks, view([token("b")], number=3)) == [oracle([token("b")])]
@@ -125,7 +125,7 @@ def test_a_token_that_the_grammar_does_not_allow_fails_its_own_sequence(masks: M
     assert "doesn't satisfy the grammar" in str(masks.failure(bad.samples))
 
 
-def test_a_row_with_nothing_left_is_a_failure_and_can_be_drawn(masks: Masks) -> None:
+def test_a_row_with_nothing_left_is_a_failure_and_can_be_sampled(masks: Masks) -> None:
     item = view([token("a")])
     masks.start([item.samples])
     logits = torch.full((1, WIDTH), HIDDEN)

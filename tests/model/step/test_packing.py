@@ -57,7 +57,7 @@ def test_pages_still_held_but_no_longer_visible_are_skipped() -> None:
 
 
 def test_table_says_of_spans_what_kernels_read() -> None:
-    """Row, queries, start, first visible key and entry of `pages`, as in the spans, in each pool."""
+    """Each pool's table has the values of its spans: row, queries, start, first visible key and entry of `pages`."""
     tables = (PageTable(0, [1, 2, 3]), PageTable(1, [4, 5]))
     one = Slice(0, list(range(10)), 10, 9, 10, tables, SamplingParams())
     two = Slice(1, list(range(3)), 3, 0, 3, (PageTable(0, [6]), PageTable(0, [7])), SamplingParams())
@@ -109,7 +109,7 @@ def test_rows_that_need_logits() -> None:
     assert inputs.score_rows == ((0, 0), (2, 0), (4, 1), (7, 2))
 
 
-def test_a_draft_draws_after_each_of_its_tokens_and_before() -> None:
+def test_a_draft_samples_after_each_of_its_tokens_and_before() -> None:
     known = part([1, 2, 3, 4, 5, 6], 2, 6, [0, 1], n_prompt=3)
     inputs = pack(StepBatch((known, replace(known, n_draft=2))), 4, [None], CPU)
     assert inputs.sample_rows.tolist() == [3, 5, 6, 7]

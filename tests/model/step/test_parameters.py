@@ -109,7 +109,7 @@ def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
 
 
 def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
-    """Beside others, rows are sampled as they are alone."""
+    """A row beside others is sampled as it is alone."""
     logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(1))
     names = ("upper_half", "even", "successor", "other_parity", "end_from", "seed")
     items = [after(n, Extended(top_k=200, top_p=0.95, **{"seed": n, names[n % 6]: n % 6 + 1})) for n in range(60)]  # type: ignore[arg-type]
@@ -223,8 +223,8 @@ def test_an_output_ends_where_the_parameter_says(drafts: dict[str, int], runner:
 @pytest.mark.parametrize("drafts", DRAFTS, ids=["ahead", "drafts"])
 def test_a_report_changes_no_token(drafts: dict[str, int], runner: ModelRunner) -> None:
     plain = Extended(seed=3, max_tokens=12, **drafts)  # type: ignore[arg-type]
-    asked = [Submit(0, [5, 6] * 4, plain), Submit(1, [5, 6] * 4, replace(plain, a_report=1))]
-    client = Client(runner, [asked])
+    requests = [Submit(0, [5, 6] * 4, plain), Submit(1, [5, 6] * 4, replace(plain, a_report=1))]
+    client = Client(runner, [requests])
     assert client.answers[0] == client.answers[1]
     assert drafts or client.n_ahead > 0
 

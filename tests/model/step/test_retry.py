@@ -114,16 +114,16 @@ def test_parts_give_what_the_whole_gives(
     expected = runner.step(batch).slices
     assert [len(output.tokens) for output in expected] == [1, 1, 0, 0, 0, 1, 6, 2, 4, 6, 3, 1]
     assert not any(output.failure for output in expected)
-    asked: list[Any] = []
+    started: list[Any] = []
     start = runner._masks.start
-    monkeypatch.setattr(runner._masks, "start", lambda draws: (asked.append(draws), start(draws)))
+    monkeypatch.setattr(runner._masks, "start", lambda samples: (started.append(samples), start(samples)))
     small = Small(getattr(runner, work), n_tokens)
     monkeypatch.setattr(runner, work, small)
     found = runner.step(batch).slices
     assert list(map(without_sums, found)) == list(map(without_sums, expected))
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.pooled == pytest.approx(theirs.pooled, rel=1e-12)
-    assert len(asked) == 1
+    assert len(started) == 1
     assert small.sizes[0] == batch.n_tokens
     assert sum(size for size in small.sizes if size <= n_tokens) <= batch.n_tokens
 
@@ -141,7 +141,7 @@ def test_what_was_computed_in_parts_is_there_for_the_next_step(
 
 
 def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grammar that only allows letters, and a limit that only allows digits."""
+    """The grammar allows only letters, and `allowed_token_ids` only digits."""
     stuck = replace(WRITING, allowed_token_ids=(1, 2, 3))
     draft = answer(runner, 0, WRITING, 4)
     batch = StepBatch(
@@ -249,15 +249,15 @@ def test_a_step_read_in_parts_while_the_next_is_in_flight_loses_no_token(
 
 
 def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
-    kept: list[weakref.ref[torch.Tensor]] = []
+    tensors: list[weakref.ref[torch.Tensor]] = []
 
     def compute(part: StepBatch) -> StepOutput:
-        assert all(tensor() is None for tensor in kept), "what failed still holds tensors"
+        assert all(tensor() is None for tensor in tensors), "an attempt that failed still holds tensors"
         hidden = torch.zeros(part.n_tokens)
-        kept.append(weakref.ref(hidden))
+        tensors.append(weakref.ref(hidden))
         if part.n_tokens > 1:
             raise torch.OutOfMemoryError(f"for {hidden}")
         return StepOutput((SliceOutput(),))
 
     in_parts(batch, compute, TokenLimit())
-    assert len(kept) > batch.n_tokens
+    assert len(tensors) > batch.n_tokens

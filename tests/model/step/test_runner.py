@@ -91,7 +91,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved: Any, attent
         tokens += output.tokens
 
 
-def test_a_slice_that_ends_early_or_wants_nothing_draws_nothing(saved: Any) -> None:
+def test_a_slice_that_ends_early_or_wants_nothing_samples_nothing(saved: Any) -> None:
     loaded = start(saved[0])
     assert run(loaded, PROMPT, [4], SamplingParams()) == [SliceOutput()]
     assert run(loaded, PROMPT, [13], SamplingParams(max_tokens=0)) == [SliceOutput()]
@@ -99,7 +99,7 @@ def test_a_slice_that_ends_early_or_wants_nothing_draws_nothing(saved: Any) -> N
 
 @pytest.mark.parametrize("cuts", [[13], [1, 2, 9, 13], [12, 13]])
 def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scored in blocks of two rows, so that blocks and chunks cross."""
+    """Prompts are scored in blocks of two rows, so that the ends of blocks and of chunks differ."""
     monkeypatch.setattr(runner, "LOGIT_VALUES", 2 * 96)
     directory, theirs = saved
     outputs = run(start(directory), PROMPT, cuts, SamplingParams(prompt_logprobs=1, max_tokens=2))
@@ -113,17 +113,17 @@ def test_prompt_logprobs_in_any_chunks(saved: Any, cuts: list[int], monkeypatch:
     assert [len(output.tokens) for output in outputs] == [0] * (len(cuts) - 1) + [1]
 
 
-def test_many_rows_are_drawn_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_sampled_in_blocks(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, theirs = saved
     loaded = start(directory)
     params = SamplingParams(temperature=0.0)
     slices = tuple(Slice(i, PROMPT[: i + 2], i + 2, 0, i + 2, (PageTable(0, [i]),), params) for i in range(7))
     monkeypatch.setattr(runner, "LOGIT_VALUES", 3 * 96)
-    drawn = [output.tokens for output in loaded.step(StepBatch(slices)).slices]
-    assert drawn == [(int(theirs(PROMPT[: i + 2])[-1].argmax()),) for i in range(7)]
+    sampled = [output.tokens for output in loaded.step(StepBatch(slices)).slices]
+    assert sampled == [(int(theirs(PROMPT[: i + 2])[-1].argmax()),) for i in range(7)]
 
 
-ASKED = [
+PARAMS = [
     SamplingParams(temperature=0.0, logprobs=2),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, logprobs=0),
     SamplingParams(temperature=0.7, seed=6, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4),
@@ -134,7 +134,7 @@ ASKED = [
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("attention", ["paged", "sdpa"])
-@pytest.mark.parametrize("params", ASKED, ids=["greedy", "seeded", "penalties", "min_tokens", "masks"])
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "seeded", "penalties", "min_tokens", "masks"])
 def test_a_draft_gives_what_one_token_a_step_gives(
     saved: Any, attention: str, window: int | None, params: SamplingParams
 ) -> None:
@@ -159,8 +159,8 @@ def test_a_draft_may_be_right_to_its_end(saved: Any) -> None:
     loaded = start(saved[0])
     tokens = list(PROMPT)
     for _ in range(4):
-        tokens += run(loaded, tokens, [len(tokens)], ASKED[0])[0].tokens
-    (output,) = run(loaded, tokens[:-1], [len(tokens) - 1], ASKED[0], n_draft=3)
+        tokens += run(loaded, tokens, [len(tokens)], PARAMS[0])[0].tokens
+    (output,) = run(loaded, tokens[:-1], [len(tokens) - 1], PARAMS[0], n_draft=3)
     assert output.tokens == tuple(tokens[len(PROMPT) :])
 
 
@@ -217,7 +217,7 @@ def test_progress_names_its_stages(saved: Any) -> None:
 
 
 def test_both_kinds_of_steps_are_warm(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt's, and one that decodes: on a GPU they take different kernels, which are compiled when first used."""
+    """A GPU uses different kernels for a prompt's step and for a decoding step. It compiles each at its first use."""
     seen: list[tuple[int, int]] = []
     launch = ModelRunner.launch
 
@@ -285,11 +285,11 @@ def test_options_that_cannot_be_honoured(saved: Any, options: dict[str, Any], me
 
 
 def test_threads_are_those_of_the_kernels_and_of_pytorch(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(native, "use_threads", asked.append)
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    counts: list[int] = []
+    monkeypatch.setattr(native, "use_threads", counts.append)
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
     start(saved[0], threads=1, quantize="none")
-    assert asked == [1, 1]
+    assert counts == [1, 1]
 
 
 def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

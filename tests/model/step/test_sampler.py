@@ -39,15 +39,15 @@ def sample(logits: Tensor, items: Sequence[Slice]) -> list[tuple[int, TokenLogpr
     return sampler.sample(logits, items).read()
 
 
-def draw(logits: list[float], item: Slice) -> int:
+def sample_one(logits: list[float], item: Slice) -> int:
     return sample(torch.tensor([logits]), [item])[0][0]
 
 
 def greedy(logits: list[float], tokens: Sequence[int] = (0,), n_prompt: int = 1, **params: object) -> int:
-    return draw(logits, after(tokens, n_prompt, temperature=0.0, **params))
+    return sample_one(logits, after(tokens, n_prompt, temperature=0.0, **params))
 
 
-def kept_by_hand(logits: list[float], params: SamplingParams) -> dict[int, float]:
+def probabilities_by_hand(logits: list[float], params: SamplingParams) -> dict[int, float]:
     """Probabilities after temperature, min_p, top_k and top_p."""
     peak = max(logits)
     weights = {i: math.exp((x - peak) / params.temperature) for i, x in enumerate(logits)}
@@ -56,19 +56,19 @@ def kept_by_hand(logits: list[float], params: SamplingParams) -> dict[int, float
     if params.top_k > 0:
         ranked = ranked[: params.top_k]
     total = sum(weights[i] for i in ranked)
-    kept, mass = [], 0.0
+    chosen, mass = [], 0.0
     for i in ranked:
-        kept.append(i)
+        chosen.append(i)
         mass += weights[i] / total
         if mass >= params.top_p:
             break
-    total = sum(weights[i] for i in kept)
-    return {i: weights[i] / total for i in kept}
+    total = sum(weights[i] for i in chosen)
+    return {i: weights[i] / total for i in chosen}
 
 
-def draw_by_hand(logits: list[float], item: Slice) -> int:
+def sample_by_hand(logits: list[float], item: Slice) -> int:
     """The token with the greatest log p + Gumbel noise."""
-    probabilities = kept_by_hand(logits, item.params)
+    probabilities = probabilities_by_hand(logits, item.params)
     keys = noise_keys([item.params.seed], [item.choice], [item.stop - item.n_prompt])
     uniforms = noise(keys, len(logits), CPU)[0].tolist()
     return max(probabilities, key=lambda i: math.log(probabilities[i]) - math.log(-math.log(uniforms[i])))
@@ -95,11 +95,11 @@ def test_min_tokens_hides_end_tokens_until_enough() -> None:
     assert [greedy(logits, [0] * n, **common) for n in (1, 2, 3)] == [2, 2, 1]
 
 
-def test_only_allowed_tokens_are_drawn() -> None:
+def test_only_allowed_tokens_are_sampled() -> None:
     assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(2, 0, 3, 0)) == 3
     assert greedy([0.0, 9.0, 5.0, 7.0], allowed_token_ids=(0, 2), logit_bias=((1, 100.0), (0, 6.0))) == 0
-    drawn = {draw([0.0, 9.0, 0.5, 7.0], after(seed=seed, allowed_token_ids=(0, 2))) for seed in range(100)}
-    assert drawn == {0, 2}
+    sampled = {sample_one([0.0, 9.0, 0.5, 7.0], after(seed=seed, allowed_token_ids=(0, 2))) for seed in range(100)}
+    assert sampled == {0, 2}
 
 
 def test_a_bad_word_is_never_completed() -> None:
@@ -167,38 +167,38 @@ def test_penalties_follow_bias_in_order() -> None:
         {"top_k": 500, "top_p": 0.999999},
     ],
 )
-def test_draws_equal_the_plain_sampler(params: dict[str, float]) -> None:
+def test_tokens_equal_those_of_the_plain_sampler(params: dict[str, float]) -> None:
     source = random.Random(3)
     for seed in range(60):
         logits = [source.gauss(0, 2) for _ in range(200)]
         exact = torch.tensor(logits).tolist()
         item = after(seed=seed, **params)
-        assert draw(logits, item) == draw_by_hand(exact, item)
+        assert sample_one(logits, item) == sample_by_hand(exact, item)
 
 
 def test_top_p_over_many_near_equal_tokens() -> None:
-    """Thousands of tokens are needed for the mass: more than the first look holds."""
+    """The mass needs thousands of tokens, more than the sampler sorts at first."""
     source = random.Random(4)
     logits = torch.tensor([source.gauss(0, 0.3) for _ in range(5000)]).tolist()
     items = [after(seed=seed, top_p=0.8) for seed in range(25)]
-    drawn = sample(torch.tensor([logits] * 25), items)
-    assert [token for token, _ in drawn] == [draw_by_hand(logits, item) for item in items]
+    sampled = sample(torch.tensor([logits] * 25), items)
+    assert [token for token, _ in sampled] == [sample_by_hand(logits, item) for item in items]
 
 
 @pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.5}])
 def test_ties_at_the_cut_go_to_the_lowest_ids(params: dict[str, float]) -> None:
-    drawn = {draw([0.0] * 6, after(seed=seed, **params)) for seed in range(100)}
-    assert drawn == {0, 1, 2}
+    sampled = {sample_one([0.0] * 6, after(seed=seed, **params)) for seed in range(100)}
+    assert sampled == {0, 1, 2}
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.75}, {"min_p": 0.2}])
-def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
+def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
     """Chi-square over 20,000 seeds; the limit is about 6 standard deviations above the mean."""
     logits = [0.3, -1.0, 2.0, 1.9, 0.0, 0.7, 1.2, -0.4]
     n = 20_000
     items = [after(seed=seed, **params) for seed in range(n)]
     counts = Counter(token for token, _ in sample(torch.tensor([logits] * n), items))
-    expected = kept_by_hand(logits, items[0].params)
+    expected = probabilities_by_hand(logits, items[0].params)
     assert set(counts) == set(expected)
     chi_square = sum((counts[i] - n * p) ** 2 / (n * p) for i, p in expected.items())
     freedom = len(expected) - 1
@@ -207,12 +207,12 @@ def test_draws_follow_the_distribution(params: dict[str, float]) -> None:
 
 def test_smallest_temperatures_are_greedy() -> None:
     for temperature in (1e-3, 1e-20, 1e-300, 5e-324):
-        assert draw([1.0, 80.0, 79.0, -50.0], after(temperature=temperature)) == 1
+        assert sample_one([1.0, 80.0, 79.0, -50.0], after(temperature=temperature)) == 1
 
 
 def test_extreme_logits_stay_numbers() -> None:
-    assert draw([1e38, -1e38, 3e38], after(temperature=0.01)) == 2
-    assert draw([-1e4, -1e4 - 1, -2e4], after(top_p=0.5)) == 0
+    assert sample_one([1e38, -1e38, 3e38], after(temperature=0.01)) == 2
+    assert sample_one([-1e4, -1e4 - 1, -2e4], after(top_p=0.5)) == 0
 
 
 # Noise
@@ -240,9 +240,12 @@ def test_logits_that_are_no_numbers_give_no_token(bad: float, temperature: float
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_all_tokens_are_hidden_none_is_drawn(temperature: float) -> None:
+def test_where_all_tokens_are_hidden_none_is_sampled(temperature: float) -> None:
     words = ((2,), (5, 2))
-    assert draw([0.0] * 9, after((5,), 0, temperature=temperature, allowed_token_ids=(2,), bad_words=words)) == NO_TOKEN
+    assert (
+        sample_one([0.0] * 9, after((5,), 0, temperature=temperature, allowed_token_ids=(2,), bad_words=words))
+        == NO_TOKEN
+    )
 
 
 def test_noise_is_uniform_over_tokens_and_over_seeds() -> None:
@@ -262,13 +265,13 @@ def test_each_word_of_the_key_matters() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_neighbouring_draws_and_tokens_are_uncorrelated(axis: int) -> None:
+def test_neighbouring_samples_and_tokens_are_uncorrelated(axis: int) -> None:
     values = noise(noise_keys([5] * 300, [0] * 300, range(300)), 300, CPU)
     first, second = values.narrow(axis, 0, 299).flatten(), values.narrow(axis, 1, 299).flatten()
     assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1].item()) < 0.02
 
 
-def test_rounding_hardly_ever_changes_a_draw() -> None:
+def test_rounding_hardly_ever_changes_a_sample() -> None:
     """Logits that differ by rounding errors, over a vocabulary of real size: the reason for Gumbel-max sampling."""
     torch.manual_seed(6)
     logits = torch.randn(200, 20_000)
@@ -314,14 +317,14 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     assert [p for _, p in logprob.top] == pytest.approx([2.0 - total, 1.5 - total], abs=1e-6)
 
 
-def test_alternatives_tie_by_id_and_are_as_many_as_asked() -> None:
+def test_alternatives_tie_by_id_and_are_as_many_as_requested() -> None:
     logprobs = log_softmax(torch.tensor([[0.0, 1.0, 1.0, 0.0], [-0.0, 0.0, -0.0, 0.0]]))
     first, second = token_logprobs(logprobs, [3, 2], [3, 0])
     assert [i for i, _ in first.top] == [1, 2, 0]
     assert second.top == ()
     assert second.logprob == pytest.approx(math.log(0.25))
-    (most,) = token_logprobs(logprobs[1:], [0], [20])
-    assert [i for i, _ in most.top] == [0, 1, 2, 3]
+    (every_token,) = token_logprobs(logprobs[1:], [0], [20])
+    assert [i for i, _ in every_token.top] == [0, 1, 2, 3]
 
 
 def test_ranks_are_first_places_in_a_sorted_list() -> None:
@@ -338,21 +341,21 @@ def test_rows_without_logprobs_have_none() -> None:
 
 
 @pytest.mark.parametrize("extreme", [2.0**-24, 1 - 2.0**-24])
-def test_ends_of_the_noise_hit_kept_tokens_only(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_the_noise_hit_no_hidden_token(extreme: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids 0 and 4 are hidden: with any noise, they are not sampled."""
     others = 1 - extreme
     monkeypatch.setenv(native.ENVIRONMENT, "torch")
     monkeypatch.setattr(distribution, "noise", lambda *_: torch.tensor([[extreme, others, others, others, extreme]]))
-    assert draw([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
+    assert sample_one([-1.0, 2.0, 0.0, 1.0, -1.0], after(top_k=3)) == 1
 
 
 def test_choices_of_one_request_differ() -> None:
-    drawn = {draw([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
-    assert len(drawn) > 5
+    sampled = {sample_one([0.0] * 1000, after(seed=1, choice=choice)) for choice in range(8)}
+    assert len(sampled) > 5
 
 
-def test_implementations_draw_the_same_tokens(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a vocabulary of real size, for every kind of cut; rounding may change hardly any."""
+def test_implementations_sample_the_same_tokens(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary has a real size, and the parameters every kind of cut. Rounding may change hardly any token."""
     kinds = ({}, {"top_p": 0.95}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 2000, "top_p": 0.5}, {"temperature": 0.0})
     items = [after(seed=seed, **kinds[seed % len(kinds)]) for seed in range(60)]
     logits = torch.randn(len(items), 49_153) * 2

@@ -40,7 +40,7 @@ TEXTS = [
     "▁ the mark itself",
     "don't we'll I'M",
 ]
-ASKED = {"add_bos": False, "parse_control": True}
+ENCODING = {"add_bos": False, "parse_control": True}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TEXTS)
 
 
@@ -86,7 +86,7 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, 
 
 
 def _stream(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Token by token, as the service decodes."""
+    """The text of the ids, decoded token by token as in the service."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = "".join(decoder.decode(tokenizer.piece(token)) for token in ids) + decoder.decode(b"", final=True)
     return text.removeprefix(" ") if tokenizer.strips_leading_space else text
@@ -103,13 +103,13 @@ def test_byte_level_pieces_are_exact(byte_level: Tokenizer, embedded: Path, text
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
-    thread = threading.Thread(target=byte_level.encode, args=["lorem ipsum " * 2**17], kwargs=ASKED)
+    thread = threading.Thread(target=byte_level.encode, args=["lorem ipsum " * 2**17], kwargs=ENCODING)
     thread.start()
-    turns = 0
+    pauses = 0
     while thread.is_alive():
         time.sleep(0.001)
-        turns += 1
-    assert turns > 10
+        pauses += 1
+    assert pauses > 10
 
 
 @cache
@@ -179,7 +179,7 @@ def test_spelled_control_tokens_stay_text(
         assert tokenizer.decode(ids) == text
 
 
-def test_control_tokens_are_parsed_when_asked(byte_level: Tokenizer, embedded: Path, sentencepiece: tuple) -> None:
+def test_control_tokens_are_parsed_on_request(byte_level: Tokenizer, embedded: Path, sentencepiece: tuple) -> None:
     text = "<|im_start|>user\n hi <|im_end|>\n"
     ids = byte_level.encode(text, add_bos=False, parse_control=True)
     assert ids == AutoTokenizer.from_pretrained(embedded)(text)["input_ids"]
@@ -213,7 +213,7 @@ def test_merges_that_spell_a_control_token_are_not_used(ignore_merges: bool) -> 
 
 
 def test_added_tokens_that_are_not_special_are_text() -> None:
-    """Also behind a special one that is not in the model's own vocabulary."""
+    """This holds also after a special token that is not in the model's own vocabulary."""
     inner = tokenizers.Tokenizer.from_str(_hostile()._tokenizer.to_str())
     inner.add_tokens([AddedToken("<eot>", special=True), AddedToken("<tool>", special=False)])
     mine = HuggingFaceTokenizer(inner, bos=None, eos="</s>")

@@ -6,8 +6,8 @@ from typing import Any
 from tests.service.live import Live, answer
 
 
-def said(text: str) -> str:
-    """The fake chat format of one user message."""
+def rendered(text: str) -> str:
+    """One user message in the fake chat format."""
     return f"u:{text};a:"
 
 

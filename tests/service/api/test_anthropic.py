@@ -34,10 +34,10 @@ def say(live: Live, **body: Any) -> dict[str, Any]:
 
 
 def test_a_message(live: Live) -> None:
-    said = say(live, model="fake")
-    assert said.pop("id").startswith("msg_")
-    assert said.pop("timings")["predicted_n"] == 5
-    assert said == {
+    reply = say(live, model="fake")
+    assert reply.pop("id").startswith("msg_")
+    assert reply.pop("timings")["predicted_n"] == 5
+    assert reply == {
         "type": "message",
         "role": "assistant",
         "model": "fake",
@@ -68,32 +68,32 @@ def test_events_build_the_same_message(live: Live) -> None:
     assert last["type"] == "message_stop"
 
 
-def test_system_blocks_and_turns_of_one_role(live: Live) -> None:
+def test_system_blocks_and_messages_of_one_role(live: Live) -> None:
     """A system prompt goes first; messages of one role are joined; fields that an SDK sends back pass."""
     blocks = [{"type": "text", "text": "be"}, {"type": "text", "text": " kind", "cache_control": {"type": "ephemeral"}}]
-    turns = [
+    messages = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "c", "citations": None}]},
         {"role": "user", "content": "d"},
     ]
-    said = say(live, system=blocks, messages=turns, temperature=0.5, top_p=0.9, top_k=3)
-    assert said["content"][0]["text"] == answer("s:be kind;u:a\n\nb;a:c;u:d;a:", 5)
-    assert say(live, system="be kind", messages=turns)["content"] == said["content"]
+    reply = say(live, system=blocks, messages=messages, temperature=0.5, top_p=0.9, top_k=3)
+    assert reply["content"][0]["text"] == answer("s:be kind;u:a\n\nb;a:c;u:d;a:", 5)
+    assert say(live, system="be kind", messages=messages)["content"] == reply["content"]
 
 
 def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
-    said = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
-    assert said["content"][0]["text"] == answer("u:hi;a:so", 5)
+    reply = say(live, messages=[*USER, {"role": "assistant", "content": "so"}])
+    assert reply["content"][0]["text"] == answer("u:hi;a:so", 5)
     counted = live.post(f"{PATH}/count_tokens", {"messages": [*USER, {"role": "assistant", "content": "so"}]})
     assert counted.json() == {"input_tokens": len("u:hi;a:so")}
 
 
 def test_stop_reasons(live: Live) -> None:
     whole = answer("u:hi;a:", 20)
-    said = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
-    assert (said["stop_reason"], said["stop_sequence"]) == ("stop_sequence", whole[5:8])
-    assert said["content"][0]["text"] == whole[:5]
+    reply = say(live, max_tokens=50, stop_sequences=["never~", whole[5:8]])
+    assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", whole[5:8])
+    assert reply["content"][0]["text"] == whole[:5]
     events = live.events(PATH, {"messages": USER, "max_tokens": 50, "stop_sequences": [whole[5:8]]})
     assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": whole[5:8]}
     word = next(word for word in map(str, range(200)) if ends(word))
@@ -206,14 +206,14 @@ def test_tools_are_chats_tools() -> None:
 
 def test_calls_and_results_are_chats_messages() -> None:
     failed = {"type": "tool_result", "tool_use_id": "call_2", "content": "no", "is_error": True}
-    turns = [
+    messages = [
         *USER,
         {"role": "assistant", "content": [{"type": "text", "text": "Let me see."}, CALL, CALL | {"id": "call_2"}]},
         {"role": "user", "content": [RESULT, failed, {"type": "text", "text": "and?"}]},
         {"role": "assistant", "content": [CALL | {"id": "call_3"}]},
         {"role": "user", "content": [RESULT | {"tool_use_id": "call_3", "content": None}]},
     ]
-    chat = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "tools": TOOLS}).chat_request()
+    chat = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "tools": TOOLS}).chat_request()
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "a"}}}
     assert chat.messages == [
         *USER,
@@ -262,17 +262,17 @@ def test_calls_become_blocks(style: str, size: int) -> None:
     assert [(call["name"], call["input"]) for call in calls] == [("weather", json.loads(ARGUMENTS)), ("time.now", {})]
     assert len({call["id"] for call in calls} - {None}) == 2
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    said = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), TIMINGS)
+    reply = MessageShape("m", CallReader(STYLES[style])).whole([Delta(whole, finish="stop")], Usage(), TIMINGS)
     ids = {"id": None}
-    assert [block | ids for block in said["content"]] == [block | ids for block in blocks]
+    assert [block | ids for block in reply["content"]] == [block | ids for block in blocks]
 
 
 def test_a_call_that_is_cut_short_is_left_out_of_a_whole_answer() -> None:
     whole, text = TEXTS["hermes"]
     shape = MessageShape("m", CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
-    assert said["content"] == [{"type": "text", "text": text}]
-    assert said["stop_reason"] == "max_tokens"
+    reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
+    assert reply["content"] == [{"type": "text", "text": text}]
+    assert reply["stop_reason"] == "max_tokens"
 
 
 def test_a_thread_is_refused_so_that_the_tool_runner_goes_on_without(live: Live) -> None:

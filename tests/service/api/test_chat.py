@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes import IntegerTokenizer
-from tests.service.api.streams import chat_stream, said
+from tests.service.api.streams import chat_stream, rendered
 from tests.service.live import Live, answer, running
 
 
@@ -14,12 +14,12 @@ def test_a_plain_answer(live: Live) -> None:
     assert reply["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": answer(said("hi"), 6), "refusal": None},
+            "message": {"role": "assistant", "content": answer(rendered("hi"), 6), "refusal": None},
             "logprobs": None,
             "finish_reason": "length",
         }
     ]
-    assert reply["usage"]["prompt_tokens"] == len(said("hi"))
+    assert reply["usage"]["prompt_tokens"] == len(rendered("hi"))
     assert reply["usage"]["completion_tokens"] == 6
 
 
@@ -56,7 +56,7 @@ def test_harmless_fields_pass(live: Live) -> None:
         "prompt_cache_key": "mine",
         "top_logprobs": 0,
     }
-    assert live.chat("hi", max_tokens=4, **harmless)["choices"][0]["message"]["content"] == answer(said("hi"), 4)
+    assert live.chat("hi", max_tokens=4, **harmless)["choices"][0]["message"]["content"] == answer(rendered("hi"), 4)
 
 
 @pytest.mark.parametrize("limit", [{"max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": 3}])
@@ -81,7 +81,7 @@ def test_a_stream_opens_with_the_role_and_ends_with_an_empty_delta(live: Live) -
     assert len({chunk["id"] for chunk in chunks}) == 1
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(delta.get("content", "") for delta in deltas) == answer(said("hi"), 6)
+    assert "".join(delta.get("content", "") for delta in deltas) == answer(rendered("hi"), 6)
     assert deltas[-1] == {}
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
@@ -91,7 +91,7 @@ def test_a_stream_of_choices_opens_each(live: Live) -> None:
     for index in range(3):
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert deltas[0]["role"] == "assistant"
-        assert "".join(delta.get("content", "") for delta in deltas) == answer(said("hi"), 5, index)
+        assert "".join(delta.get("content", "") for delta in deltas) == answer(rendered("hi"), 5, index)
 
 
 def test_stream_usage(live: Live) -> None:
@@ -102,7 +102,7 @@ def test_stream_usage(live: Live) -> None:
 
 
 def test_logprobs(live: Live) -> None:
-    text = answer(said("hi"), 3)
+    text = answer(rendered("hi"), 3)
     choice = live.chat("hi", max_tokens=3, logprobs=True, top_logprobs=2)["choices"][0]
     assert choice["logprobs"]["content"] == [
         {
@@ -133,11 +133,11 @@ class SpacedTokenizer(IntegerTokenizer):
 
 def test_the_space_before_the_first_word_is_the_tokenizers_not_the_answers() -> None:
     with running(tokenizer=SpacedTokenizer()) as live:
-        words = " ".join(answer(said("hi"), 4))
+        words = " ".join(answer(rendered("hi"), 4))
         assert live.chat("hi", max_tokens=4)["choices"][0]["message"]["content"] == words
         chunks = chat_stream(live, "hi", max_tokens=4)
         assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == words
-        assert live.complete(prompt=said("hi"), max_tokens=4)["choices"][0]["text"] == " " + words
+        assert live.complete(prompt=rendered("hi"), max_tokens=4)["choices"][0]["text"] == " " + words
 
 
 def test_a_model_without_a_chat_format_says_so() -> None:

@@ -59,7 +59,7 @@ def test_a_stream_says_the_same(live: Live) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_stream_usage_comes_last_and_only_when_asked(live: Live) -> None:
+def test_stream_usage_comes_last_and_only_on_request(live: Live) -> None:
     chunks = stream(live, prompt="abc", max_tokens=3, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 6
@@ -133,7 +133,7 @@ def test_logprobs_end_with_the_text(live: Live) -> None:
 
 
 def test_a_stop_token_has_a_logprob_after_the_text() -> None:
-    """As OpenAI and vLLM have it: a harness that asks for one token counts on one more entry than the prompt has."""
+    """OpenAI and vLLM do the same. A harness that requests one token needs one entry more than the prompt has."""
     whole = answer("stopping", 40)
     with running() as live:
         body = {"prompt": "stopping", "max_tokens": 40, "logprobs": 1, "stop_token_ids": [ord(whole[6])]}
@@ -180,11 +180,11 @@ def test_prompt_lookup_changes_no_answer() -> None:
     with running(model="parrot") as live:
         whole = live.complete(**body)["choices"][0]["text"]
         for stop in (None, whole[40:46]):
-            asked = {**body, "stop": stop}
-            plain = live.complete(**asked)
-            guessed = live.complete(**asked, prompt_lookup_num_tokens=8)
+            request = {**body, "stop": stop}
+            plain = live.complete(**request)
+            guessed = live.complete(**request, prompt_lookup_num_tokens=8)
             assert (guessed["choices"], guessed["usage"]) == (plain["choices"], plain["usage"])
-            chunks = stream(live, **asked, prompt_lookup_num_tokens=8)
+            chunks = stream(live, **request, prompt_lookup_num_tokens=8)
             assert texts(chunks) == {0: plain["choices"][0]["text"]}
             scored = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
             assert scored == plain["choices"][0]["logprobs"]["tokens"]
@@ -206,5 +206,5 @@ def test_the_models_own_sampling_defaults_apply_where_the_request_is_silent() ->
     prompt, place = ending_prompt()  # the fake model ends only when greedy
     with running(sampling={"temperature": 0.0}) as live:
         assert live.complete(prompt=prompt, max_tokens=30)["choices"][0]["text"] == answer(prompt, place)
-        asked = live.complete(prompt=prompt, max_tokens=30, temperature=1)["choices"][0]["text"]
-        assert asked == answer(prompt, 30)
+        sampled = live.complete(prompt=prompt, max_tokens=30, temperature=1)["choices"][0]["text"]
+        assert sampled == answer(prompt, 30)

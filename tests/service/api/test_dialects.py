@@ -166,7 +166,7 @@ def test_an_error_names_the_clients_own_field(live: Live, name: str, dialect: st
     assert not [name for name in OTHERS[dialect] if name in error["message"]], error
 
 
-def test_a_model_without_a_chat_format_is_told_of_in_the_clients_words() -> None:
+def test_a_model_without_a_chat_format_is_reported_in_the_clients_words() -> None:
     with running(chat=False) as live:
         params = [live.post(path, LEAST[dialect]).json()["error"].get("param") for dialect, path in PATHS.items()]
     assert params == ["messages", "input", None]
@@ -284,9 +284,9 @@ def test_one_conversation_is_one_request_in_every_dialect(name: str) -> None:
 
 
 def test_a_stop_sequence_and_a_continued_answer_are_chats() -> None:
-    turns = [*USER, {"role": "assistant", "content": "so"}]
-    chat = ChatBody.model_validate({"messages": turns, "continue_final_message": True, "stop": ["x"], "top_k": 3})
-    theirs = MessagesBody.model_validate({"messages": turns, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
+    messages = [*USER, {"role": "assistant", "content": "so"}]
+    chat = ChatBody.model_validate({"messages": messages, "continue_final_message": True, "stop": ["x"], "top_k": 3})
+    theirs = MessagesBody.model_validate({"messages": messages, "max_tokens": 5, "stop_sequences": ["x"], "top_k": 3})
     assert replace(chat.chat_request(), max_tokens=5) == theirs.chat_request()
 
 
@@ -309,7 +309,7 @@ def test_what_was_validated_is_neither_validated_nor_parsed_again(monkeypatch: p
 
 
 def test_a_grammar_is_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where structured output goes beside calls."""
+    """This holds also if one request has structured output and calls."""
     texts: list[str] = []
     serialized = Constraint.serialized
     monkeypatch.setattr(Constraint, "serialized", lambda self: texts.append("x") or serialized(self))

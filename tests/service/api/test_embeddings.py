@@ -29,10 +29,10 @@ def mean(tokens: list[int]) -> list[float]:
 
 
 def test_an_embedding_is_the_mean_of_unit_length(live: Live) -> None:
-    said = live.post(PATH, {"input": "hi", "model": "fake", "dimensions": 3, "user": "u"}).json()
-    assert said.pop("timings")["prompt_n"] == 2
-    assert said.pop("data")[0] == {"object": "embedding", "index": 0, "embedding": mean([104, 105])}
-    assert said == {"object": "list", "model": "fake", "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    reply = live.post(PATH, {"input": "hi", "model": "fake", "dimensions": 3, "user": "u"}).json()
+    assert reply.pop("timings")["prompt_n"] == 2
+    assert reply.pop("data")[0] == {"object": "embedding", "index": 0, "embedding": mean([104, 105])}
+    assert reply == {"object": "list", "model": "fake", "usage": {"prompt_tokens": 2, "total_tokens": 2}}
 
 
 def test_every_shape_of_input(live: Live) -> None:
@@ -47,7 +47,7 @@ def test_the_last_tokens_state(live: Live) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_long_inputs_in_a_crowd_come_in_pieces_and_are_exact(pooling: str) -> None:
-    """Steps of 16 tokens cut the inputs, and an input that came before is not taken from the cache in part."""
+    """Steps of 16 tokens cut the inputs. No part of a repeated input comes from the cache."""
     with running(max_step_tokens=16, max_sequences=4) as live:
         inputs = [[1 + (7 * i + j) % 200 for j in range(20 + i)] for i in range(40)]
         expected = {
@@ -65,14 +65,14 @@ def test_base64_holds_the_same_floats(live: Live) -> None:
 
 def test_the_openai_package(live: Live) -> None:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
-        said = client.embeddings.create(model="fake", input=["hi", "you"])
-    assert [item.embedding for item in said.data] == [mean([104, 105]), mean([121, 111, 117])]
-    assert said.usage.prompt_tokens == 5
+        reply = client.embeddings.create(model="fake", input=["hi", "you"])
+    assert [item.embedding for item in reply.data] == [mean([104, 105]), mean([121, 111, 117])]
+    assert reply.usage.prompt_tokens == 5
 
 
 def test_a_thousand_inputs(live: Live) -> None:
-    said = embed(live, input=[[1 + i % 200] for i in range(1024)])
-    assert said == [mean([1 + i % 200]) for i in range(1024)]
+    reply = embed(live, input=[[1 + i % 200] for i in range(1024)])
+    assert reply == [mean([1 + i % 200]) for i in range(1024)]
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ def served() -> ServedModel:
 
 
 def prompt(served: ServedModel, **body: Any) -> Any:
-    asked = CompletionBody.model_validate(body)
-    asked.check()
-    return order_completion(asked, served).prompts[0]
+    request = CompletionBody.model_validate(body)
+    request.check()
+    return order_completion(request, served).prompts[0]
 
 
 @pytest.mark.parametrize("text", ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍👧!", "[INST] hi</s>", ""])

@@ -11,7 +11,7 @@ from service.schema.conversation import Message
 from service.schema.fields import Body
 from service.schema.generation import StreamOptions
 from tests.fakes import END, IntegerTokenizer
-from tests.service.api.streams import chat_stream, ending_prompt, said, stream, texts
+from tests.service.api.streams import chat_stream, ending_prompt, rendered, stream, texts
 from tests.service.live import Live, answer, begun, busy, idle, remaining, running
 from tests.waiting import eventually
 
@@ -88,9 +88,9 @@ def test_token_ids_of_an_end_token_and_with_echo(live: Live) -> None:
 
 
 def test_token_ids_of_a_chat(live: Live) -> None:
-    ids = list(answer(said("hi"), 5).encode())
+    ids = list(answer(rendered("hi"), 5).encode())
     reply = live.chat("hi", max_tokens=5, return_token_ids=True)
-    assert reply["prompt_token_ids"] == list(said("hi").encode())
+    assert reply["prompt_token_ids"] == list(rendered("hi").encode())
     assert reply["choices"][0]["token_ids"] == ids
     chunks = chat_stream(live, "hi", max_tokens=5, return_token_ids=True)
     assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == ids
@@ -101,13 +101,13 @@ def test_token_ids_of_a_chat(live: Live) -> None:
 # The prompt
 
 
-@pytest.mark.parametrize(("k", "kept"), [(3, "ted"), (9, "truncated"), (20, "truncated"), (-1, "truncated")])
-def test_a_prompt_is_truncated_to_its_last_tokens(live: Live, k: int, kept: str) -> None:
+@pytest.mark.parametrize(("k", "tail"), [(3, "ted"), (9, "truncated"), (20, "truncated"), (-1, "truncated")])
+def test_a_prompt_is_truncated_to_its_last_tokens(live: Live, k: int, tail: str) -> None:
     for prompt in ("truncated", list(b"truncated")):
         reply = live.complete(prompt=prompt, truncate_prompt_tokens=k, max_tokens=4, echo=True, logprobs=0)
-        assert reply["choices"][0]["text"] == kept + answer(kept, 4)
-        assert reply["choices"][0]["logprobs"]["text_offset"] == list(range(len(kept) + 4))
-        assert reply["usage"]["prompt_tokens"] == len(kept)
+        assert reply["choices"][0]["text"] == tail + answer(tail, 4)
+        assert reply["choices"][0]["logprobs"]["text_offset"] == list(range(len(tail) + 4))
+        assert reply["usage"]["prompt_tokens"] == len(tail)
 
 
 def test_a_prompt_is_truncated_to_what_fits() -> None:
@@ -115,10 +115,10 @@ def test_a_prompt_is_truncated_to_what_fits() -> None:
         text = "".join(chr(33 + n) for n in range(60))
         reply = live.complete(prompt=text, truncate_prompt_tokens=-1, max_tokens=10)
         assert reply["choices"][0]["text"] == answer(text[-54:], 10)
-        whole = said(text)
-        for fields, kept in (({}, 63), ({"max_tokens": 5}, 59)):
+        whole = rendered(text)
+        for fields, n_tokens in (({}, 63), ({"max_tokens": 5}, 59)):
             reply = live.chat(text, truncate_prompt_tokens=-1, **fields)
-            assert reply["choices"][0]["message"]["content"] == answer(whole[-kept:], 64 - kept)
+            assert reply["choices"][0]["message"]["content"] == answer(whole[-n_tokens:], 64 - n_tokens)
 
 
 def expected_prompt_logprobs(prompt: str) -> list[Any]:
@@ -139,7 +139,9 @@ def test_prompt_logprobs(live: Live) -> None:
         assert reply["choices"][0]["text"] == ("scored" if echo else "") + answer("scored", 2)
     held = live.complete(prompt="ab", max_tokens=9, prompt_logprobs=0, stop=answer("ab", 3))["choices"][0]
     assert (held["text"], held["prompt_logprobs"]) == ("", expected_prompt_logprobs("ab"))
-    assert live.chat("hi", max_tokens=2, prompt_logprobs=0)["prompt_logprobs"] == expected_prompt_logprobs(said("hi"))
+    assert live.chat("hi", max_tokens=2, prompt_logprobs=0)["prompt_logprobs"] == expected_prompt_logprobs(
+        rendered("hi")
+    )
     assert "prompt_logprobs" not in live.complete(prompt="a", max_tokens=1)["choices"][0]
 
 
@@ -154,7 +156,7 @@ def test_many_prompt_logprobs(live: Live) -> None:
 # Choices
 
 
-def test_best_of_draws_more_than_it_gives(live: Live) -> None:
+def test_best_of_samples_more_than_it_returns(live: Live) -> None:
     reply = live.complete(prompt=["ab", "xyz"], n=2, best_of=5, max_tokens=6)
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
     for choice, prompt in zip(reply["choices"], ["ab", "ab", "xyz", "xyz"], strict=True):
@@ -260,7 +262,7 @@ def test_waiting_counts_for_the_deadline() -> None:
 
 
 class Held(IntegerTokenizer):
-    """Reads no text with an "x" until it may."""
+    """A tokenizer that reads no text with an "x" until `may` is set."""
 
     may = threading.Event()
 
@@ -270,7 +272,7 @@ class Held(IntegerTokenizer):
 
 
 def test_tokenizing_counts_for_the_deadline() -> None:
-    """The answer comes although the prompt is not read, and does not wait for others' either."""
+    """The answer comes before its prompt is read, and before the prompts of others are read."""
     with running(tokenizer=Held()) as live:
         body = {"prompt": ["x", "a"], "n": 2, "best_of": 2, "timeout": 0.1, "logprobs": 1, "echo": True}
         reply = live.complete(**body)

@@ -35,25 +35,25 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
 
 
 def test_a_response(client: openai.OpenAI) -> None:
-    said = client.responses.create(model="fake", input="hi", max_output_tokens=5, temperature=0.5, store=False)
-    assert said.output_text == answer(PROMPT, 5)
-    assert (said.status, said.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert (said.temperature, said.top_p, said.model, said.store) == (0.5, 1.0, "fake", False)
-    assert (said.usage.input_tokens, said.usage.output_tokens, said.usage.total_tokens) == (7, 5, 12)
-    assert said.output[0].status == "incomplete"
+    reply = client.responses.create(model="fake", input="hi", max_output_tokens=5, temperature=0.5, store=False)
+    assert reply.output_text == answer(PROMPT, 5)
+    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (reply.temperature, reply.top_p, reply.model, reply.store) == (0.5, 1.0, "fake", False)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens, reply.usage.total_tokens) == (7, 5, 12)
+    assert reply.output[0].status == "incomplete"
 
 
 def test_what_was_said_can_be_sent_back(client: openai.OpenAI) -> None:
     first = client.responses.create(model="fake", input="hi", max_output_tokens=5)
-    turns: list[Any] = [
+    items: list[Any] = [
         {"role": "developer", "content": "x"},
         {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
         *first.output,
         {"type": "message", "role": "user", "content": "go on"},
     ]
-    said = client.responses.create(model="fake", instructions="be kind", input=turns, max_output_tokens=5)
-    assert said.output_text == answer(f"s:be kind;d:x;u:hi;a:{first.output_text};u:go on;a:", 5)
-    assert said.instructions == "be kind"
+    reply = client.responses.create(model="fake", instructions="be kind", input=items, max_output_tokens=5)
+    assert reply.output_text == answer(f"s:be kind;d:x;u:hi;a:{first.output_text};u:go on;a:", 5)
+    assert reply.instructions == "be kind"
 
 
 def test_events(client: openai.OpenAI) -> None:
@@ -91,12 +91,12 @@ def spoken(word: str) -> str:
     return answer(f"u:{word};a:", 200)
 
 
-def test_the_answers_form_is_asked_for_and_told_again(live: Live) -> None:
-    """What it is good for is tested with the real engine; the fake model writes what it likes."""
-    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
-        said = live.post(PATH, {"input": "hi", "max_output_tokens": 3, "text": {"format": form}})
-        assert said.status_code == 200, said.text
-        assert said.json()["text"]["format"] == form
+def test_the_format_of_an_answer_is_accepted_and_repeated(live: Live) -> None:
+    """The fake model ignores the format. Tests with the real engine check what it constrains."""
+    for text_format in ({"type": "json_object"}, {"type": "json_schema", "name": "x", "schema": {"type": "object"}}):
+        reply = live.post(PATH, {"input": "hi", "max_output_tokens": 3, "text": {"format": text_format}})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["text"]["format"] == text_format
 
 
 def test_only_defaults_pass(live: Live) -> None:
@@ -211,10 +211,10 @@ def test_calls_and_outputs_are_chats_messages() -> None:
     ]
 
 
-def test_what_may_be_called_is_told_again(live: Live) -> None:
+def test_the_response_repeats_what_may_be_called(live: Live) -> None:
     body = {"input": "hi", "max_output_tokens": 3, "tools": [TOOL], "parallel_tool_calls": False}
-    said = live.post(PATH, body).json()
-    assert (said["tools"], said["tool_choice"], said["parallel_tool_calls"]) == (
+    reply = live.post(PATH, body).json()
+    assert (reply["tools"], reply["tool_choice"], reply["parallel_tool_calls"]) == (
         [TOOL | {"description": None}],
         "auto",
         False,
@@ -263,7 +263,7 @@ def test_calls_become_items(style: str, size: int) -> None:
 def test_a_call_that_is_cut_short_is_incomplete() -> None:
     whole, _ = TEXTS["hermes"]
     shape = ResponseShape("m", REPEATED, CallReader(STYLES["hermes"]))
-    said = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
-    assert [item["status"] for item in said["output"]] == ["completed", "incomplete"]
-    assert said["output"][1]["arguments"] == '{"'
-    assert said["status"] == "incomplete"
+    reply = shape.whole([Delta(whole[: whole.index("city")], finish="length")], Usage(), TIMINGS)
+    assert [item["status"] for item in reply["output"]] == ["completed", "incomplete"]
+    assert reply["output"][1]["arguments"] == '{"'
+    assert reply["status"] == "incomplete"

@@ -27,7 +27,7 @@ class FakeOpenAI:
     models: tuple[str, ...] = ("fake-1",)
     requests: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
-    most_in_flight: int = 0
+    max_in_flight: int = 0
     closed_early: threading.Event = field(default_factory=threading.Event)
 
     def app(self) -> FastAPI:
@@ -56,7 +56,7 @@ class FakeOpenAI:
 
     async def _stream(self, chat: bool) -> AsyncIterator[str]:
         self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             for event in self._events(chat):
                 yield f"data: {json.dumps(event)}\n\n"

@@ -54,7 +54,7 @@ def test_counts_add_up(endpoint: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     assert len(fake.requests) == 14  # the warm-up is sent, and not counted
-    assert 1 < fake.most_in_flight <= 3
+    assert 1 < fake.max_in_flight <= 3
     assert report["requests"] == {"total": 12, "completed": 12, "failed": 0}
     assert report["tokens"] == {"prompt": 120, "cached": 36, "completion": 48, "pieces": 48, "without_usage": 0}
     assert report["throughput"]["output_tokens_per_second"] == pytest.approx(48 / report["duration_seconds"])
@@ -99,11 +99,11 @@ def test_poisson_arrivals_neither_come_early_nor_wait_for_answers(tmp_path: Path
     arguments = ["--requests", "20", "--rate", "400", "--seed", "7", "--warmup", "0"]
     result, report = run_json(fake, tmp_path, *arguments)
     assert result.exit_code == 0, result.output
-    draw = random.Random(7)
-    due = [0.0, *accumulate(draw.expovariate(400) for _ in range(19))]
+    rng = random.Random(7)
+    due = [0.0, *accumulate(rng.expovariate(400) for _ in range(19))]
     starts = sorted(request["start"] for request in report["results"])
     assert all(start >= time - 1e-3 for start, time in zip(starts, due, strict=True))  # the loop's clock is coarser
-    assert fake.most_in_flight > 1
+    assert fake.max_in_flight > 1
     assert report["configuration"]["rate"] == 400
 
 
@@ -150,7 +150,7 @@ def test_a_server_without_models_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("--rate 3 --concurrency 2", "--rate and --concurrency exclude each other"),
         ("--shared-prefix 65", "--shared-prefix (65) must be at most --input-tokens (64)"),
@@ -159,11 +159,11 @@ def test_a_server_without_models_is_one_line() -> None:
         ("--prompts /nowhere/prompts", "--prompts /nowhere/prompts cannot be read"),
     ],
 )
-def test_wrong_options_are_one_line(arguments: str, told: str) -> None:
+def test_wrong_options_are_one_line(arguments: str, message: str) -> None:
     result = run(*arguments.split())
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
-    assert told in result.output
+    assert message in result.output
 
 
 def test_a_failed_warm_up_ends_it_with_the_servers_word() -> None:
@@ -218,7 +218,7 @@ def test_messages_are_for_chat_only(tmp_path: Path) -> None:
     assert "--endpoint completions takes no messages" in result.output
 
 
-def test_random_prompts_share_what_they_are_told_to_and_repeat_with_the_seed() -> None:
+def test_random_prompts_share_a_prefix_and_repeat_with_the_seed() -> None:
     alone = [prompt.split() for prompt in random_prompts(50, 20, 0, seed=1)]
     assert {len(words) for words in alone} == {20}
     assert len({tuple(words[:4]) for words in alone}) == 50

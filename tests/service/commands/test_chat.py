@@ -37,18 +37,18 @@ class Terminal:
             env=os.environ | variables,
         )
         os.close(theirs)
-        self.shown = ""
+        self.output = ""
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
     def wait_for(self, text: str) -> None:
         """Wait for `text` in the output after the text of the last call. The output up to it is then dropped."""
-        while text not in self.shown:
-            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {text!r} in {self.shown!r}"
+        while text not in self.output:
+            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {text!r} in {self.output!r}"
             data = os.read(self._ours, 4096)  # an OSError when the chat has ended
-            self.shown += data.decode()
-        self.shown = self.shown.split(text, 1)[1]
+            self.output += data.decode()
+        self.output = self.output.split(text, 1)[1]
 
     def end(self) -> int:
         code = self.process.wait(PATIENCE)
@@ -89,18 +89,18 @@ def test_a_piped_message_gets_a_plain_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fake", "told"),
+    ("fake", "message"),
     [
         (FakeOpenAI(key="other"), "wrong key"),
         (FakeOpenAI(fails={1: 503}), "told to fail with 503"),
         (FakeOpenAI(break_stream="error"), "the engine died"),
     ],
 )
-def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, told: str) -> None:
+def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, message: str) -> None:
     with serving(fake) as url:
         ran = pipe("Hi", "--url", url)
     assert ran.returncode == 1
-    assert ran.stderr == f"noria: {told}\n"
+    assert ran.stderr == f"noria: {message}\n"
 
 
 def test_a_refused_connection_is_one_line() -> None:
@@ -122,7 +122,7 @@ def test_a_conversation_is_remembered_until_reset() -> None:
     fake = FakeOpenAI(pieces=("Yes", "."))
     with serving(fake) as url, terminal(url) as chat:
         chat.wait_for("fake-1 is ready")
-        for line, shown in (
+        for line, expected in (
             ("/help", "/reset"),
             ("/nothing", "no command /nothing"),
             ("One?", "Yes."),
@@ -130,15 +130,15 @@ def test_a_conversation_is_remembered_until_reset() -> None:
         ):
             chat.wait_for("> ")
             chat.type(f"{line}\n")
-            chat.wait_for(shown)
+            chat.wait_for(expected)
         chat.wait_for("> ")
         chat.type("/reset\nThree?\n")
         chat.wait_for("Yes.")
         chat.wait_for("> ")
         chat.type("/exit\n")
         assert chat.end() == 0
-    said = [[message["content"] for message in body["messages"]] for body in fake.requests]
-    assert said == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
+    histories = [[message["content"] for message in body["messages"]] for body in fake.requests]
+    assert histories == [["One?"], ["One?", "Yes.", "Two?"], ["Three?"]]
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_the_chat() -> None:

@@ -84,9 +84,9 @@ def test_help_is_complete_and_fits_80_columns(command: str, monkeypatch: pytest.
     assert all(len(line) <= 80 for line in text.splitlines())
     words = " ".join(text.split())
     for field, flag in flags(Settings):
-        told = command == "serve" or flag.in_plan
-        assert (re.search(rf"env\s+var: {variable(field)}[;\]]", words) is not None) == told, field.name
-        if told:
+        in_help = command == "serve" or flag.in_plan
+        assert (re.search(rf"env\s+var: {variable(field)}[;\]]", words) is not None) == in_help, field.name
+        if in_help:
             assert flag.is_argument or re.search(rf"{flag_name(field)}[ ]", words), field.name
             assert "…" not in words
 

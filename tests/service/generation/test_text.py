@@ -35,17 +35,17 @@ class Pieces:
 def run(pieces: list[bytes], stops: list[str] = (), **options: int | bool) -> tuple[list[str], list[int], bool]:  # type: ignore[assignment]
     """The returned texts, the starts of their tokens, and whether a stop string was found."""
     stream = TextStream(Pieces(pieces), [StopString.compile(stop) for stop in stops], **options)  # type: ignore[arg-type]
-    shown: list[str] = []
+    returned: list[str] = []
     starts: list[int] = []
     stopped = False
     for token in range(len(pieces)):
         stopped = stream.push(token)
         released = stream.take(final=stopped or token == len(pieces) - 1)
-        shown.append(released.text)
+        returned.append(released.text)
         starts += released.starts
         if stopped:
             break
-    return shown, starts, stopped
+    return returned, starts, stopped
 
 
 def expected(text: str, stops: list[str]) -> str:
@@ -68,9 +68,9 @@ STOPS = st.lists(st.text(alphabet="abé🙂", min_size=1, max_size=5), max_size=
 
 @given(LETTERS, STOPS, st.lists(st.integers(min_value=0), max_size=40))
 def test_any_cut_into_tokens_gives_the_same_text(text: str, stops: list[str], places: list[int]) -> None:
-    shown, starts, stopped = run(cut_up(text.encode(), places), stops)
+    returned, starts, stopped = run(cut_up(text.encode(), places), stops)
     whole = expected(text, stops)
-    assert "".join(shown) == whole
+    assert "".join(returned) == whole
     assert stopped == any(stop in text for stop in stops)
     assert all(start <= len(whole) for start in starts)
     assert starts == sorted(starts)
@@ -80,57 +80,57 @@ def test_any_cut_into_tokens_gives_the_same_text(text: str, stops: list[str], pl
 def test_nothing_is_held_back_without_need(text: str, stops: list[str], places: list[int]) -> None:
     pieces = cut_up(text.encode(), places)
     stream = TextStream(Pieces(pieces), [StopString.compile(stop) for stop in stops])
-    shown, data = "", b""
+    returned, data = "", b""
     for token, piece in enumerate(pieces):
         if stream.push(token):
             return
         data += piece
         so_far = data.decode(errors="ignore")
-        shown += stream.take().text
+        returned += stream.take().text
         lengths = [n for stop in stops for n in range(1, len(stop)) if so_far.endswith(stop[:n])]
-        assert shown == so_far[: len(so_far) - max(lengths, default=0)]
+        assert returned == so_far[: len(so_far) - max(lengths, default=0)]
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(min_value=0), max_size=40))
-def test_with_its_stop_string_the_text_is_shown_as_it_comes(text: str, stops: list[str], places: list[int]) -> None:
+def test_with_its_stop_string_the_text_is_returned_as_it_comes(text: str, stops: list[str], places: list[int]) -> None:
     pieces = cut_up(text.encode(), places)
-    shown, starts, _ = run(pieces, stops, include_stop=True)
+    returned, starts, _ = run(pieces, stops, include_stop=True)
     end = next((end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))), len(text))
-    assert "".join(shown) == text[:end]
-    for n_tokens in range(1, len(shown)):
-        assert "".join(shown[:n_tokens]) == b"".join(pieces[:n_tokens]).decode(errors="ignore")
+    assert "".join(returned) == text[:end]
+    for n_tokens in range(1, len(returned)):
+        assert "".join(returned[:n_tokens]) == b"".join(pieces[:n_tokens]).decode(errors="ignore")
     assert all(start <= end for start in starts)
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(min_value=0), max_size=30))
 def test_arbitrary_bytes_never_break(data: bytes, places: list[int]) -> None:
     whole = "".join(run([data])[0])
-    shown = run(cut_up(data, places))[0]
-    assert "".join(shown) == whole
-    "".join(shown).encode()
+    returned = run(cut_up(data, places))[0]
+    assert "".join(returned) == whole
+    "".join(returned).encode()
 
 
 def test_a_character_appears_when_it_is_whole() -> None:
     smile = "🙂".encode()
-    shown, starts, _ = run([b"a", smile[:1], smile[1:3], smile[3:], b"b"])
-    assert shown == ["a", "", "", "🙂", "b"]
+    returned, starts, _ = run([b"a", smile[:1], smile[1:3], smile[3:], b"b"])
+    assert returned == ["a", "", "", "🙂", "b"]
     assert starts == [0, 1, 1, 1, 2]
 
 
 def test_an_incomplete_character_at_the_end_is_dropped() -> None:
-    shown, starts, _ = run([b"a", "🙂".encode()[:2]])
-    assert "".join(shown) == "a"
+    returned, starts, _ = run([b"a", "🙂".encode()[:2]])
+    assert "".join(returned) == "a"
     assert starts == [0, 1]
 
 
-def test_tokens_cut_off_by_a_stop_string_are_not_shown() -> None:
-    shown, starts, stopped = run([b"one", b" tw", b"o E", b"N", b"D now"], ["END"])
+def test_tokens_cut_off_by_a_stop_string_are_not_returned() -> None:
+    returned, starts, stopped = run([b"one", b" tw", b"o E", b"N", b"D now"], ["END"])
     assert stopped
-    assert "".join(shown) == "one two "
+    assert "".join(returned) == "one two "
     assert starts == [0, 3, 6]  # "o E" keeps "o "; "N" and "D now" keep nothing
 
 
-def test_a_stop_string_across_three_tokens_is_never_shown() -> None:
+def test_a_stop_string_across_three_tokens_is_never_returned() -> None:
     assert run([b"a<", b"|", b"x", b"<|", b"end|>b"], ["<|end|>"])[0] == ["a", "", "<|x", "", ""]
 
 

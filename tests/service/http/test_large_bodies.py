@@ -21,7 +21,7 @@ MANY = 3000
 
 
 def union(annotated: Any) -> Any:
-    """What one message stands for, with all its own."""
+    """The type that has one message for all its errors."""
     return get_args(annotated)[0]
 
 
@@ -67,7 +67,7 @@ def test_a_large_body_is_checked_on_a_thread_of_its_own(live: Live, monkeypatch:
 
 
 class Watched(IntegerTokenizer):
-    """Counts its work, and knows where it was done."""
+    """A tokenizer that counts its texts and records the threads of its work."""
 
     def __init__(self) -> None:
         self.encoded = 0
@@ -86,14 +86,14 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
     tokenizer = Watched()
     # The longest token is "<end>" with its 5 bytes, so 64 tokens hold at most 320; "é" has 2.
     with running(tokenizer=tokenizer, max_model_len=64) as live:
-        most, more = "<end>" * 63 + "x" * 5, "é" * 160 + "x"
-        assert live.post("/tokenize", {"prompt": most}).json()["count"] == 68
+        longest, too_long = "<end>" * 63 + "x" * 5, "é" * 160 + "x"
+        assert live.post("/tokenize", {"prompt": longest}).json()["count"] == 68
         done = tokenizer.encoded
-        messages = [{"role": "user", "content": more}]
+        messages = [{"role": "user", "content": too_long}]
         for path, body in (
-            ("/v1/completions", {"prompt": [more]}),
+            ("/v1/completions", {"prompt": [too_long]}),
             ("/v1/chat/completions", {"messages": messages}),
-            ("/tokenize", {"prompt": more}),
+            ("/tokenize", {"prompt": too_long}),
             ("/tokenize", {"messages": messages}),
         ):
             response = live.post(path, body)

@@ -191,7 +191,7 @@ def test_cors_is_off_unless_an_origin_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "limits"),
+    ("device", "options", "limits"),
     [
         ("cpu", {}, (64, 512)),
         ("cpu", {"max_step_tokens": 8}, (8, 8)),
@@ -203,5 +203,5 @@ def test_cors_is_off_unless_an_origin_is_named() -> None:
     ],
     ids=str,
 )
-def test_each_sequence_finds_room_in_a_step(device: str, asked: dict[str, int], limits: tuple[int, int]) -> None:
-    assert RunnerOptions("", **asked).step_limits(device) == limits  # type: ignore[arg-type]
+def test_a_step_has_a_token_for_each_sequence(device: str, options: dict[str, int], limits: tuple[int, int]) -> None:
+    assert RunnerOptions("", **options).step_limits(device) == limits  # type: ignore[arg-type]

@@ -18,15 +18,15 @@ PROMPT = "twelve chars"
 
 
 def test_timings_of_a_whole_answer(live: Live) -> None:
-    said = live.complete(prompt=PROMPT, max_tokens=20, n=2)
-    timings = said["timings"]
+    reply = live.complete(prompt=PROMPT, max_tokens=20, n=2)
+    timings = reply["timings"]
     assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (len(PROMPT), 0, 40)
     assert timings["prompt_ms"] > 0
     assert timings["predicted_per_second"] > 0
     again = live.complete(prompt="x" * 40, max_tokens=1)["timings"]
     assert again["prompt_n"] + again["cache_n"] == 40
-    nothing_drawn = live.complete(prompt=PROMPT, max_tokens=0, echo=True)["timings"]
-    assert (nothing_drawn["predicted_n"], nothing_drawn["predicted_ms"]) == (0, 0)
+    nothing_sampled = live.complete(prompt=PROMPT, max_tokens=0, echo=True)["timings"]
+    assert (nothing_sampled["predicted_n"], nothing_sampled["predicted_ms"]) == (0, 0)
 
 
 def test_the_wait_of_later_choices_is_no_time_of_the_first() -> None:
@@ -62,11 +62,11 @@ def test_headers(live: Live) -> None:
 
 
 def test_the_fingerprint_is_that_of_the_server(live: Live) -> None:
-    shown = live.http.get("/version").json()["fingerprint"]
-    assert re.fullmatch(r"noria-\S+-none-[0-9a-f]{8}", shown)
-    assert live.complete(prompt="hi")["system_fingerprint"] == shown
+    own = live.http.get("/version").json()["fingerprint"]
+    assert re.fullmatch(r"noria-\S+-none-[0-9a-f]{8}", own)
+    assert live.complete(prompt="hi")["system_fingerprint"] == own
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    assert {chunk["system_fingerprint"] for chunk in live.events(CHAT, body)} == {shown}
+    assert {chunk["system_fingerprint"] for chunk in live.events(CHAT, body)} == {own}
 
 
 def test_the_fingerprint_changes_with_what_answers_depend_on() -> None:
@@ -82,8 +82,13 @@ def test_a_models_card_says_how_it_is_run() -> None:
     info = make_info(pools=((8, 64),))
     info.description["quantize"] = "int8"
     served = ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, info)
-    shown = card(served, "fake")
-    assert (shown["window"], shown["quantization"], shown["parent"], shown["adapters"]) == (8, "int8", None, [])
+    found = card(served, "fake")
+    assert (found["window"], found["quantization"], found["parent"], found["adapters"]) == (
+        8,
+        "int8",
+        None,
+        [],
+    )
     mixed = make_info(pools=((8, 64), (None, 64)))
     assert card(ServedModel(("fake",), IntegerTokenizer(), None, GenerationDefaults(), 1, mixed), "fake")["window"] == [
         8,
@@ -92,7 +97,7 @@ def test_a_models_card_says_how_it_is_run() -> None:
 
 
 def test_progress_of_a_long_prompt() -> None:
-    """The prompt of 64 tokens is computed 16 a step, its last quarter the second time. A slow reader misses reports."""
+    """A step computes 16 of 64 prompt tokens. The second time 48 are in the cache. A slow reader misses reports."""
     with running(max_step_tokens=16, max_sequences=4) as live:
         for path, prompt in (
             (COMPLETIONS, {"prompt": "p" * 64}),
@@ -108,12 +113,12 @@ def test_progress_of_a_long_prompt() -> None:
                 assert {(report["total"], report["cache"]) for report in reports} == {(64, cached)}
                 times = [report["time_ms"] for report in reports]
                 assert times == sorted(times)
-                told = [
+                has_text = [
                     bool(chunk["choices"][0].get("text") or (chunk["choices"][0].get("delta") or {}).get("content"))
                     for chunk in chunks
                 ]
-                assert not any(told[: told.index(True)])
-                assert sum(told) <= 3
+                assert not any(has_text[: has_text.index(True)])
+                assert sum(has_text) <= 3
         quiet = live.events(COMPLETIONS, {"prompt": "r" * 64, "max_tokens": 3})
         assert not any("prompt_progress" in chunk for chunk in quiet)
 
@@ -132,7 +137,7 @@ def test_progress_needs_a_stream(live: Live) -> None:
     ],
 )
 def test_a_silent_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> None:
-    """A step of 8 tokens takes 20 ms, the prompt a second; comments are no part of the events."""
+    """A step of 8 tokens takes 20 ms, and the prompt a second. Comments are no part of the events."""
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.1)
     with running(model="slow", max_step_tokens=8, max_sequences=4) as live:
         response = live.post(path, {**body, "max_tokens": 3, "stream": True})

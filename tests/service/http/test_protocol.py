@@ -46,12 +46,12 @@ def in_pieces(sock: socket.socket, data: bytes, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
-@pytest.mark.parametrize("asked", [whole(OFFER), chunked(OFFER)], ids=["length", "chunks"])
-def test_an_offer_to_speak_http2_is_ignored(live: Live, size: int, asked: bytes) -> None:
+@pytest.mark.parametrize("offer", [whole(OFFER), chunked(OFFER)], ids=["length", "chunks"])
+def test_an_offer_to_speak_http2_is_ignored(live: Live, size: int, offer: bytes) -> None:
     """The offer is ignored for every division of the bytes, and for every later request on the connection."""
     with connected(live) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for data in (asked, whole(), asked):
+        for data in (offer, whole(), offer):
             in_pieces(sock, data, size)
             status, body = received(sock)
             assert status == 200, body
@@ -73,7 +73,7 @@ def idle(live: Live) -> bool:
 
 
 def test_a_stream_cut_at_any_byte_leaves_nothing_behind() -> None:
-    """Closed, or reset, after k bytes: none, in the head, between and in frames; then at the end of a short one."""
+    """The client closes or resets after k bytes: in the head, in and between frames, at the end of a short stream."""
     with running(model="slow") as live:
         with connected(live) as sock, sock.makefile("rb") as file:
             sock.sendall(stream(4))
@@ -106,10 +106,10 @@ def test_a_request_cut_at_any_byte_leaves_nothing_behind(live: Live, cut: int) -
     assert live.complete(prompt="a", max_tokens=5)["choices"][0]["text"] == answer("a", 5)
 
 
-def read_and_leave(live: Live, asked: bytes, cut: int, *, reset: bool) -> None:
-    """Read `cut` bytes of the answer, once it has begun; `reset`: no goodbye, as when a machine dies."""
+def read_and_leave(live: Live, request: bytes, cut: int, *, reset: bool) -> None:
+    """Read `cut` bytes of an answer that has begun. With `reset` the connection ends as when a machine dies."""
     with connected(live) as sock:
-        sock.sendall(asked)
+        sock.sendall(request)
         sock.recv(1, socket.MSG_PEEK)
         while cut and (part := sock.recv(cut)):
             cut -= len(part)

@@ -19,11 +19,11 @@ def test_uvloop_and_httptools_serve(live: Live) -> None:
 
 def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:
     """The client takes the first frame and nothing more until the engine has finished."""
-    asked = {"prompt": "lag", "max_tokens": 50, "stream": True}
+    body = {"prompt": "lag", "max_tokens": 50, "stream": True}
     bodies: list[bytes] = []
 
     async def main() -> None:
-        messages = iter([{"type": "http.request", "body": json.dumps(asked).encode()}])
+        messages = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
         async def receive() -> dict[str, Any]:
             return next(messages, None) or await asyncio.get_running_loop().create_future()

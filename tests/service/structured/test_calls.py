@@ -36,7 +36,7 @@ TOOLS = [
 
 
 class Tokenizer(IntegerTokenizer):
-    """Bytes, and Mistral's control tokens, in place of two that no text here has."""
+    """A tokenizer of bytes. Mistral's control tokens replace two bytes that no text here has."""
 
     control: Mapping[str, int] = MappingProxyType({"<end>": 0, "[TOOL_CALLS]": 254, "[ARGS]": 255})
     strips_leading_space = True
@@ -117,7 +117,7 @@ def test_what_is_read_as_a_control_token_is_not_spelled(style: str) -> None:
 
 
 def test_control_tokens_of_a_style_are_seen() -> None:
-    """Where a tokenizer has Hermes' words as control tokens, too."""
+    """A tokenizer may also have Hermes' words as control tokens."""
     special = Tokenizer()
     special.control = MappingProxyType({"<end>": 0, "<tool_call>": 253, "[ARGS]": 255})
     assert STYLES["hermes"].control(special) == {"<tool_call>"}
@@ -209,11 +209,11 @@ def test_random_answers_that_must_call_are_read_and_valid(style: str, seed: int)
 def test_ids_of_others_are_made_fit() -> None:
     def ids(style: str, *names: str) -> list[str]:
         calls = [{"id": name, "type": "function"} for name in names]
-        asked, *results = STYLES[style].with_ids(
+        message, *results = STYLES[style].with_ids(
             [{"role": "assistant", "content": "", "tool_calls": calls}]
             + [{"role": "tool", "content": "", "tool_call_id": name} for name in names]
         )
-        assert [call["id"] for call in asked["tool_calls"]] == [result["tool_call_id"] for result in results]
+        assert [call["id"] for call in message["tool_calls"]] == [result["tool_call_id"] for result in results]
         return [result["tool_call_id"] for result in results]
 
     names = ("call_0123456789", "call_0123456788", "a", "abcdefgh1")
@@ -252,8 +252,8 @@ def test_tools_are_explained_where_a_format_has_none() -> None:
         {"role": "user", "content": results},
     ]
     assert explained(conversation, []) == others
-    told = explained([{"role": "system", "content": "Be brief."}, *conversation[:1]], body.offered)
-    assert told == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
+    messages = explained([{"role": "system", "content": "Be brief."}, *conversation[:1]], body.offered)
+    assert messages == [{"role": "system", "content": f"Be brief.\n\n{words['content']}"}, *conversation[:1]]
 
 
 # Over HTTP, with a model that repeats its prompt
@@ -315,7 +315,7 @@ def test_a_stream_has_deltas_with_ids_and_index(reciting: Live) -> None:
     assert scores == len(text)
 
 
-def test_calls_of_earlier_turns_go_to_the_model(reciting: Live) -> None:
+def test_calls_of_earlier_messages_go_to_the_model(reciting: Live) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}, "index": 0}
     call["function"] |= {"parsed_arguments": {"city": "x"}}  # the openai package's
     messages = [

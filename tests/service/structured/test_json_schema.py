@@ -109,7 +109,7 @@ def test_bounds_of_numbers_hold(lower: Any, upper: Any) -> None:
 
 
 def test_a_discriminator_is_required_and_keeps_closed_branches_apart() -> None:
-    """As pydantic writes a union whose kinds have defaults, so that no branch requires its own."""
+    """pydantic writes a union like this if each kind has a default. No branch then requires its kind."""
     one = {"type": "object", "properties": {"kind": {"const": "a", "default": "a"}, **A["properties"]}}
     two = {"type": "object", "properties": {"kind": {"const": "b", "default": "b"}}}
     union = {"oneOf": [{"$ref": "#/$defs/a"}, two], "discriminator": {"propertyName": "kind"}}

@@ -83,7 +83,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_and_the_next_grammar_served(live: Live, bomb: str) -> None:
-    """An automaton of 2^30 states; a rule that leads to itself through nothing; rules too deep for the stack."""
+    """The bombs have 2^30 states, a rule that leads to itself through nothing, or rules too deep for the stack."""
     error = refused(live, "/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_grammar": BOMBS[bomb]})
     assert error["param"] == "guided_grammar"
     assert "2 s, 64 MiB" in error["message"]
