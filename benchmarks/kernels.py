@@ -28,7 +28,7 @@ from rich.table import Table
 from model.attention import choose
 from model.batch import PageTable, Slice, StepBatch
 from model.linear.base import Projection
-from model.linear.choice import make_linear
+from model.linear.selection import make_linear
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 

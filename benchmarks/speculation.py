@@ -16,7 +16,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit
 from service.engine.scheduler import Scheduler
-from service.generation.loading import load_text_side
+from service.generation.startup import load_text_side
 
 CODE = """class Account:
     def __init__(self, owner, balance=0):

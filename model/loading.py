@@ -19,7 +19,7 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
-from model.linear import choice as linear
+from model.linear import selection as linear
 from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
 from model.machine.host import choose_threads

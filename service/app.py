@@ -21,8 +21,8 @@ from service.api.responses import routes as responses
 from service.api.routes import Route
 from service.api.tokens import routes as tokens
 from service.engine.client import EngineClient
-from service.generation.loading import load_served
 from service.generation.served import ServedModel
+from service.generation.startup import load_served
 from service.http.announcement import address, progress_bar, say, welcome
 from service.http.dialects import error_response
 from service.http.middleware import RequestMiddleware

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from model.checkpoint.generation import read_generation
+from model.checkpoint.generation_config import read_generation
 from model.errors import one_line
 from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
 from model.grammar.follower import Follower

@@ -1,1 +1,1 @@
-"""Weight schemes for projections: schemes.py has their facts, choice.py chooses, each has a file."""
+"""Weight schemes for projections: schemes.py has their facts, selection.py chooses, each has a file."""

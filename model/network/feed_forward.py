@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from model.linear.base import RMSNorm
-from model.linear.choice import make_linear
+from model.linear.selection import make_linear
 
 
 class FeedForward(nn.Module):

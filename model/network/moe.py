@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import RMSNorm
-from model.linear.choice import make_linear
 from model.linear.floats import Floats
 from model.linear.schemes import SCHEMES
+from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
 
 

@@ -14,8 +14,8 @@ from model.attention.cache import LayerCache, PagePools
 from model.attention.inputs import PackedInputs
 from model.config import ModelConfig
 from model.linear.base import RMSNorm
-from model.linear.choice import make_linear
 from model.linear.schemes import SCHEMES
+from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
 

@@ -12,7 +12,7 @@ from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
 from model.options import RunnerOptions
-from service.generation.loading import runner_options
+from service.generation.startup import runner_options
 from service.settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from model.batch import RunnerInfo
 from model.chat.formats import ChatFormat
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, ParameterError
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer

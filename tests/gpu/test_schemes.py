@@ -12,7 +12,7 @@ from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
-from model.linear import choice
+from model.linear import selection
 from model.linear.base import RMSNorm
 from model.linear.floats import Floats
 from model.linear.fp8 import quantize
@@ -186,8 +186,8 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
     config = tiny((None, 9), **({"dim": 64, "hidden_dim": 128, "head_dim": 16} | changes))
     mine, plain = network(config, scheme, torch.float32, GPU), network(config, scheme, torch.float32, CPU)
     if fixed:
-        choice.fix_tiles(mine)
-        choice.fix_tiles(plain)
+        selection.fix_tiles(mine)
+        selection.fix_tiles(plain)
     for n in (5, FEW_ROWS["int4"] + 20):
         tokens = [(7 * i) % 64 for i in range(n)]
         expected = Driver(plain, BACKENDS["reference"]()).whole(tokens)
@@ -200,7 +200,7 @@ def test_networks(scheme: str, changes: dict[str, object], fixed: bool) -> None:
 def test_products_in_fp8() -> None:
     """PyTorch's product of many rows in fp8 agrees with the product of the same numbers in float32."""
     torch.manual_seed(0)
-    layer = choice.PROJECTIONS["fp8"](512, 384)
+    layer = selection.PROJECTIONS["fp8"](512, 384)
     layer.assign_weights(layer.allocate((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
     layer.take(0, matrix)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from model.chat.conversation import NOTHING
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError
 from service.api.routes import Route
 from service.app import ROUTES, create_server

@@ -9,7 +9,7 @@ from transformers import AutoConfig, LlamaConfig, MinistralConfig, MistralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.checkpoint.families import FAMILIES, read_config
-from model.checkpoint.generation import read_generation
+from model.checkpoint.generation_config import read_generation
 from model.checkpoint.names import canonical_name
 from model.config import ModelConfig, RopeScaling
 from model.errors import ModelError

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from model.kernels.cuda.layouts import DeviceWeights
-from model.linear.choice import PROJECTIONS
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
+from model.linear.selection import PROJECTIONS
 
 if TYPE_CHECKING:
     from model.kernels.cuda.product import Tile

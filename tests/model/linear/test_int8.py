@@ -6,7 +6,7 @@ import torch
 from model.attention import choose
 from model.errors import OptionError
 from model.kernels.cpu import native
-from model.linear import choice
+from model.linear import selection
 from model.linear.base import quantize_rows
 from model.linear.int8 import Int8Linear, quantize
 from model.network import weights
@@ -78,12 +78,12 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
 
 
 def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
-    assert choice.choose("auto", "auto", CPU).name == "int8"
-    assert choice.choose("auto", "auto", CPU, quantized=True).name == "int4"
-    assert choice.choose("auto", "float32", CPU).name == "none"
-    assert choice.choose("auto", "auto", torch.device("cuda")).name == "none"
-    assert choice.choose("int8", "auto", torch.device("cuda")).name == "int8-weights"
-    assert choice.choose("int4", "auto", torch.device("cuda")).name == "int4-weights"
+    assert selection.choose("auto", "auto", CPU).name == "int8"
+    assert selection.choose("auto", "auto", CPU, quantized=True).name == "int4"
+    assert selection.choose("auto", "float32", CPU).name == "none"
+    assert selection.choose("auto", "auto", torch.device("cuda")).name == "none"
+    assert selection.choose("int8", "auto", torch.device("cuda")).name == "int8-weights"
+    assert selection.choose("int4", "auto", torch.device("cuda")).name == "int4-weights"
     known = "auto, none, fp8, int8, int4, int8-weights, int4-weights"
     with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
-        choice.choose("int3", "auto", CPU)
+        selection.choose("int3", "auto", CPU)

@@ -11,10 +11,10 @@ from model.attention.paged import PagedAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear import schemes
-from model.linear.choice import PROJECTIONS, make_linear
 from model.linear.compiled import Compiled
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
+from model.linear.selection import PROJECTIONS, make_linear
 from model.network import weights
 from model.network.transformer import Transformer
 from tests.model.driving import CPU, Driver, random_tensors, tiny

@@ -12,11 +12,11 @@ from model.errors import ModelError, OptionError
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
 from model.kernels.cuda.layouts import FEW_ROWS
-from model.linear import choice, fp8, int4_weights
-from model.linear.choice import PROJECTIONS
+from model.linear import fp8, int4_weights, selection
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.int4 import quantize8
 from model.linear.none import Linear
+from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.moe import MoE
 from model.network.transformer import Transformer
@@ -148,7 +148,7 @@ def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeyp
     expected = Driver(plain, SdpaAttention()).whole(TOKENS[:3])
     monkeypatch.setattr(triton, "serves", lambda x: True)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)
-    choice.fix_tiles(model)
+    selection.fix_tiles(model)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3], chunk=2), expected)
 
 
@@ -158,7 +158,7 @@ def test_rows_in_fixed_tiles_have_the_same_bits_beside_any_others(dtype: torch.d
     layer = made("none", torch.randn(100, 70).to(dtype))
     assert isinstance(layer, Linear)
     layer.fixed = True
-    choice.check_tiles(nn.ModuleList([layer]), dtype)
+    selection.check_tiles(nn.ModuleList([layer]), dtype)
     x, onto = torch.randn(40, 70).to(dtype), torch.randn(40, 100).to(dtype)
     whole = layer(x)
     assert torch.equal(layer(x, onto=onto.clone()), onto + whole)
@@ -185,7 +185,7 @@ def test_products_that_depend_on_the_place_are_refused(monkeypatch: pytest.Monke
     layer = made("none", torch.eye(8))
     monkeypatch.setattr(Linear, "product", lambda self, x: x * (1 + torch.arange(len(x))[:, None] * 1e-6))
     with pytest.raises(OptionError, match="--deterministic: PyTorch's products of 8 channels give equal rows diff"):
-        choice.check_tiles(nn.ModuleList([layer]), torch.float32)
+        selection.check_tiles(nn.ModuleList([layer]), torch.float32)
 
 
 def test_attention_must_be_fixed_too(monkeypatch: pytest.MonkeyPatch) -> None:

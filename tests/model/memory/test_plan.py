@@ -15,9 +15,9 @@ from model.checkpoint.gguf.index import Entry, Index
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.linear.base import Projection
-from model.linear.choice import PROJECTIONS
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import NAMES, SCHEMES, Scheme
+from model.linear.selection import PROJECTIONS
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.network.transformer import Transformer

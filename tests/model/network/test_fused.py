@@ -10,7 +10,7 @@ import torch
 from model.attention import choose
 from model.kernels.cpu import native
 from model.linear.base import Projection
-from model.linear.choice import PROJECTIONS
+from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.fused import fuse
 from model.network.transformer import Transformer

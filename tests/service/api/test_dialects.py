@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import BaseModel
 
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
 from service.api.chat_request import ChatRequest
 from service.api.openai.schema import ChatBody

@@ -9,7 +9,7 @@ import pytest
 from mistral_common.protocol.fim.request import FIMRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
 from service.api.openai.completion_order import order_completion
 from service.api.openai.schema import CompletionBody

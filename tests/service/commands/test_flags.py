@@ -33,7 +33,7 @@ declare("service.settings", "wheel_memory: int = option(2**20, 'Memory of the wh
 from typer.testing import CliRunner
 from service import cli
 from service.commands.flags import table
-from service.generation.loading import runner_options
+from service.generation.startup import runner_options
 from service.settings import Settings
 
 def invoke(*arguments, **env):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError
 from service.generation.served import ServedModel, longest_piece
 from tests.fakes import VOCAB, IntegerTokenizer, make_info

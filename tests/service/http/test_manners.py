@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from model.checkpoint.generation import GenerationDefaults
+from model.checkpoint.generation_config import GenerationDefaults
 from service.api.openai.models import card
 from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info

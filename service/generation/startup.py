@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
-from model.checkpoint.generation import GenerationDefaults, read_generation
+from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.resolve import default_name, resolve
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
