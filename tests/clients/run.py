@@ -40,7 +40,16 @@ def prepared(name: str) -> tuple[Path, str]:
     if installed.is_file() and installed.read_text() == wanted.read_text():
         return python, ""
     venv.create(directory, clear=True)
-    install = [sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check", "install"]
+    install: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "--quiet",
+        "--disable-pip-version-check",
+        "install",
+    ]
     options = shlex.split(os.environ.get("PIP_ARGS", ""))
     failure = run(*install, "--no-compile", *options, "pytest", "-r", wanted)
     if not failure:
@@ -55,7 +64,7 @@ def main() -> int:
         variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
         for name, (python, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
-            test = [python, "-m", "pytest", "-c", HERE / "pytest.ini", HERE / f"test_{name}.py"]
+            test: list[str | Path] = [python, "-m", "pytest", "-c", HERE / "pytest.ini", HERE / f"test_{name}.py"]
             failure = failure or run(*test, **variables)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
             failed += [name] if failure else []

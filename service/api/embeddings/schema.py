@@ -1,4 +1,4 @@
-"""The body of `POST /v1/embeddings`, and what the engine is asked for it."""
+"""The body of `POST /v1/embeddings`, and the order to the engine that it becomes."""
 
 from typing import Literal
 
