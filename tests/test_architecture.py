@@ -1,4 +1,4 @@
-"""The laws of the house: which room may import which, how large a room is, and what tests may share.
+"""The rules of the source tree: which room may import which, how large a room is, and what tests may share.
 
 Imports run one way, from a room to those above it in `ROOMS`. The service imports the model and never back, torch stays
 out of the service, the engine stands alone.

@@ -93,7 +93,7 @@ def test_prompt_logprobs_are_those_of_forced_tokens(server: LiveServer) -> None:
         assert choice["logprobs"]["top_logprobs"][place][ranked[0]["decoded_token"]] == ranked[0]["logprob"]
 
 
-def test_bad_words_are_not_said(server: LiveServer) -> None:
+def test_bad_words_are_not_sampled(server: LiveServer) -> None:
     text = complete(server, temperature=0)[0]["text"]
     words = [word for word, _ in Counter(re.findall(r"\w{3,}", text)).most_common(5)]
     spared = complete(server, temperature=0, bad_words=words)[0]["text"]

@@ -1,4 +1,4 @@
-"""Drive a scheduler with the fake model, checking the laws of the wheel after every step."""
+"""Drives a scheduler with the fake model, and checks the rules of the wheel after every step."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Drive:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
 
     def step(self) -> StepBatch:
-        """One plan, step and commit, with every invariant checked."""
+        """Plan, compute and commit one step, and check every invariant."""
         batch = self.scheduler.plan()
         self._planned.append((batch, copied(batch)))
         self.check(batch)
@@ -80,7 +80,7 @@ class Drive:
         raise AssertionError(f"not done after {limit} steps")
 
     def check_idle(self) -> None:
-        """Pages add up, and no slice ever planned has changed since."""
+        """Check that all pages are accounted for, and that no planned slice has changed since."""
         self.scheduler.check_idle()
         assert all(copied(batch) == copy for batch, copy in self._planned)
 

@@ -1,4 +1,4 @@
-"""A small vocabulary: most bytes are a token, and some tokens are several bytes."""
+"""A small vocabulary: a token is one byte, or sometimes several bytes."""
 
 from model.grammar.compiler import Vocabulary
 

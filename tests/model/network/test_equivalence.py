@@ -80,7 +80,7 @@ def _next(rider: Rider, source: random.Random) -> int:
 
 
 def test_windowed_sequence_holds_bounded_pages(backend: str) -> None:
-    """200 tokens through a window of 37 in chunks of 7: at most ceil((36 + 7) / 32) + 1 = 3 pages at any time."""
+    """200 tokens pass a window of 37 in chunks of 7. They hold at most ceil((36 + 7) / 32) + 1 = 3 pages at a time."""
     config = CONFIGS["windowed"]
     driver = Driver(random_model(config), make(backend), n_pages=3)
     tokens = prompt(200)

@@ -96,7 +96,7 @@ def test_plain_text_is_text_to_its_last_character(style: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_marker_is_text_where_no_call_follows(style: str) -> None:
-    """For example an answer about the format, or JSON that begins like a call in Llama's style."""
+    """The text may be an answer about the format, or JSON that begins like a call in Llama's style."""
     for text in (
         "Before calls stands [TOOL_CALLS], or <tool_call> and </tool_call>: see there.",
         "<tool_call>[TOOL_CALLS]<tool_call>.",
