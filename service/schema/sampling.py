@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
-from model.sampling_params import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS, PARAMETERS
+from model.sampling_params import (
+    BIAS_LIMIT,
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    PARAMETERS,
+)
 from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, TokenIds, expect, optional, ranged
 
@@ -31,7 +40,8 @@ class SamplingBody(DeclaredBody):
     """
 
     logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
-        "A map from token ids to numbers from -100 to 100, which are added to their logits. At most 1024 entries."
+        f"A map from token ids to numbers from {-BIAS_LIMIT:g} to {BIAS_LIMIT:g}, which are added to their logits. "
+        f"At most {MAX_BIASED_TOKENS} entries."
     )
     allowed_token_ids: TokenIds | None = optional(
         "The only tokens that may be sampled.", min_length=1, max_length=MAX_ALLOWED_TOKENS
@@ -42,10 +52,11 @@ class SamplingBody(DeclaredBody):
         max_length=MAX_BAD_WORDS,
     )
     stop: Stops | None = optional(
-        "A string, or up to 16 strings, of 1 to 512 characters. The text ends before the first of them that appears."
+        f"A string, or up to {MAX_STOPS} strings, of 1 to {MAX_STOP_CHARS} characters. The text ends before the first "
+        "of them that appears."
     )
     stop_token_ids: TokenIds | None = optional(
-        "Tokens that end the answer. At most 1024, including the model's end tokens."
+        f"Tokens that end the answer. At most {MAX_STOP_TOKENS}, including the model's end tokens."
     )
 
     @property

@@ -11,7 +11,7 @@ from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
 from service.schema.fields import MODEL, Body, only, optional
 from service.schema.generation import MAX_USER
-from service.schema.prompts import Prompts, check_prompts, listed
+from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
 
 
 class EmbeddingsBody(Body):
@@ -26,7 +26,7 @@ class EmbeddingsBody(Body):
         truncate_prompt_tokens=(),
     )
     model: str | None = optional(MODEL)
-    input: Prompts = Field(description="A string or token ids, or a list of up to 1024 of either.")
+    input: Prompts = Field(description=f"A string or token ids, or a list of up to {MAX_PROMPTS} of either.")
     encoding_format: Literal["float", "base64"] | None = optional(
         "`float`: a list of numbers; `base64`: the bytes of little-endian float32 numbers. Default: float."
     )

@@ -9,7 +9,7 @@ from service.http.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
-from service.schema.prompts import Prompts, check_prompts, listed
+from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 
@@ -25,7 +25,7 @@ class CompletionBody(GenerationBody):
 
     harmless = HARMLESS_COMPLETION
     prompt: Prompts = Field(
-        description="A string, a list of strings, token ids, or a list of token ids. At most 1024 prompts."
+        description=f"A string, a list of strings, token ids, or a list of token ids. At most {MAX_PROMPTS} prompts."
     )
     suffix: str | None = optional(
         "The text after the answer: the model fills the gap between `prompt` and `suffix`. It needs a model with the "
