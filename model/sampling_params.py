@@ -221,6 +221,11 @@ class SamplingParams:
             raise ParameterError("embed", message)
 
     @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """`stop_token_ids`, of which there may be many, for a look-up after every token."""
+        return frozenset(self.stop_token_ids)
+
+    @cached_property
     def used(self) -> frozenset[str]:
         """Names of the parameters that have another value than the default or the neutral one."""
         rows = declared(type(self)).values()

@@ -173,7 +173,7 @@ class EndRule(NamedTuple):
 
 
 def _stop_token(params: SamplingParams, token: int, n: int) -> str | None:
-    return "stop" if token in params.stop_token_ids else None
+    return "stop" if token in params.stop_tokens else None
 
 
 def _max_tokens(params: SamplingParams, token: int, n: int) -> str | None:

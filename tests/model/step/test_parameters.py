@@ -36,7 +36,7 @@ class Extended(SamplingParams):
     successor: bool = parameter(False, Stage.LOGITS, reads_output=True)
     even: bool = parameter(False, Stage.DISTRIBUTION)
     other_parity: bool = parameter(False, Stage.DISTRIBUTION, reads_output=True)
-    end_from: int = parameter(0, Stage.END, (0, VOCABULARY))
+    end_at: int = parameter(0, Stage.END, (0, VOCABULARY))
     a_report: int | None = parameter(None, Stage.REPORT)
 
 
@@ -66,10 +66,10 @@ def last(item: Slice) -> int:
     return token
 
 
-def _end_from(params: SamplingParams, token: int, n: int) -> str | None:
-    """The output ends with the first token of this id or a greater one."""
+def _end_at(params: SamplingParams, token: int, n: int) -> str | None:
+    """The output ends with its `end_at`-th token."""
     assert isinstance(params, Extended)
-    return "stop" if 0 < params.end_from <= token else None
+    return "stop" if n == params.end_at else None
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     within = (SamplingStep(frozenset({"even"}), _even), SamplingStep(frozenset({"other_parity"}), _other_parity))
     monkeypatch.setattr(sampler, "LOGITS_STEPS", (*sampler.LOGITS_STEPS, *before))
     monkeypatch.setattr(distribution, "DISTRIBUTION_STEPS", (*distribution.DISTRIBUTION_STEPS, *within))
-    monkeypatch.setattr(sequence, "END_RULES", (EndRule(frozenset({"end_from"}), _end_from), *sequence.END_RULES))
+    monkeypatch.setattr(sequence, "END_RULES", (EndRule(frozenset({"end_at"}), _end_at), *sequence.END_RULES))
 
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
@@ -111,7 +111,7 @@ def sampled(logits: Tensor, items: Sequence[Slice]) -> list[int]:
 def test_each_stage_acts_in_every_implementation(implementation: str) -> None:
     """A row beside others is sampled as it is alone."""
     logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(1))
-    names = ("upper_half", "even", "successor", "other_parity", "end_from", "seed")
+    names = ("upper_half", "even", "successor", "other_parity", "end_at", "seed")
     items = [after(n, Extended(top_k=200, top_p=0.95, **{"seed": n, names[n % 6]: n % 6 + 1})) for n in range(60)]  # type: ignore[arg-type]
     found = sampled(logits, items)
     assert min(found[0::6]) >= 250
@@ -167,7 +167,7 @@ def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(mo
 
     monkeypatch.setattr(distribution, "_choose", noted)
     own = SamplingParams(temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.5)
-    params = [own, Extended(even=True), Extended(end_from=1, a_report=2, upper_half=True), Extended(other_parity=True)]
+    params = [own, Extended(even=True), Extended(end_at=1, a_report=2, upper_half=True), Extended(other_parity=True)]
     sampled(torch.randn(4, 50), [after(row, each) for row, each in enumerate(params)])
     assert in_pytorch == [1, 3]
 
@@ -204,26 +204,27 @@ def test_every_position_of_a_draft_is_sampled_with_it(name: str, runner: ModelRu
         assert list(output.tokens) == alone[: wrong + 1]
 
 
-DRAFTS = [{}, {"prompt_lookup_num_tokens": 8}]
+DRAFTS: list[dict[str, int]] = [{}, {"prompt_lookup_num_tokens": 8, "successor": 1}]
+"""With `successor`, a prompt that counts has the answer in it: nearly all draft tokens are right."""
+COUNTING = [*range(5, 50), 5, 6]
 
 
 @pytest.mark.parametrize("drafts", DRAFTS, ids=["ahead", "drafts"])
 def test_an_output_ends_where_the_parameter_says(drafts: dict[str, int], runner: ModelRunner) -> None:
     """A step that runs ahead, or an accepted draft, samples tokens after the end: the output has none of them."""
-    prompt = [5, 6, 7, 8] * 3
-    whole = Extended(temperature=0.0, max_tokens=16, repetition_penalty=1.0, **drafts)  # type: ignore[arg-type]
-    everything = Client(runner, [[Submit(0, prompt, whole)]]).answers[0]
-    assert len(everything) == 16
-    limit = sorted(set(everything))[-1]
-    ended = Client(runner, [[Submit(0, prompt, replace(whole, end_from=limit))]])
-    assert ended.answers[0] == everything[: everything.index(limit) + 1]
-    assert drafts or ended.n_ahead > 0
+    params = Extended(temperature=0.0, max_tokens=24, **drafts)  # type: ignore[arg-type]
+    whole = Client(runner, [[Submit(0, COUNTING, params)]]).answers[0]
+    assert len(whole) == 24
+    for n in range(1, 24):
+        client = Client(runner, [[Submit(0, COUNTING, replace(params, end_at=n))]])
+        assert client.answers[0] == whole[:n]
+        assert drafts or n < 2 or client.n_ahead > 0
 
 
 @pytest.mark.parametrize("drafts", DRAFTS, ids=["ahead", "drafts"])
 def test_a_report_changes_no_token(drafts: dict[str, int], runner: ModelRunner) -> None:
     plain = Extended(seed=3, max_tokens=12, **drafts)  # type: ignore[arg-type]
-    requests = [Submit(0, [5, 6] * 4, plain), Submit(1, [5, 6] * 4, replace(plain, a_report=1))]
+    requests = [Submit(0, COUNTING, plain), Submit(1, COUNTING, replace(plain, a_report=1))]
     client = Client(runner, [requests])
     assert client.answers[0] == client.answers[1]
     assert drafts or client.n_ahead > 0
@@ -232,7 +233,7 @@ def test_a_report_changes_no_token(drafts: dict[str, int], runner: ModelRunner) 
 def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Submit.__annotations__, "params", Extended)
     monkeypatch.setitem(messages._READERS, "Submit", messages._record(Submit))
-    sent = Submit(1, [1], Extended(even=True, end_from=3, a_report=0))
+    sent = Submit(1, [1], Extended(even=True, end_at=3, a_report=0))
     assert from_json(json.loads(to_json(sent))) == sent
 
 
