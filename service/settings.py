@@ -55,7 +55,7 @@ class Settings(RunnerOptions):
         least=1,
     )
     max_connections_per_address: int = option(
-        1024, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
+        2048, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
     )
     health_port: int | None = option(
         None,
