@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
@@ -11,12 +12,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from model.errors import NoriaError
+from service import logs
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
-from service.api.operations import health, metrics
+from service.api.operations import health as probes
+from service.api.operations import metrics
 from service.api.responses import routes as responses
 from service.api.routes import Route
 from service.api.tokens import routes as tokens
@@ -24,7 +27,10 @@ from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.http.announcement import address, progress_bar, say, welcome
+from service.http.connection.limits import Limits
+from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.dialects import error_response
+from service.http.health import HealthListener
 from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
@@ -48,10 +54,10 @@ ROUTES: tuple[Route, ...] = (
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,
-    health.live,
-    health.ready,
-    health.health,
-    health.show_version,
+    probes.live,
+    probes.ready,
+    probes.health,
+    probes.show_version,
     metrics.metrics,
     document.openapi,
 )
@@ -64,12 +70,14 @@ def create_server(
     port: int,
     *,
     progress: bool = False,
+    health: socket.socket | None = None,
     load: Loader = load_served,
     routes: tuple[Route, ...] = ROUTES,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `client` must report to `measured`. `port` is that of the socket to serve on.
+    `client` must report to `measured`. `port` is that of the socket to serve on, `health` the socket for probes alone.
     """
 
     def on_ready(served: ServedModel) -> None:
@@ -91,7 +99,22 @@ def create_server(
             return await load(settings, client)
 
     app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
-    server = Server(app, settings, drain=lambda: app.state.noria.admission.drain())
+
+    def probed(path: str) -> tuple[int, bytes] | None:
+        return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
+
+    places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
+    measured.watch_connections(lambda: places.n_open)
+    server = Server(
+        app,
+        settings,
+        drain=lambda: app.state.noria.admission.drain(),
+        reload=lambda: logs.use_level(settings.level()),
+        places=places,
+        on_refused=measured.observe_refused_connection,
+        probes=None if health is None else HealthListener(health, probed),
+        limits=limits,
+    )
     return server
 
 

@@ -40,6 +40,11 @@ def configure(log_format: str, log_level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else HumanFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    use_level(log_level)
+
+
+def use_level(log_level: str) -> None:
+    """Log from this level on."""
     logging.getLogger("noria").setLevel(log_level.upper())
 
 

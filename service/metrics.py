@@ -1,6 +1,7 @@
 """Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts use them."""
 
 import asyncio
+import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
@@ -24,6 +25,7 @@ LATENCY_BUCKETS = tuple(
 )
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
 OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
+REFUSALS = ("malformed", "too_large", "timeout", "unread", "full")
 COUNTERS = {
     "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
     "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
@@ -86,11 +88,28 @@ class Metrics:
         self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
         self._between = self._latency("inter_token", "Between two tokens of one sequence.")
         self._request = self._latency("request", "From a request's arrival to the end of its answer.")
+        self._connections = Gauge("noria_connections", "Open connections.", registry=registry)
+        self._refused_connections = Counter(
+            "noria_refused_connections",
+            "Connections that were ended for their bytes, their silence or a limit.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REFUSALS:
+            self._refused_connections.labels(reason)
+        self._ran = time.monotonic()
         self._lags: deque[float] = deque([0.0], maxlen=LAG_SAMPLES)
         lag = Gauge(
             "noria_event_loop_lag_seconds", "Largest delay of the event loop in the last 15 s.", registry=registry
         )
         lag.set_function(lambda: max(self._lags))
+
+    def watch_connections(self, n_open: Callable[[], int]) -> None:
+        """Report the number of open connections."""
+        self._connections.set_function(n_open)
+
+    def observe_refused_connection(self, reason: str) -> None:
+        self._refused_connections.labels(reason).inc()
 
     def _latency(self, name: str, text: str) -> Histogram:
         return Histogram(self.registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
@@ -134,7 +153,12 @@ class Metrics:
         while True:
             due = loop.time() + LAG_INTERVAL
             await asyncio.sleep(LAG_INTERVAL)
+            self._ran = time.monotonic()
             self._lags.append(max(0.0, loop.time() - due))
+
+    def event_loop_silence(self) -> float:
+        """Seconds since the event loop last ran. For any thread."""
+        return time.monotonic() - self._ran
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""

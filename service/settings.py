@@ -10,6 +10,8 @@ from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
 from model.options import RunnerOptions, check_limits, flag_name, option
 
+LEVELS = ("debug", "info", "warning", "error")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings(RunnerOptions):
@@ -47,12 +49,30 @@ class Settings(RunnerOptions):
     ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
     max_queue: int = option(256, "Number of requests that may wait while others run. The next one gets a 429.", least=0)
     max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
+    max_connections: int = option(
+        4096,
+        "Number of open connections, as far as descriptors allow. More get a 503; /live and /ready go on.",
+        least=1,
+    )
+    max_connections_per_address: int = option(
+        1024, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
+    )
+    health_port: int | None = option(
+        None,
+        "Port for /live, /ready and /health on a thread of its own, which no load delays.",
+        unset="only --port has them",
+        least=1,
+        most=65535,
+    )
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
     step_timeout: float = option(
         60.0, "Seconds after which a step counts as hung, and the engine is replaced.", least=1
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
-    log_level: str = option("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
+    log_level_file: Path | None = option(
+        None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
+    )
 
     def check(self) -> None:
         """Raise OptionError for options that cannot work, before anything is started."""
@@ -67,6 +87,7 @@ class Settings(RunnerOptions):
             if isinstance(value, tuple) and any(not item.strip() for item in value):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
+        self.level()
         self._check_tls()
 
     def _check_tls(self) -> None:
@@ -82,6 +103,19 @@ class Settings(RunnerOptions):
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
         except OSError as error:
             raise OptionError(f"--ssl-certfile {self.ssl_certfile} cannot be used: {error}") from error
+
+    def level(self) -> str:
+        """The level to log: that of the file, if there is one. Raises OptionError."""
+        path = self.log_level_file
+        if path is None:
+            return self.log_level
+        try:
+            level = path.read_text().strip().lower()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--log-level-file {path}: cannot be read ({type(error).__name__})") from error
+        if level not in LEVELS:
+            raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
+        return level
 
     def with_file_keys(self) -> "Settings":
         """The same settings with the keys of `api_key_file` among `api_keys`. Raises OptionError."""

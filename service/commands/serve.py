@@ -1,6 +1,9 @@
 """`noria serve`: the engine process, then the server in this one."""
 
+import signal
+import socket
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 from service.http.listening import listen
 from service.settings import Settings
@@ -12,7 +15,8 @@ def run(settings: Settings) -> int:
     The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
-    with listen(settings.host, settings.port) as sock:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
+    with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:
         from service.engine.client import EngineClient
         from service.engine.process import EngineProcess
 
@@ -27,9 +31,17 @@ def run(settings: Settings) -> int:
         from service.app import create_server
         from service.metrics import Metrics
 
-        logs.configure(settings.log_format, settings.log_level)
+        logs.configure(settings.log_format, settings.level())
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        server = create_server(settings, client, metrics, sock.getsockname()[1], progress=progress)
+        port = sock.getsockname()[1]
+        server = create_server(settings, client, metrics, port, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
+
+
+def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:
+    """The socket of `--health-port`, or None. Raises OptionError."""
+    if settings.health_port is None:
+        return nullcontext()
+    return listen(settings.host, settings.health_port, "--health-port")

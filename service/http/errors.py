@@ -9,7 +9,7 @@ ApiError
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
 ├── Unavailable        503  loading, restarting or draining
-└── HttpError          404, 405, 415  no such route, method or content type
+└── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
 """
 
 import logging
@@ -26,6 +26,16 @@ from service.engine.mailbox import EngineDied, EngineUnavailable
 log = logging.getLogger("noria.api")
 
 QUOTED_CHARS = 80
+HTTP_CODES = {
+    400: "invalid_http",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    414: "uri_too_long",
+    415: "unsupported_media_type",
+    431: "header_fields_too_large",
+}
+"""Status of an `HttpError` -> its code."""
 
 
 class ApiError(Exception):
@@ -102,11 +112,10 @@ class Unavailable(ApiError):
 
 
 class HttpError(ApiError):
-    """An error of routing (404, 405), or one without a class of its own (415)."""
+    """An error of routing, or of the bytes of a request. `HTTP_CODES` has its codes."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        names = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
-        super().__init__(message, code=names.get(status), headers=headers)
+        super().__init__(message, code=HTTP_CODES.get(status), headers=headers)
         self.status = status
         self.type = "invalid_request_error" if status < 500 else "server_error"
 

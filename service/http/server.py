@@ -3,14 +3,22 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
-import sys
+import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from model.errors import NoriaError
+from service.http.connection.limits import Limits
+from service.http.connection.places import Places
+from service.http.connection.protocol import Connection
+from service.http.health import HealthListener
 from service.settings import Settings
 
 log = logging.getLogger("noria")
@@ -22,15 +30,33 @@ CLOSING_SECONDS = 5
 class Server(uvicorn.Server):
     """A uvicorn server that stops after a drain, or at once after `fail`.
 
-    `drain` refuses new requests, and returns when those in flight have ended or their time is up.
+    `drain` refuses new requests, and returns when those in flight have ended or their time is up. `reload` is called at
+    SIGHUP. `on_refused` is told why a connection's request was refused before any application saw it. `probes` listens
+    on a port of its own.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, drain: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        *,
+        drain: Callable[[], Awaitable[None]],
+        reload: Callable[[], None],
+        places: Places,
+        on_refused: Callable[[str], None],
+        probes: HealthListener | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
         self.failed = False
         self._drain = drain
+        self._reload = reload
+        self._settings = settings
+        self._probes = probes
         self._drain_task: asyncio.Task[None] | None = None
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        # uvicorn takes any callable that makes a protocol.
+        protocol: Any = partial(Connection, limits=limits, places=places, on_refused=on_refused)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -38,7 +64,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 lifespan="on",
-                http="service.http.protocol:Protocol" if sys.platform != "win32" else "auto",
+                http=protocol,
                 ws="none",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
@@ -53,7 +79,25 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        if self._probes is not None:
+            self._probes.start()
         await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._probes is not None:
+            await asyncio.to_thread(self._probes.close)
+
+    def reload(self) -> None:
+        """Read again what may change while the server runs. What cannot be read stays as it was."""
+        for name, read in (("TLS certificates", self._reload_certificate), ("options", self._reload)):
+            try:
+                read()
+            except (OSError, NoriaError) as error:
+                log.error("reload: the %s stay as they were: %s", name, error)
+        log.info("reloaded")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a drain at the first signal, and end the process at the second."""
@@ -65,6 +109,11 @@ class Server(uvicorn.Server):
             log.info("draining: requests in flight finish, new ones are refused; another signal ends at once")
             self._draining = True
             self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _reload_certificate(self) -> None:
+        """Connections that begin from now on get the new certificate."""
+        if self.config.ssl is not None and self._settings.ssl_certfile is not None:
+            self.config.ssl.load_cert_chain(self._settings.ssl_certfile, self._settings.ssl_keyfile)
 
     def _begin_drain(self) -> None:
         self._drain_task = asyncio.create_task(self._drain_and_exit())

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
+from service.http.connection.limits import Limits
 from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
@@ -117,6 +119,8 @@ def running(
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
     routes: tuple[Route, ...] = ROUTES,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    health: socket.socket | None = None,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve with these Settings; `wait` is the engine state to wait for."""
@@ -147,7 +151,8 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     with listen("127.0.0.1", 0) as sock:
-        server = create_server(settings, client, metrics, sock.getsockname()[1], load=load, routes=routes)
+        port = sock.getsockname()[1]
+        server = create_server(settings, client, metrics, port, load=load, routes=routes, limits=limits, health=health)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:

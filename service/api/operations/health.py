@@ -1,7 +1,9 @@
 """`/live`, `/ready`, `/health` (no key needed) and `/version`."""
 
-from typing import Literal, NotRequired
+from collections.abc import Callable
+from typing import Any, Literal, NotRequired
 
+import orjson
 from fastapi import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -14,6 +16,10 @@ from service.http.policy import Policy
 
 METHODS = ("GET", "HEAD")
 PROBE = Policy(open=True, quiet=True)
+
+
+STALLED_SECONDS = 10.0
+"""Silence of the event loop after which the process does not count as live on the port for probes."""
 
 
 class Live(TypedDict):
@@ -48,6 +54,40 @@ LOADED: Version = {
 }
 
 
+def readiness(state: State) -> tuple[Readiness, int]:
+    """The answer of `/ready`, and its status."""
+    if state.admission.ready:
+        return {"status": "ready"}, 200
+    report: Readiness = {"status": state.admission.status}
+    if not state.admission.draining:
+        report["stage"] = state.client.stage
+        report["progress"] = round(state.client.progress, 3)
+    return report, 503
+
+
+def engine_health(state: State) -> tuple[Status, int]:
+    """The answer of `/health`, and its status."""
+    healthy = state.admission.model is not None and state.client.state == "ready"
+    return {"status": state.admission.status}, 200 if healthy else 503
+
+
+def probed(state: State | None, path: str) -> tuple[int, bytes] | None:
+    """Status and JSON of a probe on a port of its own; None for another path. `state` is None before the start.
+
+    Called from any thread: it only reads. Here `/live` also says whether the event loop runs.
+    """
+    silent = 0.0 if state is None else state.metrics.event_loop_silence()
+    answers: dict[str, Callable[[], tuple[Any, int]]] = {
+        "/live": lambda: ({"status": "live"}, 200) if silent < STALLED_SECONDS else ({"status": "stalled"}, 503),
+        "/ready": lambda: ({"status": "starting"}, 503) if state is None else readiness(state),
+        "/health": lambda: ({"status": "starting"}, 503) if state is None else engine_health(state),
+    }
+    if path not in answers:
+        return None
+    report, status = answers[path]()
+    return status, orjson.dumps(report)
+
+
 @get("/live", answer=Live, answers=({"status": "live"},), methods=METHODS, policy=PROBE)
 async def live(request: Request) -> Response:
     """Say that the process answers"""
@@ -67,14 +107,8 @@ async def ready(request: Request) -> Response:
 
     503 while it is loading, restarting or draining.
     """
-    state: State = request.app.state.noria
-    if state.admission.ready:
-        return json_response({"status": "ready"})
-    report: Readiness = {"status": state.admission.status}
-    if not state.admission.draining:
-        report["stage"] = state.client.stage
-        report["progress"] = round(state.client.progress, 3)
-    return json_response(report, 503)
+    report, status = readiness(request.app.state.noria)
+    return json_response(report, status)
 
 
 @get(
@@ -90,9 +124,8 @@ async def health(request: Request) -> Response:
 
     503 while it does not.
     """
-    state: State = request.app.state.noria
-    healthy = state.admission.model is not None and state.client.state == "ready"
-    return json_response({"status": state.admission.status}, 200 if healthy else 503)
+    report, status = engine_health(request.app.state.noria)
+    return json_response(report, status)
 
 
 @get("/version", answer=Version, answers=(LOADED, {"version": "0.1.0", "engine": None, "fingerprint": None}))

@@ -6,15 +6,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as TheirHistogram
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.http.connection.protocol import Connection
 from service.metrics import Histogram
 from tests.service.live import Live, answer
 
 
 def test_uvloop_and_httptools_serve(live: Live) -> None:
     assert type(live.server._loop).__module__.startswith("uvloop")
-    assert issubclass(live.server.config.http_protocol_class, HttpToolsProtocol)
+    assert live.server.config.http_protocol_class.func is Connection
 
 
 def test_a_client_that_lags_gets_its_tokens_in_one_frame(live: Live) -> None:

@@ -7,37 +7,17 @@ from typing import Any
 
 import pytest
 
+from tests.service.http.connection.raw import START, chunked, connected, read_answer, whole
 from tests.service.live import Live, answer, running
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import eventually
 
-BODY = json.dumps({"prompt": "a", "max_tokens": 5}).encode()
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
-
-
-START = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-
-
-def whole(extra: bytes = b"", body: bytes = BODY) -> bytes:
-    return START + extra + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-
-
-def chunked(extra: bytes) -> bytes:
-    return START + extra + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-
-
-def connected(live: Live) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(live.url.rpartition(":")[2])), timeout=PATIENCE)
 
 
 def received(sock: socket.socket) -> tuple[int, Any]:
     """Status and JSON of one answer; it has a length."""
-    with sock.makefile("rb") as file:
-        status = int(file.readline().split()[1])
-        length = 0
-        while line := file.readline().strip().lower():
-            name, _, value = line.partition(b": ")
-            length = int(value) if name == b"content-length" else length
-        return status, json.loads(file.read(length))
+    answer = read_answer(sock)
+    return answer.status, json.loads(answer.body)
 
 
 def in_pieces(sock: socket.socket, data: bytes, size: int) -> None:

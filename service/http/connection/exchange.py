@@ -1,0 +1,196 @@
+"""One request and its response: ASGI's `receive` and `send`, and their bytes on the connection."""
+
+import asyncio
+import http
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+
+from service.http.connection.reader import Fields
+from service.http.dialects import OPENAI, error_response
+from service.http.errors import ApiError
+
+log = logging.getLogger("noria")
+
+BUFFERED_BYTES = 2**16
+"""Bytes of a body that wait for the application before the connection stops reading."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WITHOUT_BODY = (204, 304)
+STATUS_LINES = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
+
+
+class Connection(Protocol):
+    """The connection as its exchanges see it."""
+
+    drained: asyncio.Future[None] | None
+    """Done when the client has read enough, or is gone; None while more may be written."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def want_body(self) -> None:
+        """The application waits for more of the body."""
+        ...
+
+    def finished(self, exchange: "Exchange") -> None:
+        """The response is complete."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+class Exchange:
+    """One request and its response. `keep_alive`: another request may follow, if the client can tell where this ends.
+
+    The head of a response waits for its first byte of a body, and both are written at once.
+    """
+
+    def __init__(self, connection: Connection, scope: Scope, own_fields: Fields, *, keep_alive: bool) -> None:
+        self.scope = scope
+        self.started = False
+        self.complete = False
+        self.keep_alive = keep_alive and scope["http_version"] != "1.0"
+        self.whole = False
+        """Whether the request has arrived to its end."""
+        self.expects_continue = False
+        self._connection = connection
+        self._own_fields = own_fields
+        self._parts: list[bytes] = []
+        self._taken = False  # whether the application has the whole body: what it receives next is the disconnect
+        self._waiter: asyncio.Future[None] | None = None
+        self._gone = False
+        self._head = b""
+        self._chunked = False
+        self._left: int | None = None  # bytes of the body that the response has promised
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the body that the application has not taken."""
+        return sum(map(len, self._parts))
+
+    def feed(self, part: bytes) -> None:
+        """Take a part of the body. A complete response needs none."""
+        if not self.complete:
+            self._parts.append(part)
+            self._wake()
+
+    def end(self) -> None:
+        """The request is whole."""
+        self.whole = True
+        self._wake()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._gone = True
+        self._wake()
+
+    async def run(self, app: ASGIApp) -> None:
+        """Let the application answer. It must complete its response: it has an answer to every error."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception as error:
+            log.error("internal error", exc_info=error)
+        if self.complete or self._gone:
+            return
+        if self.started:
+            self._connection.abort()
+        else:
+            error_ = ApiError("internal error", code="internal_error")
+            await error_response(error_, OPENAI)(self.scope, self.receive, self.send)
+
+    async def receive(self) -> Message:
+        if self.expects_continue and not self.started:
+            self.expects_continue = False
+            self._connection.write(CONTINUE)
+        self._connection.want_body()
+        while not (self._parts or self._gone or self.complete or (self.whole and not self._taken)):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._gone or self.complete:
+            return {"type": "http.disconnect"}
+        body, self._parts = b"".join(self._parts), []
+        self._taken = self.whole
+        return {"type": "http.request", "body": body, "more_body": not self.whole}
+
+    async def send(self, message: Message) -> None:
+        if self._connection.drained is not None:
+            await asyncio.shield(self._connection.drained)
+        if self._gone:
+            return
+        if message["type"] == "http.response.body" and self.started and not self.complete:
+            self._write(message.get("body", b""), message.get("more_body", False))
+        elif message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+        else:
+            raise RuntimeError(f"unexpected message {message['type']!r}")
+
+    def _start(self, status: int, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        if self.started:
+            raise RuntimeError("the response has started already")
+        self.started = True
+        lines = [*self._own_fields, *fields]
+        length = next((int(value) for name, value in lines if name == b"content-length"), None)
+        if self.scope["method"] == "HEAD" or status in WITHOUT_BODY:
+            self._left = 0
+        elif length is not None:
+            self._left = length
+        elif self.scope["http_version"] == "1.0":
+            self.keep_alive = False  # the end of the connection is the end of the body
+        else:
+            self._chunked = True
+            lines.append((b"transfer-encoding", b"chunked"))
+        if not self.whole:
+            self.keep_alive = False  # nobody reads the rest of the request
+        if not self.keep_alive:
+            lines.append((b"connection", b"close"))
+        self._head = head_bytes(status, lines)
+
+    def _write(self, body: bytes, more: bool) -> None:
+        data = self._framed(body)
+        if not more and self._chunked:
+            data += b"0\r\n\r\n"
+        if self._left and not more:
+            self._connection.abort()
+            raise RuntimeError(f"the response is {self._left} bytes shorter than its header says")
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self._connection.write(data)
+        if not more:
+            self.complete = True
+            self._wake()
+            self._connection.finished(self)
+
+    def _framed(self, body: bytes) -> bytes:
+        """A part of the body as the client can read it."""
+        if self._chunked:
+            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        if self._left is None:
+            return body
+        if self.scope["method"] == "HEAD":
+            return b""
+        if len(body) > self._left:
+            self._connection.abort()
+            raise RuntimeError("the response is longer than its header says")
+        self._left -= len(body)
+        return body
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def head_bytes(status: int, fields: Fields) -> bytes:
+    """The head of a response. Raises RuntimeError for a field that would end early."""
+    lines = b"\r\n".join([STATUS_LINES[status], *(b"%b: %b" % field for field in fields), b"", b""])
+    if lines.count(b"\n") != len(fields) + 2 or lines.count(b"\r") != len(fields) + 2:
+        raise RuntimeError("a header field of the response has a line break")
+    return lines
+
+
+def refusal(error: ApiError, own_fields: Fields) -> bytes:
+    """The response to a request that no application sees. The connection ends after it."""
+    response = error_response(error, OPENAI)
+    body: Any = response.body
+    return head_bytes(response.status_code, [*own_fields, *response.raw_headers, (b"connection", b"close")]) + body

@@ -1,0 +1,167 @@
+"""The requests in the bytes of a connection, by httptools. What exceeds a limit is refused while it arrives."""
+
+from typing import NamedTuple, Protocol
+
+import httptools
+
+from service.http.connection.limits import Limits
+from service.http.errors import ApiError, HttpError
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class Head(NamedTuple):
+    """The head of a request. Names of `fields` are in lower case. `length` is the size of the body, if it is known."""
+
+    method: bytes
+    url: bytes
+    version: str
+    fields: Fields
+    keep_alive: bool
+    length: int | None
+
+    def value(self, name: bytes) -> bytes | None:
+        """The first field of this name."""
+        return next((value for other, value in self.fields if other == name), None)
+
+
+class Handler(Protocol):
+    """Takes the parts of a request as they arrive."""
+
+    def on_request(self) -> None:
+        """The first byte of a request."""
+        ...
+
+    def on_head(self, head: Head) -> ApiError | None:
+        """Take the head; returns why the request is refused."""
+        ...
+
+    def on_part(self, part: bytes) -> None:
+        """A part of the body."""
+        ...
+
+    def on_end(self) -> None:
+        """The end of the request."""
+        ...
+
+
+class RequestReader:
+    """Parses requests and calls a handler. Fields after a body (trailers) are counted and dropped.
+
+    An `Upgrade` field is ignored, as RFC 9110, 7.8 allows: `curl --http2` and Java's client send one. httptools stops
+    after the head of such a request; it is then parsed again without the field.
+    """
+
+    def __init__(self, limits: Limits, handler: Handler) -> None:
+        self._limits = limits
+        self._handler = handler
+        self._parser = self._new_parser()
+        self._passed = 0  # bytes since the last part of a body, or since the request began
+        self._error: ApiError | None = None
+        self.in_head = False
+        """Whether a request has begun, and its head is not complete."""
+        self._reset()
+
+    @property
+    def quota(self) -> int:
+        """The largest number of bytes that `feed` takes now."""
+        return self._limits.head_bytes - self._passed
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes, at most `quota`. Raises ApiError; nothing can be read after that."""
+        self._passed += len(data)
+        self._parse(data)
+        if self._error is not None:
+            raise self._error
+        if self._passed >= self._limits.head_bytes:
+            what = "trailers or chunk headers" if self._in_body else "header"
+            raise too_large(f"the request's {what} may have at most {self._limits.head_bytes} bytes")
+
+    # Called by httptools. An exception would lose its message there.
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self.in_head = True
+        self._handler.on_request()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self._limits.url_bytes:
+            message = f"the URL may have at most {self._limits.url_bytes} bytes"
+            self._error = self._error or HttpError(414, message)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._n_fields += 1
+        size = len(name) + len(value) + len(b": ")
+        if self._n_fields > self._limits.fields:
+            self._error = self._error or too_large(f"a request may have at most {self._limits.fields} header fields")
+        elif size > self._limits.line_bytes:
+            message = f"a header field may have at most {self._limits.line_bytes} bytes, got {size}"
+            self._error = self._error or too_large(message)
+        elif not self._in_body:
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._offers_upgrade() or self._error is not None:
+            return
+        self._passed, self._in_body, self._n_fields, self.in_head = 0, True, 0, False
+        length = next((int(value) for name, value in self._fields if name == b"content-length"), None)
+        chunked = any(name == b"transfer-encoding" for name, _ in self._fields)
+        parser = self._parser
+        head = Head(
+            parser.get_method(),
+            self._url,
+            parser.get_http_version(),
+            self._fields,
+            parser.should_keep_alive(),
+            None if chunked else length or 0,
+        )
+        self._error = self._handler.on_head(head)
+
+    def on_body(self, part: bytes) -> None:
+        self._passed = 0
+        if self._error is None:
+            self._handler.on_part(part)
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade() and self._error is None:
+            self._passed, self._in_body = 0, False
+            self._handler.on_end()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._fields: Fields = []
+        self._n_fields = 0
+        self._in_body = False
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # Requests may follow one that asks to close; the connection decides whether they are answered.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _parse(self, data: bytes) -> None:
+        while data and self._error is None:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if not self._offers_upgrade():
+                    self._error = HttpError(400, "the method CONNECT is not supported")
+                    return
+                data = self._head_without_upgrade() + data[stop.args[0] :]
+                self._parser = self._new_parser()
+            except httptools.HttpParserError as error:
+                self._error = self._error or HttpError(400, f"the request is not valid HTTP: {error}")
+
+    def _offers_upgrade(self) -> bool:
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        start = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
+        lines = [start, *(b"%s: %s" % field for field in self._fields if field[0] != b"upgrade")]
+        return b"\r\n".join([*lines, b"", b""])
+
+
+def too_large(message: str) -> HttpError:
+    return HttpError(431, message)

@@ -1,0 +1,101 @@
+"""A listener for probes alone. It answers from a thread of its own, also without a free descriptor."""
+
+import contextlib
+import http.server
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+log = logging.getLogger("noria")
+
+CONNECTION_SECONDS = 2.0
+"""The time that one client may take."""
+MAX_CLIENTS = 16
+
+Answer = Callable[[str], tuple[int, bytes] | None]
+"""Path -> status and JSON, or None for an unknown path. Called from any thread."""
+
+
+class HealthListener(http.server.ThreadingHTTPServer):
+    """Serves probes on a socket until `close`.
+
+    It keeps one descriptor in reserve: when there is no other, a client is accepted with it. Beyond
+    `MAX_CLIENTS` new clients wait, each for at most `CONNECTION_SECONDS` times the number of those before it.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, sock: socket.socket, answer: Answer) -> None:
+        super().__init__(sock.getsockname(), _Probe, bind_and_activate=False)
+        self.socket.close()
+        self.socket = sock
+        self.answer = answer
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
+        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
+        self._thread = threading.Thread(target=self.serve_forever, name="noria-health", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+        os.close(self._reserve)
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is free
+            os.close(self._reserve)
+            try:
+                sock, address = super().get_request()
+                with contextlib.suppress(OSError), sock:
+                    self.finish_request(sock, address)
+            finally:
+                self._reserve = os.open(os.devnull, os.O_RDONLY)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._slots.acquire()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a probe failed", exc_info=True)
+
+
+class _Probe(http.server.BaseHTTPRequestHandler):
+    """One request: GET or HEAD of a probe's path."""
+
+    server: HealthListener
+    timeout = CONNECTION_SECONDS
+
+    def do_GET(self) -> None:
+        found = self.server.answer(self.path.partition("?")[0])
+        status, body = found or (HTTPStatus.NOT_FOUND, b'{"status":"not found"}')
+        self.send_response_only(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes are not logged."""

@@ -1,0 +1,236 @@
+"""Sizes of heads, trailers and chunk headers, and the deadlines of a connection."""
+
+import contextlib
+import json
+import socket
+from dataclasses import replace
+
+import pytest
+
+from service.http.connection.limits import Limits
+from tests.service.http.connection.raw import (
+    BODY,
+    LIVE,
+    START,
+    chunked,
+    connected,
+    read_all,
+    read_answer,
+    send_all,
+    whole,
+)
+from tests.service.live import LONG, Live, answer, running
+from tests.waiting import eventually
+
+LIMITS = Limits()
+FIELD = b"X-Field: %s\r\n"
+
+
+def head_of(size: int) -> bytes:
+    """A GET request whose head has `size` bytes, in fields of at most 4 kB."""
+    head = b"GET /live HTTP/1.1\r\nHost: x\r\n"
+    while (left := size - len(head) - len(b"\r\n")) > 0:
+        length = min(left, 4096)
+        if 0 < left - length < len(FIELD % b"") + 1:
+            length -= len(FIELD % b"") + 1
+        head += FIELD % (b"a" * (length - len(FIELD % b"")))
+    return head + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (head_of(LIMITS.head_bytes), 200),
+        (head_of(LIMITS.head_bytes + 1), 431),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % b"" * (LIMITS.fields - 1) + b"\r\n", 200),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % b"" * LIMITS.fields + b"\r\n", 431),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % (b"a" * 8183) + b"\r\n", 200),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\n" + FIELD % (b"a" * 8184) + b"\r\n", 431),
+        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 6) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /live?" + b"a" * (LIMITS.url_bytes - 5) + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_sizes_of_a_head(live: Live, data: bytes, status: int) -> None:
+    with connected(live) as sock:
+        sock.sendall(data)
+        response = read_answer(sock)
+        assert response.status == status
+        if status == 200:
+            sock.sendall(LIVE)
+            assert read_answer(sock).status == 200
+        else:
+            assert response.error["code"] in ("header_fields_too_large", "uri_too_long")
+            assert any(str(limit) in response.error["message"] for limit in (32768, 100, 8192))
+            assert response.fields["connection"] == "close"
+            assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("start", "more", "status"),
+    [
+        (b"GET /live HTTP/1.1\r\nHost: x\r\n", b"X-Field: " + b"a" * 1000 + b"\r\n", 431),
+        (b"GET /live HTTP/1.1\r\nHost: x\r\nX-Endless: ", b"a" * 1000, 431),
+        (b"GET /live?", b"a" * 1000, 414),
+        (b"", b"\r\n" * 500, 431),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Trailer: " + b"a" * 1000 + b"\r\n", 431),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n5;x=", b"a" * 1000, 431),
+    ],
+    ids=["fields", "value", "url", "empty lines", "trailers", "extension"],
+)
+def test_what_never_ends_is_cut_off(live: Live, start: bytes, more: bytes, status: int) -> None:
+    """The server answers and stops reading; on its side of the connection nothing grows."""
+    with connected(live) as sock:
+        sock.sendall(start)
+        sent = send_all(sock, more, 100_000)
+        assert sent < 40 * 2**20
+    with connected(live) as sock:
+        sock.sendall(start)
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            sock.sendall(more * 100)
+        assert read_answer(sock).status == status
+
+
+def test_trailers_are_no_header_fields(live: Live) -> None:
+    """A trailer cannot add a key or a length to a request that was checked already."""
+    with connected(live) as sock:
+        sock.sendall(chunked(trailers=b"X-Request-Id: smuggled\r\n" * 20) + LIVE)
+        first = read_answer(sock)
+        assert json.loads(first.body)["choices"][0]["text"] == answer("a", 5)
+        assert first.fields["x-request-id"] != "smuggled"
+        assert read_answer(sock).status == 200
+
+
+SHORT = replace(
+    LIMITS,
+    head_seconds=0.3,
+    body_seconds=0.3,
+    idle_seconds=0.3,
+    unread_seconds=0.3,
+    linger_seconds=0.1,
+    body_rate=10**6,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"", None),
+        (b"GET /live HT", 408),
+        (START, 408),
+        (whole()[:-1], 408),
+        (START + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc", 408),
+    ],
+    ids=["silent", "line", "head", "body", "chunk"],
+)
+def test_a_client_that_stops_sending_is_cut_off(data: bytes, status: int | None) -> None:
+    with running(limits=SHORT) as live, connected(live) as sock:
+        sock.sendall(data)
+        if status is not None:
+            response = read_answer(sock)
+            assert (response.status, response.error["code"]) == (status, "request_timeout")
+        assert read_all(sock) == b""
+        eventually(lambda: live.metric("noria_connections") == 1, "only the client of the metrics is connected")
+
+
+def test_a_connection_without_a_next_request_ends() -> None:
+    with running(limits=replace(LIMITS, idle_seconds=0.3)) as live, connected(live) as sock:
+        sock.sendall(LIVE)
+        assert read_answer(sock).status == 200
+        assert read_all(sock) == b""
+
+
+def drip(live: Live, data: bytes) -> bytes:
+    """The end of a connection that gets a byte each 50 ms."""
+    with connected(live) as sock:
+        sock.settimeout(0.05)
+        for byte in data:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(bytes([byte]))
+            try:
+                if (part := sock.recv(1000)) or part == b"":
+                    return part
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                return b""
+    raise AssertionError("the server waited for everything")
+
+
+def test_bytes_that_drip_do_not_extend_the_time() -> None:
+    """A head has its time from the first byte, and a body a total that its size allows, however short the pauses."""
+    with running(limits=SHORT) as live:
+        assert drip(live, START).startswith(b"HTTP/1.1 408")
+    with running(limits=SHORT) as live, connected(live) as sock:
+        sock.sendall(START + b"Content-Length: 1000\r\n\r\n")
+        sock.settimeout(0.1)
+        for _ in range(100):
+            sock.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                assert sock.recv(1000).startswith(b"HTTP/1.1 408")
+                return
+        raise AssertionError("the body had no limit in all")
+
+
+def test_a_large_body_has_the_time_that_it_needs() -> None:
+    """The same pauses, at a rate that is high enough."""
+    body = BODY.ljust(20)
+    with running(limits=replace(SHORT, body_seconds=0.7, body_rate=len(body) // 5)) as live, connected(live) as sock:
+        sock.sendall(START + b"Content-Length: %d\r\n\r\n" % len(body))
+        sock.settimeout(0.1)
+        for byte in body[:-1]:
+            sock.sendall(bytes([byte]))
+            with pytest.raises(TimeoutError):
+                sock.recv(1)
+        sock.sendall(body[-1:])
+        sock.settimeout(10)
+        assert read_answer(sock).status == 200
+
+
+def test_a_stream_that_nobody_reads_is_aborted() -> None:
+    """Each event has alternatives, so that little of the answer fits into the buffers of the system."""
+    with running(model="slow", limits=replace(SHORT, unread_seconds=0.5)) as live:
+        body = json.dumps({**LONG, "stream": True, "logprobs": 5, "n": 100}).encode()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", int(live.url.rpartition(":")[2])))
+            sock.sendall(whole(body=body))
+            eventually(lambda: live.metric("noria_requests_running") > 0, "it runs")
+            eventually(lambda: live.metric("noria_requests_running") == 0, "nobody reads, and it is aborted")
+            assert live.metric("noria_refused_connections_total", reason="unread") == 1
+        assert live.metric("noria_requests_total", outcome="abort") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "per_address", "words"), [(20, 1000, "20 connections"), (1000, 20, "your address has 20 connections")]
+)
+def test_too_many_connections(limit: int, per_address: int, words: str) -> None:
+    """Probes are served beyond the limit, also while others hold all reserved places; then there is place again."""
+    options = {"max_connections": limit, "max_connections_per_address": per_address}
+    with running(**options) as live, contextlib.ExitStack() as stack:
+        ask = live.http.get
+        assert ask("/v1/models").status_code == 200
+        for _ in range(limit + per_address):
+            if live.metric("noria_connections") == 20:
+                break
+            stack.enter_context(connected(live))
+        for _ in range(40):  # more than reserved places, all silent
+            stack.enter_context(connected(live))
+        for path, status in (("/live", 200), ("/ready", 200), ("/v1/models", 503)):
+            with connected(live) as sock:
+                sock.sendall(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+                response = read_answer(sock)
+                assert response.status == status
+                if status == 503:
+                    assert words in response.error["message"]
+                    assert response.error["code"] == "too_many_connections"
+                    assert response.fields["retry-after"]
+        assert ask("/v1/models").status_code == 200  # its connection was there before
+        stack.close()
+        eventually(lambda: connected_models(live) == 200, "there is place again")
+
+
+def connected_models(live: Live) -> int:
+    with connected(live) as sock:
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        return read_answer(sock).status
