@@ -102,6 +102,8 @@ class EngineLoop:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         if batch.slices:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
             try:
                 self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
