@@ -38,6 +38,11 @@ COPY model model
 COPY service service
 RUN /opt/pip/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist . \
     && /opt/pip/bin/pip --python /opt/noria/bin/python install --no-deps dist/*.whl
+# The packages of the image, for scanners: an SBOM in CycloneDX's JSON.
+RUN /opt/pip/bin/pip install -c constraints.txt ${PIP_ARGS} cyclonedx-bom \
+    && mkdir -p /opt/noria/share/noria \
+    && /opt/pip/bin/cyclonedx-py environment --output-reproducible --of JSON \
+        -o /opt/noria/share/noria/sbom.cdx.json /opt/noria/bin/python
 WORKDIR /
 RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \
     resolve('smollm2-135m-instruct', cache_dir=Path('/var/cache/noria'))"

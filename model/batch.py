@@ -101,6 +101,8 @@ class SliceOutput:
     `pooled` [dim] is set for embeddings. It is the sum over the slice of hidden states after the last norm ("mean"), or
     the state at the prompt's last position ("last"; empty before it).
     `failure` says why no token could be sampled after `tokens`. The client reads it, and the sequence ends.
+    `fault` says the same where the request is not to blame: the step raised for this slice, or its numbers are not
+    finite. The sequence ends, and nothing that it computed may be reused.
     """
 
     tokens: tuple[int, ...] = ()
@@ -108,6 +110,7 @@ class SliceOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     failure: str | None = None
     pooled: tuple[float, ...] = ()
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The configuration of a network. `checkpoint/families.py` reads it from files. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import isfinite
 from typing import Literal
 
-from model.errors import ModelError
+from model.errors import ModelError, short
 
+MAX_SIZE = 2**31 - 1
 VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in each format that a model can have."""
 
@@ -27,6 +29,12 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self)[1:]:
+            value = getattr(self, item.name)
+            if value is not None and not (_is_number(value) and value >= 0):
+                raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +70,31 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1, the checkpoint has {getattr(self, name)}")
+        for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
+            if not _is_size(value := getattr(self, name)):
+                raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
+        for name, least in (("norm_eps", 0), ("rope_theta", 1)):
+            if not (_is_number(value := getattr(self, name)) and value > least):
+                raise ModelError(f"{name} must be a number above {least}, the checkpoint has {short(value)}")
+        if not 0.0 <= self.rope_fraction <= 1.0:
+            raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
+        self._check_heads_and_experts()
+        self._check_windows()
+
+    def _check_heads_and_experts(self) -> None:
         if self.n_heads % self.n_kv_heads:
             raise ModelError(f"n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})")
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
+        if self.n_experts and self.n_experts_per_token > self.n_experts:
+            raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
+
+    def _check_windows(self) -> None:
         if len(self.windows) != self.n_layers:
             raise ModelError(f"windows must have one entry for each of {self.n_layers} layers, got {len(self.windows)}")
-        if any(window is not None and window < 1 for window in self.windows):
-            raise ModelError(
-                f"a sliding window must be at least 1, got {min(w for w in self.windows if w is not None)}"
-            )
-        if not 0.0 <= self.rope_fraction <= 1.0:
-            raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
-        if self.n_experts and not 1 <= self.n_experts_per_token <= self.n_experts:
-            raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
+        for window in set(self.windows):
+            if window is not None and not _is_size(window):
+                raise ModelError(f"a sliding window must be at least 1, got {short(window)}")
 
     @property
     def pool_windows(self) -> tuple[int | None, ...]:
@@ -96,3 +112,11 @@ class ModelConfig:
         feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and 1 <= value <= MAX_SIZE

@@ -30,6 +30,12 @@ class ParameterError(NoriaError):
         self.param = param
 
 
+def short(value: object) -> str:
+    """A value from a file for a message: on one line, and not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def one_line(error: Exception) -> str:
     """The message of an exception on one line, without the path of an OSError; its type if there is no message."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)

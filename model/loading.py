@@ -252,5 +252,5 @@ def _first_steps(runner: ModelRunner) -> None:
     for start in (0, n - 1):
         item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
         (output,) = runner.step(StepBatch((item,))).slices
-        if output.failure is not None:
+        if output.fault is not None:
             raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")

@@ -6,27 +6,36 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 
 class HumanFormatter(logging.Formatter):
-    """`07:41:05 info    message key=value ...`"""
+    """`07:41:05 info    message key=value ...`; a line of a child process has its name before the message."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._prefix = process and f"{process}: "
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         fields = "".join(f" {key}={_short(value)}" for key, value in _fields(record).items() if value is not None)
-        line = f"{time} {record.levelname.lower():<7} {record.getMessage()}{fields}"
+        line = f"{time} {record.levelname.lower():<7} {self._prefix}{record.getMessage()}{fields}"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message and the line's own fields."""
+    """One JSON object a line: time (UTC), level, logger, message and the line's own fields; of a child, its name."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._process = {"process": process} if process else {}
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._process,
             "message": record.getMessage(),
             **_fields(record),
         }
@@ -35,17 +44,29 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(log_format: str, log_level: str) -> None:
-    """Send every logger of the process to stderr in one format; other libraries from warning on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else HumanFormatter())
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the time. A progress bar replaces it, so that lines appear above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def configure(log_format: str, log_level: str, process: str = "") -> None:
+    """Send every logger of the process to stderr in one format; other libraries from warning on.
+
+    `process` is the name of a child process, for its lines.
+    """
+    handler = StderrHandler()
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else HumanFormatter(process))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     use_level(log_level)
 
 
 def use_level(log_level: str) -> None:
-    """Log from this level on."""
-    logging.getLogger("noria").setLevel(log_level.upper())
+    """Log our own lines from this level on."""
+    for name in ("noria", "model"):
+        logging.getLogger(name).setLevel(log_level.upper())
 
 
 def hashed(name: str | None) -> str | None:

@@ -17,6 +17,8 @@ from service.engine.worker import Worker
 
 VOCAB = 256
 END = 0
+FAULTY = 254
+"""A sequence with this token ends with a fault."""
 BROKEN = '{"grammars": [{"lark_grammar": "start: \\"broken\\""}]}'
 
 Say = Callable[[Sequence[int], int], int]
@@ -96,6 +98,8 @@ class FakeRunner:
         self._check_visible(item)
         if item.params.grammar == BROKEN:
             return SliceOutput(failure="the grammar is broken")
+        if FAULTY in item.tokens:
+            return SliceOutput(fault="the fake model's numbers are not finite")
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)

@@ -11,7 +11,9 @@ from typing import Any
 from model.checkpoint.files import DTYPES, find_shards, layout, read_json, read_shard
 from model.checkpoint.rope_config import read_rope
 from model.config import ModelConfig
-from model.errors import ModelError
+from model.errors import ModelError, one_line, short
+
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +49,19 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
     `max_position` to it, up to `factor` times the trained context.
     Raises ModelError, which names the field, its value and what is supported.
     """
-    if layout(directory) == "native":
-        return _native_config(directory)
-    return _hf_config(directory, max_model_len)
+    native = layout(directory) == "native"
+    try:
+        return _native_config(directory) if native else _hf_config(directory, max_model_len)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        name = "params.json" if native else "config.json"
+        raise ModelError(f"{name} has a value that no model can have: {one_line(error)}") from error
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
     raw = read_json(directory / "config.json")
     family = _hf_family(raw)
     n_heads, dim, n_layers = (_number(raw, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    _check_layers(n_layers)
     head_dim = raw.get("head_dim") or dim // n_heads
     rope = read_rope(
         raw,
@@ -122,6 +128,7 @@ def _native_config(directory: Path) -> ModelConfig:
         raise ModelError(f"params.json has model_type {raw['model_type']!r}; Noria supports transformer")
     moe = raw.get("moe") or {}
     dim, n_layers, n_heads = (_number(raw, key, "params.json") for key in ("dim", "n_layers", "n_heads"))
+    _check_layers(n_layers)
     windows = _native_windows(raw.get("sliding_window"), n_layers)
     return ModelConfig(
         family="mixtral" if moe else "mistral",
@@ -153,8 +160,14 @@ def _native_windows(value: int | list[int | None] | None, n_layers: int) -> tupl
 def _number(raw: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
     value = raw.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"{file} must have a number in {key}, it has {value!r}")
+        raise ModelError(f"{file} must have a number in {key}, it has {short(value)}")
     return value
+
+
+def _check_layers(n_layers: int) -> None:
+    """A list with an entry for each layer is made before the configuration checks its values."""
+    if n_layers > MAX_LAYERS:
+        raise ModelError(f"the checkpoint has {n_layers} layers; Noria supports {MAX_LAYERS}")
 
 
 def _dtype(declared: str | None, directory: Path) -> str:

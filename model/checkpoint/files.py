@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"the model's {path.name} cannot be read: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelError(f"the model's {path.name} must contain a JSON object, it contains a {type(value).__name__}")
@@ -79,22 +80,25 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
 
 
 def read_shard(path: Path) -> Shard:
-    """The header of one file. Raises ModelError for a file that is truncated or damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise ModelError(f"{path.name} is damaged: its header needs more than {size} bytes; download it again")
-        try:
-            header = json.loads(file.read(length))
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            dtypes = {name: entry["dtype"] for name, entry in entries.items()}
-            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            expected = 8 + length + end
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{path.name} is damaged: its header is not a safetensors header; download it again"
-            ) from error
+    """The header of one file. Raises ModelError for a file that is truncated, damaged or not readable."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise ModelError(f"{path.name} is damaged: its header needs more than {size} bytes; download it again")
+            header = file.read(length)
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {one_line(error)}; check the file") from error
+    try:
+        entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        dtypes = {name: str(entry["dtype"]) for name, entry in entries.items()}
+        expected = 8 + length + max((index(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{path.name} is damaged: its header is not a safetensors header; download it again"
+        ) from error
     if expected != size:
         raise ModelError(
             f"{path.name} is damaged: its header describes {expected} bytes, it has {size}; download it again"

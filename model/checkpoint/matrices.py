@@ -72,7 +72,8 @@ class EncodedMatrix:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
+        with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
+            values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
         return torch.from_numpy(values)
 
 

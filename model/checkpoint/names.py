@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from model.errors import ModelError
+from model.errors import ModelError, short
 
 Names = Sequence[tuple[re.Pattern[str], str]]
 """Patterns of one format's names, each with the native name as a template for `re.Match.expand`."""
@@ -76,5 +76,5 @@ def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
         return None
     known = name if _NATIVE.fullmatch(name) else native_name(name, HUGGING_FACE)
     if known is None:
-        raise ModelError(f"the checkpoint has a weight {name!r}, which no supported model family has")
+        raise ModelError(f"the checkpoint has a weight {short(name)}, which no supported model family has")
     return None if tied_head and known == "output.weight" else known

@@ -13,7 +13,7 @@ from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.names import canonical_name
 from model.config import ModelConfig
-from model.errors import ModelError, one_line
+from model.errors import ModelError, one_line, short
 
 
 class TensorSource(Protocol):
@@ -116,4 +116,5 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
 def _check_weights(shard: Shard, tied_head: bool) -> None:
     for name, dtype in shard.dtypes.items():
         if canonical_name(name, tied_head=tied_head) is not None and dtype not in DTYPES:
-            raise ModelError(f"the weight {name!r} has dtype {dtype}; Noria supports {', '.join(DTYPES)}")
+            found = " ".join(dtype.split())[:20]
+            raise ModelError(f"the weight {short(name)} has dtype {found}; Noria supports {', '.join(DTYPES)}")

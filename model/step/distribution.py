@@ -17,7 +17,9 @@ from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows
 from model.step.noise import noise, noise_keys
 
 NO_TOKEN = -1
-"""The result for a row whose logits are all hidden, or not all numbers."""
+"""The result for a row whose logits are all hidden."""
+NOT_FINITE = -2
+"""The result for a row with a logit that is NaN or infinite."""
 LEAST_TEMPERATURE = 1e-30
 """Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
 LEAST_TOP_P = 1e-30
@@ -29,7 +31,7 @@ COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
 
 
 def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [N], or NO_TOKEN, from logits [N, vocab_size] float32, which are overwritten."""
+    """Tokens [N], or NO_TOKEN or NOT_FINITE, from logits [N, vocab_size] float32, which are overwritten."""
     kernels = native.kernels() if logits.device.type == "cpu" else None
     others = [row for row, item in enumerate(slices) if kernels is None or not item.params.choosing <= COMPILED]
     if kernels is None or len(others) == len(slices):
@@ -41,12 +43,12 @@ def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
 
 def _choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     """`choose` in PyTorch: the greatest logit, the first of equals, or a sampled token."""
-    tokens, broken = logits.argmax(dim=-1), ~logits.amax(dim=-1).isfinite()
+    tokens, greatest = logits.argmax(dim=-1), logits.amax(dim=-1)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         found = _race(rows_of(logits, sampled), [slices[row] for row in sampled])
         tokens.index_copy_(0, indices(sampled, logits.device), found)
-    return tokens.masked_fill(broken, NO_TOKEN)
+    return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
 def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:

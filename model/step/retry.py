@@ -1,12 +1,13 @@
-"""A step that does not fit into the device's memory, computed in parts with the same result.
+"""A step that failed, computed in parts with the same result: it did not fit into memory, or a slice makes it raise.
 
-Slices do not depend on each other, and a slice may be cut into chunks. The second part of a draft is computed only if
-all draft tokens of the first part were accepted.
+Slices do not depend on each other, so a slice that fails alone ends alone. For want of memory a slice is also cut into
+chunks. The second part of a draft is computed only if all draft tokens of the first part were accepted.
+A step may be computed again: the same keys and values are written to the same places.
 """
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from operator import add
@@ -23,8 +24,8 @@ Compute = Callable[[StepBatch], StepOutput]
 
 PATIENCE = 64
 """Attempts after which memory may be free again."""
-MESSAGES = ("out of memory", "ALLOC_FAILED")
-"""Parts of out-of-memory messages of CUDA, Triton and cuBLAS, which have no exception class of their own."""
+MESSAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+"""Parts of out-of-memory messages of CUDA, Triton, cuBLAS and PyTorch's CPU allocator, which raise RuntimeError."""
 
 
 class TokenLimit:
@@ -44,14 +45,20 @@ class TokenLimit:
         return self.finish(compute, batch)
 
     def finish(self, compute: Callable[[], T], batch: StepBatch) -> T | None:
-        """The result of `compute` for the batch, or None if the batch did not fit into memory.
+        """The result of `compute` for the batch, or None if it failed and parts of the batch may succeed.
 
         On return the error is released, and with it its frames, which hold tensors.
         """
         try:
             return compute()
-        except RuntimeError as error:
-            if batch.n_tokens == 1 or not _of_memory(error):
+        except Exception as error:
+            if not _of_memory(error):
+                if len(batch.slices) == 1:
+                    raise
+                log.warning("a step of %d sequences failed: it is computed in parts (%r)", len(batch.slices), error)
+                return None
+            if batch.n_tokens == 1:
+                self._too_many = math.inf  # not for want of size: larger steps may fit again
                 raise
             self._too_many, self._patience = batch.n_tokens, PATIENCE
             log.warning("%d tokens of a step do not fit into memory: they are computed in two parts", batch.n_tokens)
@@ -60,21 +67,46 @@ class TokenLimit:
 
 
 def in_parts(batch: StepBatch, compute: Compute, limit: TokenLimit) -> StepOutput:
-    """The result of `compute(batch)`. If it runs out of memory, each half is computed, down to single tokens.
+    """The result of `compute(batch)`. If it fails, each half is computed, down to slices, whose output is then a fault.
 
-    `compute` may be called again for a part that it has begun. Raises the error if a single token does not fit.
+    For want of memory, a slice is halved down to single tokens. `compute` may be called again for a part that it has
+    begun. Raises the last error if every slice fails: then no slice is to blame.
     """
-    if (output := limit.attempt(lambda: compute(batch), batch)) is not None:
-        return output
+    errors: list[Exception] = []
+    outputs = tuple(_parts(batch, compute, limit, errors))
+    if len(errors) == len(batch.slices):
+        raise errors[-1]
+    return StepOutput(outputs)
+
+
+def _parts(batch: StepBatch, compute: Compute, limit: TokenLimit, errors: list[Exception]) -> Iterator[SliceOutput]:
+    """The outputs of the slices. Adds the error of each slice that fails, without the frames, which hold tensors."""
     if len(batch.slices) == 1:
-        return StepOutput((_in_two(batch.slices[0], compute, limit),))
-    cut = _middle([item.stop - item.start for item in batch.slices])
-    halves = (StepBatch(batch.slices[:cut]), StepBatch(batch.slices[cut:]))
-    return StepOutput(tuple(output for half in halves for output in in_parts(half, compute, limit).slices))
+        try:
+            yield _slice(batch.slices[0], compute, limit)
+        except Exception as error:
+            log.exception("sequence %d ends: its part of a step fails", batch.slices[0].sequence_id)
+            errors.append(error.with_traceback(None))
+            yield SliceOutput(fault=f"the engine could not compute this request ({type(error).__name__})")
+    elif (output := limit.attempt(lambda: compute(batch), batch)) is not None:
+        yield from output.slices
+    else:
+        cut = _middle([item.stop - item.start for item in batch.slices])
+        for half in (batch.slices[:cut], batch.slices[cut:]):
+            yield from _parts(StepBatch(half), compute, limit, errors)
 
 
-def _of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)
+def _slice(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
+    """The output of one slice, in two parts if it does not fit into memory. Raises the error of a part that fails."""
+    batch = StepBatch((item,))
+    output = limit.attempt(lambda: compute(batch), batch)
+    return _in_two(item, compute, limit) if output is None else output.slices[0]
+
+
+def _of_memory(error: Exception) -> bool:
+    if isinstance(error, RuntimeError):  # torch.OutOfMemoryError is one
+        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)
+    return isinstance(error, MemoryError)
 
 
 def _middle(lengths: list[int]) -> int:
@@ -85,12 +117,16 @@ def _middle(lengths: list[int]) -> int:
 
 def _in_two(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
     first, second = _split(item)
-    (before,) = in_parts(StepBatch((first,)), compute, limit).slices
+    before = _slice(first, compute, limit)
     accepted = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : second.start + 1])
-    if before.failure is not None or (before.tokens and not accepted):
+    if _ended(before) or (before.tokens and not accepted):
         return before
-    (after,) = in_parts(StepBatch((second,)), compute, limit).slices
-    return after if after.failure is not None else _join(before, after)
+    after = _slice(second, compute, limit)
+    return after if _ended(after) else _join(before, after)
+
+
+def _ended(output: SliceOutput) -> bool:
+    return output.failure is not None or output.fault is not None
 
 
 def _split(item: Slice) -> tuple[Slice, Slice]:

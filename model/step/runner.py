@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, takewhile
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
-from model.step.distribution import NO_TOKEN
+from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.masks import Masks
 
@@ -42,6 +43,8 @@ class Started(NamedTuple):
 
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
+ALL_HIDDEN = "no token can be sampled: the request hides all tokens"
+BROKEN = "the model's numbers for this request are not finite"
 
 
 class ModelRunner:
@@ -79,7 +82,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step; see `Runner`. A step that does not fit into memory is computed in parts, and at once.
+        """Start a step; see `Runner`. A step that fails, or does not fit into memory, is computed in parts at once.
 
         The masks of grammars are requested once for all parts.
         """
@@ -153,12 +156,14 @@ class ModelRunner:
         for item, views, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
             tokens, scores = _accepted(item, list(islice(sampled, len(views))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
-            failure = self._masks.failure(views[: len(tokens)])
-            if NO_TOKEN in tokens:
-                failure = "no token can be sampled: the request hides all tokens, or the model's logits are not finite"
+            failure = ALL_HIDDEN if NO_TOKEN in tokens else self._masks.failure(views[: len(tokens)])
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
-            outputs.append(result if failure is None else SliceOutput(failure=failure))
+            if not _finite(result):
+                result = SliceOutput(fault=BROKEN)
+            elif failure is not None:
+                result = SliceOutput(failure=failure)
+            outputs.append(result)
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
@@ -189,6 +194,12 @@ def _only_decodes(batch: StepBatch) -> bool:
     return all(
         item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
     )
+
+
+def _finite(output: SliceOutput) -> bool:
+    """Whether the model gave numbers. JSON has no others, and keys and values beside such logits are as broken."""
+    logprobs = (item.logprob for item in (*output.logprobs, *output.prompt_logprobs))
+    return NOT_FINITE not in output.tokens and all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
 
 
 def _accepted(

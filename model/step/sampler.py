@@ -19,7 +19,7 @@ from model.step.logprobs import Scores, log_softmax
 
 
 class Sampled:
-    """One token, or NO_TOKEN, after each of N slices: `tokens` [N] int64 on the device, and requested logprobs."""
+    """Tokens, NO_TOKEN or NOT_FINITE, after N slices: `tokens` [N] int64 on the device. Also requested logprobs."""
 
     def __init__(self, tokens: Tensor, scores: Mapping[int, int], scored: "Scores | None") -> None:
         self.tokens = tokens

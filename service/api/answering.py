@@ -1,6 +1,7 @@
 """The steps of every generation request: admit, tokenize, submit, then stream the answer or wait for all of it."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
 from service.schema.generation import GenerationBody
+
+log = logging.getLogger("noria.request")
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
@@ -85,6 +88,7 @@ async def submit(
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
     order = await _ordered(state, served, body, make_order, record.started)
+    log.debug("tokenized", extra={"fields": {"id": record.id}})
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
 

@@ -21,7 +21,7 @@ def run(settings: Settings) -> int:
         from service.engine.process import EngineProcess
 
         client = EngineClient(
-            EngineProcess,
+            lambda: EngineProcess(log=(settings.log_format, settings.level())),
             step_timeout=settings.step_timeout,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),

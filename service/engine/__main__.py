@@ -1,12 +1,15 @@
-"""`python -m service.engine module:callable FD`: the engine process. Only `process.EngineProcess` starts it."""
+"""`python -m service.engine module:callable FORMAT LEVEL FD`: the engine process, with format and level of its log.
 
-import logging
+Only `process.EngineProcess` starts it.
+"""
+
 import os
 import signal
 import socket
 import sys
 
 from model.machine.child import die_with_parent
+from service import logs
 from service.engine.wire import Wire
 from service.engine.worker import Worker
 
@@ -15,8 +18,8 @@ def main() -> None:
     die_with_parent()  # if the system cannot do that, the closed wire ends this process
     # Systemd signals every process of a unit; the service drains and then ends us by closing the wire.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
-    runner, descriptor = sys.argv[1:]
+    runner, log_format, log_level, descriptor = sys.argv[1:]
+    logs.configure(log_format, log_level, "engine")
     sock = socket.socket(fileno=int(descriptor))
     # The hard way out, because this thread may be deep inside a long computation.
     Worker(Wire(sock), on_orphaned=lambda: os._exit(0)).run(runner)

@@ -102,7 +102,9 @@ class EngineClient:
         await self._ready
 
     def note(self, stage: str, progress: float) -> None:
-        """Record how far loading is, for `/ready`."""
+        """Record how far loading is, for `/ready`, and log each stage once."""
+        if stage not in (self.stage, "ready"):
+            log.info("loading", extra={"fields": {"stage": stage}})
         self.stage, self.progress = stage, progress
 
     def submit(

@@ -102,6 +102,8 @@ class EngineLoop:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         if batch.slices:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
             try:
                 self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
@@ -122,11 +124,18 @@ class EngineLoop:
         except Exception as error:
             updates = self._fail(error, flight.n_tokens)
         else:
-            self._failed_steps = 0
+            self._count(output)
             updates = self._scheduler.commit(output)
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
         return updates
+
+    def _count(self, output: StepOutput) -> None:
+        """Count a step in which every sequence has a fault as a failed one: then no single sequence is to blame."""
+        faults = [item.fault for item in output.slices]
+        self._failed_steps = self._failed_steps + 1 if all(faults) else 0
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row have failed for every sequence: {faults[0]}")
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""

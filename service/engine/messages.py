@@ -83,7 +83,7 @@ class Update(NamedTuple):
     "timeout" from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
     update. `failure` explains an "error" that the request itself caused. `processed` counts computed prompt tokens, if
-    the request wants progress. `embedding` [dim] comes with the last update.
+    the request wants progress. `embedding` [dim] comes with the last update. `fault` explains an "error" of the server.
     """
 
     id: int
@@ -96,6 +96,7 @@ class Update(NamedTuple):
     failure: str | None = None
     processed: int | None = None
     embedding: tuple[float, ...] = ()
+    fault: str | None = None
 
 
 class PoolStats(NamedTuple):

@@ -98,6 +98,16 @@ class PagePool:
             self._names[page] = name
             self._pages[name] = page
 
+    def forget(self, name: bytes) -> None:
+        """Take this name from its page, if a page has it. Who holds the page keeps it; a cached page becomes free."""
+        page = self._pages.pop(name, None)
+        if page is None:
+            return
+        del self._names[page]
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
+
     def release(self, page: int) -> None:
         """Release one hold. After the last one the page is cached if it has a name, else free."""
         if self._holders[page] < 1:

@@ -30,10 +30,14 @@ class EngineHandle(Protocol):
 
 
 class EngineProcess:
-    """A direct child process that dies with its parent. In it, `runner`, a "module:callable", loads the model."""
+    """A direct child process that dies with its parent. In it, `runner`, a "module:callable", loads the model.
 
-    def __init__(self, runner: str = "model.loading:create") -> None:
+    `log` are format and level of its log.
+    """
+
+    def __init__(self, runner: str = "model.loading:create", log: tuple[str, str] = ("human", "info")) -> None:
         self._runner = runner
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -44,7 +48,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = start_python("service.engine", self._runner, sockets=[theirs])
+                self._process = start_python("service.engine", self._runner, *self._log, sockets=[theirs])
             except OSError:
                 ours.close()
                 raise

@@ -6,6 +6,7 @@ priority, then of arrival. Draft tokens take what is left. When pages run out, t
 sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its old place.
 """
 
+import logging
 import time
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -18,6 +19,8 @@ from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, Table, reusable_blocks
 from service.engine.prompt_lookup import DraftBudget
 from service.engine.sequence import Sequence, ending, unimplemented
+
+log = logging.getLogger("noria.engine")
 
 RANK = attrgetter("rank")
 
@@ -212,6 +215,7 @@ class Scheduler:
         del self._running[sequence]
         insort(self._waiting, sequence, key=RANK)
         self._totals["preemptions"] += 1
+        log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
     def _admit(self) -> bool:
         """Move the head of the queue to the running sequences if there are pages for its tokens. Reuses pages."""
@@ -222,6 +226,7 @@ class Scheduler:
             return False
         del self._waiting[0]
         self._running[sequence] = None
+        log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
         if sequence.queued is None:
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
@@ -256,9 +261,11 @@ class Scheduler:
         return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if result.failure is not None:
+        if result.failure is not None or result.fault is not None:
+            if result.fault is not None:
+                sequence.withdraw()
             self._forget(sequence)
-            return Update(sequence.id, finish="error", failure=result.failure)
+            return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
         sequence.advance(start, stop + max(0, len(tokens) - 1))
@@ -270,6 +277,7 @@ class Scheduler:
             finish = "length"
         embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
+            log.debug("sequence %d ends: %s, %d tokens", sequence.id, finish, sequence.length)
             self._forget(sequence)
         if not tokens and finish is None and not prompt_logprobs and processed is None:
             return None

@@ -157,6 +157,12 @@ class Sequence:
         """Add the sum of hidden states of the next part of the prompt [dim]."""
         self.pooled = tuple(map(add, self.pooled, values)) if self.pooled else values
 
+    def withdraw(self) -> None:
+        """Take the names from the pages of its tokens: no other sequence will reuse them."""
+        for name in self.names(self.computed // self._page_size):
+            for table in self.tables:
+                table.pool.forget(name)
+
     def reset(self) -> None:
         """Release all pages. The tokens stay, and will be computed again."""
         for table in self.tables:

@@ -78,8 +78,10 @@ class Worker:
         load = self._inbox.get()
         if not isinstance(load, LoadModel):
             return None
+        log.debug("loading with %s", load.options)
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
+        log.debug("the model is loaded: %s", info)
         return runner, Scheduler(info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens)
 
     def _receive(self, block: bool) -> list[ToEngine]:

@@ -1,6 +1,7 @@
 """The generation of one request: all its choices, from submission to the last token."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from service.generation.text import StopString, TextStream
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
+
+log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
 
@@ -69,6 +72,10 @@ class Generation:
         self._submit(order, client)
         metrics.observe_prompt(self.usage.prompt)
         record.prompt_tokens = self.usage.prompt
+        if log.isEnabledFor(logging.DEBUG):
+            sequences = [choice.mailbox.id for choice in self.choices]
+            fields = {"id": record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
+            log.debug("submitted", extra={"fields": fields})
 
     def _submit(self, order: Order, client: EngineClient) -> None:
         params = order.params
@@ -184,6 +191,7 @@ class Generation:
             self._metrics.observe_first_token(now - self._record.started)
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
+                log.debug("first token", extra={"fields": {"id": self._record.id}})
         self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now

@@ -1,5 +1,6 @@
 """The middleware for every request: an id, the key check, a log line, metrics, and a response to any error."""
 
+import asyncio
 import hmac
 import logging
 import re
@@ -18,8 +19,11 @@ from service.http.sse import ClientGone
 from service.metrics import Metrics
 
 log = logging.getLogger("noria.access")
+log_of_requests = logging.getLogger("noria.request")
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+LONG_SECONDS = 10.0
+"""A request that is not finished by then gets a line in the log. Others have one line, at their end."""
 CLIENT_GONE = 499
 """The status in the log when a client disconnects before the response; nginx uses this number."""
 
@@ -47,9 +51,11 @@ class RequestMiddleware:
                 message["headers"] = [*message["headers"], *record.headers()]
             await send(message)
 
+        slow = asyncio.get_running_loop().call_later(LONG_SECONDS, _report_long, record)
         try:
             await self._serve(record, scope, receive, send_marked)
         finally:
+            slow.cancel()
             self._finish(record)
 
     async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +105,12 @@ class RequestMiddleware:
             "total_s": _rounded(seconds),
         }
         log.log(level, "%s %s", record.method, _one_line(record.path), extra={"fields": fields})
+
+
+def _report_long(record: RequestRecord) -> None:
+    fields = {"id": record.id, "waits_for": record.waits_for, "prompt_tokens": record.prompt_tokens}
+    message = "%s %s is not finished after %g s"
+    log_of_requests.info(message, record.method, _one_line(record.path), LONG_SECONDS, extra={"fields": fields})
 
 
 def outcome_of(status: int) -> str:

@@ -27,6 +27,15 @@ class RequestRecord:
     outcome: str | None = None
     user: str | None = None
 
+    @property
+    def waits_for(self) -> str:
+        """What a request waits for that is not finished."""
+        if self.prompt_tokens is None:
+            return "its body or the tokenizer"
+        if self.queue_seconds is None:
+            return "a place among the running sequences"
+        return "its first token" if self.first_token_seconds is None else "its last token"
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of every response: the id, and the wait for the engine once it is known."""
         headers = [(b"x-request-id", self.id.encode())]

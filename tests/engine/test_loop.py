@@ -11,7 +11,7 @@ from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client, copied, expected
-from tests.fakes import END, AheadRunner, make_info, parrot
+from tests.fakes import END, FAULTY, AheadRunner, FakeRunner, make_info, parrot
 
 INFO = make_info(pools=((None, 24), (5, 16)))
 
@@ -214,3 +214,17 @@ def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
     client = Client(runner, [[], [Submit(1, [40], SamplingParams(max_tokens=3), 0)]])
     assert runner.pieces == 0
     assert client.finished == {1: "length"}
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_an_engine_whose_every_sequence_is_faulty_is_given_up(beside: int) -> None:
+    """It is kept while a step gives another sequence a token."""
+    script: list[list[ToEngine]] = [[Submit(i, [40, FAULTY], SamplingParams(), 0)] for i in range(MAX_FAILED_STEPS)]
+    script[0] += [Submit(100 + i, [50], SamplingParams(max_tokens=9), 0) for i in range(beside)]
+    if not beside:
+        with pytest.raises(RuntimeError, match="for every sequence: the fake model's numbers are not finite"):
+            Client(FakeRunner(INFO), script)
+        return
+    client = Client(FakeRunner(INFO), script)
+    assert client.finished == {**dict.fromkeys(range(MAX_FAILED_STEPS), "error"), 100: "length"}
+    assert client.answers[100] == expected([50], SamplingParams(max_tokens=9))

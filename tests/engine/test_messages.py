@@ -29,7 +29,7 @@ from service.engine.wire import MessageProtocol, frame
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
-UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9, (0.25, -1.5))
+UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9, (0.25, -1.5), "fault")
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,19 @@ def test_the_boundary_must_suit_every_pool() -> None:
     fill(full, [b"0", b"1", b"2"])
     fill(windowed, [b"0", b"1"])
     assert reusable_blocks([full, windowed], [b"0", b"1", b"2"]) == 2
+
+
+def test_a_name_that_is_forgotten_leads_nowhere() -> None:
+    """Whoever holds the page keeps it; afterwards it is free, not cached. A cached page becomes free at once."""
+    wheel = pool()
+    held = wheel.take()
+    wheel.name(held, b"held")
+    fill(wheel, [b"cached", b"other"])
+    for name in (b"held", b"cached", b"unknown"):
+        wheel.forget(name)
+        wheel.check()
+    assert reusable_blocks([wheel], [b"held"]) == reusable_blocks([wheel], [b"cached"]) == 0
+    assert (wheel.stats.held, wheel.stats.cached, wheel.stats.free) == (1, 1, 2)
+    wheel.release(held)
+    assert (wheel.stats.held, wheel.stats.cached, wheel.stats.free) == (0, 1, 3)
+    wheel.check()

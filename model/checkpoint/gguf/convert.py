@@ -1,7 +1,6 @@
 """Conversion of a GGUF file to a directory: configuration and tokenizer in Hugging Face's format, index of weights.
 
-The weights stay in the file. The gguf package takes seconds to read the metadata of a file; the index is read at once.
-No torch.
+The weights stay in the file. No torch.
 """
 
 import json
@@ -9,11 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
+from model.checkpoint.gguf.reader import GgufTensor, read_gguf
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.names import GGUF, native_name
-from model.errors import ModelError, one_line
+from model.errors import ModelError, one_line, short
+
+EMBEDDINGS = "tok_embeddings.weight"
 
 
 def convert(source: Path, directory: Path, progress: Progress) -> None:
@@ -21,24 +25,24 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
 
     Raises ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
-    from gguf import GGUFReader
-
     progress("reading", 0.0)
+    file = read_gguf(source)
+    entries = [entry for tensor in file.tensors for entry in _entries(tensor)]
+    shapes = {entry.name: entry.shape for entry in entries}
+    if EMBEDDINGS not in shapes:
+        raise ModelError(f"{source.name} has no tensor 'token_embd.weight'; a model needs it")
     try:
-        reader = GGUFReader(source)
-        metadata = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, KeyError, IndexError, OSError) as error:
-        raise ModelError(f"{source.name} is not a readable GGUF file: {one_line(error)}") from error
-    if reader.byte_order == "S":
-        raise ModelError(f"{source.name} has another byte order than this machine; convert the file")
-    entries = [entry for tensor in reader.tensors for entry in _entries(tensor)]
-    try:
-        config = hf_config(metadata, {entry.name: entry.shape for entry in entries})
-        write_tokenizer(metadata, directory)
+        configs = {"config.json": hf_config(file.metadata, shapes)}
+        configs["generation_config.json"] = _generation_config(file.metadata)
+        for name, config in configs.items():
+            (directory / name).write_text(json.dumps(config, indent=1), encoding="utf-8")
+        write_tokenizer(file.metadata, directory)
     except KeyError as error:
         raise ModelError(f"{source.name} has no {error} in its metadata; a model of this kind needs it") from error
-    _write_json(directory / "config.json", config)
-    _write_json(directory / "generation_config.json", _generation_config(metadata))
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # a value of another type or size; tokenizers raises Exception itself
+        raise ModelError(f"{source.name} has metadata that no model can have: {one_line(error)}") from error
     Index(source, tuple(entries)).write(directory)
 
 
@@ -49,9 +53,9 @@ def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     """
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise ModelError(f"the GGUF file has architecture {architecture!r}; Noria supports llama")
+        raise ModelError(f"the GGUF file has architecture {short(architecture)}; Noria supports llama")
     values = {name.removeprefix("llama."): value for name, value in metadata.items()}
-    dim, n_heads = values["embedding_length"], values["attention.head_count"]
+    dim, n_heads = (_whole(values, name) for name in ("embedding_length", "attention.head_count"))
     config = {
         "model_type": "llama",
         "hidden_act": "silu",
@@ -61,7 +65,7 @@ def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
         "num_attention_heads": n_heads,
         "num_key_value_heads": values.get("attention.head_count_kv", n_heads),
         "head_dim": values.get("attention.key_length", dim // n_heads),
-        "vocab_size": shapes["tok_embeddings.weight"][0],
+        "vocab_size": shapes[EMBEDDINGS][0],
         "max_position_embeddings": values["context_length"],
         "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_theta": values.get("rope.freq_base", 10_000.0),
@@ -80,12 +84,19 @@ def hf_config(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
     return config | {"architectures": [f"{names[config['model_type']]}ForCausalLM"]}
 
 
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    value = values[name]
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"the GGUF file has {short(value)} in {name}, expected a number of at least 1")
+    return value
+
+
 def _rope_scaling(values: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = values.get("rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise ModelError(f"the GGUF file has RoPE scaling {kind!r}; Noria supports none, linear, yarn")
+        raise ModelError(f"the GGUF file has RoPE scaling {short(kind)}; Noria supports none, linear, yarn")
     scaling = {"rope_type": kind, "factor": values["rope.scaling.factor"]}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = values["rope.scaling.original_context_length"]
@@ -99,7 +110,7 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value}
 
 
-def _entries(tensor: Any) -> Iterator[Entry]:
+def _entries(tensor: GgufTensor) -> Iterator[Entry]:
     """An entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
     if tensor.name == "rope_freqs.weight":
         raise ModelError(
@@ -108,28 +119,26 @@ def _entries(tensor: Any) -> Iterator[Entry]:
         )
     name = native_name(tensor.name, GGUF)
     if name is None:
-        raise ModelError(f"the GGUF file has a tensor {tensor.name!r}, which no supported model family has")
+        raise ModelError(f"the GGUF file has a tensor {short(tensor.name)}, which no supported model family has")
     _check_decoder(tensor)
-    kind, offset, n_bytes = tensor.tensor_type.name, int(tensor.data_offset), int(tensor.n_bytes)
-    shape = tuple(int(size) for size in reversed(tensor.shape))
     if "*" not in name:
-        yield Entry(name, kind, shape, offset, n_bytes)
+        yield Entry(name, tensor.kind, tensor.shape, tensor.offset, tensor.n_bytes)
         return
-    size = n_bytes // shape[0]
-    for expert in range(shape[0]):
-        yield Entry(name.replace("*", str(expert)), kind, shape[1:], offset + expert * size, size)
+    n_experts, *shape = tensor.shape
+    size = tensor.n_bytes // n_experts
+    for expert in range(n_experts):
+        where = tensor.offset + expert * size
+        yield Entry(name.replace("*", str(expert)), tensor.kind, tuple(shape), where, size)
 
 
-def _check_decoder(tensor: Any) -> None:
+def _check_decoder(tensor: GgufTensor) -> None:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if (kind := tensor.tensor_type).name in FLOATS:
+    if tensor.kind in FLOATS:
         return
+    kind = GGMLQuantizationType[tensor.kind]
     try:
-        dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], kind)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)  # a row of one block
     except NotImplementedError as error:
         raise ModelError(f"the GGUF file has {tensor.name!r} in {kind.name}; Noria has no decoder for that") from error
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.errors import ModelError
+from model.errors import ModelError, short
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 _LLAMA3_WORDS = (
@@ -27,7 +28,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`. Raises ModelError for another kind of tokenizer."""
     kind = metadata.get("tokenizer.ggml.model", "")
     if kind not in _BUILDERS:
-        raise ModelError(f"the GGUF file has a {kind!r} tokenizer; Noria supports {', '.join(_BUILDERS)}")
+        raise ModelError(f"the GGUF file has a {short(kind)} tokenizer; Noria supports {', '.join(_BUILDERS)}")
     tokenizer = _BUILDERS[kind](metadata)
     for token_type, special in ((UNKNOWN, True), (CONTROL, True), (USER_DEFINED, False)):
         names = _tokens_of_type(metadata, token_type)
@@ -40,7 +41,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
             pair=[bos, "$A", "$B"],
             special_tokens=[(bos, metadata["tokenizer.ggml.bos_token_id"])],
         )
-    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
@@ -60,28 +61,27 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
     tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     return [token for token, kind in zip(tokens, types, strict=True) if kind == token_type]
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
     name = metadata.get("tokenizer.ggml.pre", "gpt-2")
     if name not in _PRE_TOKENIZERS:
-        raise ModelError(f"the GGUF file has pre-tokenizer {name!r}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=_vocab(metadata),
-            merges=[_pair(merge) for merge in metadata["tokenizer.ggml.merges"]],
-            ignore_merges=name == "llama-bpe",
-        )
-    )
+        raise ModelError(f"the GGUF file has pre-tokenizer {short(name)}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
+    vocab = _vocab(metadata)
+    merges = [_pair(merge, vocab) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=name == "llama-bpe"))
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, right = merge.split(" ")
+def _pair(merge: str, vocab: Mapping[str, int]) -> tuple[str, str]:
+    """The two tokens that a merge joins to a third."""
+    left, _, right = merge.partition(" ")
+    if not (left in vocab and right in vocab and left + right in vocab):
+        raise ModelError(f"the GGUF file has a merge {short(merge)}, which does not join two of its tokens to a third")
     return left, right
 
 
@@ -112,7 +112,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     vocab = _vocab(metadata)
-    merges = score_merges(vocab, metadata["tokenizer.ggml.scores"], set(_tokens_of_type(metadata, CONTROL)))
+    scores = np.asarray(metadata["tokenizer.ggml.scores"]).tolist()
+    merges = score_merges(vocab, scores, set(_tokens_of_type(metadata, CONTROL)))
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prefix else [replace])

@@ -33,7 +33,10 @@ INLINE void store_at(float *x, int64_t i, int64_t n, vf v) {
 
 enum { STRETCH = 1024 };
 
-/* Lowest index of the greatest of n values; -1 if that is not finite, or any is NaN. */
+/* Results for a row without a token: its values are all hidden, or one is NaN or infinite. */
+enum { NO_TOKEN = -1, NOT_FINITE = -2 };
+
+/* Lowest index of the greatest of n values, or one of the results above. */
 static int64_t greatest(const float *x, int64_t n) {
     float best = -INFINITY;
     int64_t found = 0, i = 0;
@@ -53,7 +56,8 @@ static int64_t greatest(const float *x, int64_t n) {
         }
         if (top > best) best = top, found = first;
     }
-    if (sum_int(none) || !(best < INFINITY && best > -INFINITY)) return -1;
+    if (sum_int(none) || best == INFINITY) return NOT_FINITE;
+    if (best == -INFINITY) return NO_TOKEN;
     for (i = found; i < n; i++)
         if (x[i] == best) return i;
     return 0;
@@ -193,7 +197,7 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites; -1 for a row that is not finite. */
+/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites. */
 void EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens};
     noria_parallel(draw_row, &c, (int)n_rows);

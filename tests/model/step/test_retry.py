@@ -155,10 +155,15 @@ def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatc
 
 def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
     small = Small(partial(runner._compute, before=runner._last), 0)
+    limit = TokenLimit()
     with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, small, TokenLimit())
+        in_parts(batch, small, limit)
     assert small.sizes[-1] == 1
-    assert small.sizes == sorted(small.sizes, reverse=True)
+    until_one = small.sizes[: small.sizes.index(1) + 1]
+    assert until_one == sorted(until_one, reverse=True)
+    assert small.sizes.count(1) == len(batch.slices), "each slice is tried alone before the step fails"
+    assert in_parts(batch, enough := Small(small._work, 1000), limit).slices, "size was not the cause"
+    assert enough.sizes == [batch.n_tokens]
 
 
 def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
@@ -180,6 +185,7 @@ def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batc
         "CUDA error: out of memory",
         "Triton Error [CUDA]: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
     ],
 )
 def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
@@ -188,7 +194,7 @@ def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, me
     with pytest.raises(RuntimeError, match="illegal"):
         in_parts(
             batch,
-            Small(partial(runner._compute, before=runner._last), 20, RuntimeError("an illegal memory access")),
+            Small(partial(runner._compute, before=runner._last), 0, RuntimeError("an illegal memory access")),
             TokenLimit(),
         )
 

@@ -14,7 +14,7 @@ from model.batch import Slice, TokenLogprob
 from model.kernels.cpu import native
 from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
-from model.step.distribution import NO_TOKEN
+from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.logprobs import log_softmax, ranks, token_logprobs
 from model.step.noise import noise, noise_keys
 
@@ -235,7 +235,7 @@ def test_logits_that_are_no_numbers_give_no_token(bad: float, temperature: float
     logits[1, place] = bad
     slices = [after(temperature=temperature, logprobs=0) for _ in range(3)]
     tokens = [token for token, _ in sample(logits, slices)]
-    assert tokens[1] == NO_TOKEN
+    assert tokens[1] == NOT_FINITE
     assert min(tokens[0], tokens[2]) >= 0
 
 

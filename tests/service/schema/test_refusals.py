@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.live import USER, Live, refused
+from tests.fakes import FAULTY
+from tests.service.live import USER, Live, begun, refused, running
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -224,3 +225,10 @@ def test_a_step_that_fails_is_a_500_without_its_reason(live: Live) -> None:
     assert response.status_code == 500
     assert "255" not in response.text
     assert live.complete(prompt="fine", max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_a_fault_of_one_sequence_is_a_500_of_its_request_alone() -> None:
+    with running(model="slow") as live, begun(live) as lines:
+        error = refused(live, COMPLETIONS, {"prompt": [1, FAULTY]}, status=500)
+        assert (error["code"], error["message"]) == ("engine_error", "the fake model's numbers are not finite")
+        assert '"error"' not in next(line for line in lines if line.startswith("data: "))

@@ -1,0 +1,191 @@
+"""The structure of a GGUF file: metadata, and where each tensor is. Every length is checked against the file's size.
+
+A file has a header (magic, version, number of tensors and of metadata fields), the fields, a description of each
+tensor, and the tensors' bytes, each at a multiple of the alignment. Numbers are little-endian. The file is mapped, so
+that nothing is allocated for a length that a damaged file claims. No torch.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.errors import ModelError, one_line, short
+
+VERSIONS = (2, 3)
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""Formats of `struct` by GGUF's number of a value type."""
+STRING, ARRAY = 8, 9
+MIN_FIELD_BYTES, MIN_TENSOR_BYTES = 13, 32
+"""A field has at least the length of its name, a type and a byte; a tensor has at least one dimension."""
+
+
+class Damaged(ValueError):
+    """What is wrong in the file: what was expected, what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor in the file: GGUF's name of its kind, its shape with the rows first, and where its bytes are."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """Metadata by name (an array of numbers is a view of the mapped file), and the tensors in the file's order."""
+
+    metadata: Mapping[str, Any]
+    tensors: Sequence[GgufTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The structure of a whole file. Raises ModelError, one line, for a file that is cut, damaged or no GGUF."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        return _read(_Cursor(data))
+    except (Damaged, OSError) as error:
+        raise ModelError(f"{path.name} is not a readable GGUF file: {one_line(error)}; download it again") from error
+
+
+class _Cursor:
+    """A place in the file's bytes, which moves on with what is read."""
+
+    def __init__(self, data: mmap.mmap | bytes) -> None:
+        self.data = data
+        self.place = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.place
+
+    def skip(self, n_bytes: int, what: str) -> int:
+        """Move over `n_bytes`; returns where they start."""
+        if n_bytes > self.left:
+            raise Damaged(f"{what} at byte {self.place} needs {n_bytes} bytes, the file has {self.left} more")
+        self.place += n_bytes
+        return self.place - n_bytes
+
+    def number(self, code: str, what: str) -> Any:
+        return struct.unpack_from("<" + code, self.data, self.skip(struct.calcsize("<" + code), what))[0]
+
+    def string(self, what: str) -> str:
+        length = self.number("Q", f"the length of {what}")
+        start = self.skip(length, what)
+        try:
+            return self.data[start : self.place].decode()
+        except UnicodeDecodeError:
+            raise Damaged(f"{what} at byte {start} is not UTF-8") from None
+
+    def count(self, what: str, least_bytes: int) -> int:
+        """A number of things of at least so many bytes."""
+        number = self.number("Q", f"the number of {what}")
+        if number * least_bytes > self.left:
+            raise Damaged(f"it counts {number} {what}, but has only {self.left} more bytes")
+        return int(number)
+
+
+def _read(cursor: _Cursor) -> GgufFile:
+    magic = bytes(cursor.data[:4])
+    if magic != b"GGUF":
+        raise Damaged(f"it starts with {magic!r}, expected b'GGUF'")
+    cursor.skip(4, "the magic")
+    version = cursor.number("I", "the version")
+    if version & 0xFFFF == 0:
+        raise Damaged("it has another byte order than this machine; convert the file")
+    if version not in VERSIONS:
+        raise Damaged(f"it has version {version}, expected {' or '.join(map(str, VERSIONS))}")
+    n_tensors = cursor.count("tensors", MIN_TENSOR_BYTES)
+    n_fields = cursor.count("metadata fields", MIN_FIELD_BYTES)
+    metadata: dict[str, Any] = {}
+    for _ in range(n_fields):
+        name = cursor.string("the name of a metadata field")
+        if name in metadata:
+            raise Damaged(f"it has the metadata field {short(name)} twice")
+        metadata[name] = _value(cursor, cursor.number("I", "a value type"), f"the field {short(name)}")
+    return GgufFile(metadata, _tensors(cursor, n_tensors, _alignment(metadata)))
+
+
+def _value(cursor: _Cursor, kind: int, what: str) -> Any:
+    if kind in SCALARS:
+        return cursor.number(SCALARS[kind], what)
+    if kind == STRING:
+        return cursor.string(what)
+    if kind != ARRAY:
+        raise Damaged(f"{what} has value type {kind}, expected 0..{max(SCALARS)}")
+    inner = cursor.number("I", f"the value type of {what}")
+    if inner == STRING:
+        return [cursor.string(what) for _ in range(cursor.count(f"strings in {what}", 8))]
+    if inner not in SCALARS:
+        raise Damaged(f"{what} has elements of value type {inner}, expected a number or a string")
+    dtype = np.dtype("<" + SCALARS[inner])
+    n = cursor.count(f"numbers in {what}", dtype.itemsize)
+    return np.frombuffer(cursor.data, dtype, n, cursor.skip(n * dtype.itemsize, what)) if n else []
+
+
+def _alignment(metadata: Mapping[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+        raise Damaged(f"its alignment is {short(alignment)}, expected a power of two of at least 8")
+    return alignment
+
+
+def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[GgufTensor]:
+    """The described tensors, each inside the file, none over another."""
+    described = [_described(cursor) for _ in range(n_tensors)]
+    start = -(-cursor.place // alignment) * alignment
+    found = list(_placed(described, start, alignment))
+    if len({tensor.name for tensor in found}) < n_tensors:
+        raise Damaged("it has two tensors of one name")
+    found_in_order = sorted(found, key=attrgetter("offset"))
+    for before, after in pairwise(found_in_order):
+        if before.offset + before.n_bytes > after.offset:
+            raise Damaged(f"its tensors {short(before.name)} and {short(after.name)} overlap at byte {after.offset}")
+    last = max(found, key=lambda tensor: tensor.offset + tensor.n_bytes, default=None)
+    if last is not None and (end := last.offset + last.n_bytes) > len(cursor.data):
+        raise Damaged(f"its tensor {short(last.name)} ends at byte {end}, the file at byte {len(cursor.data)}")
+    return found
+
+
+def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape with the rows first, number of the kind, and place after the first tensor."""
+    name = cursor.string("the name of a tensor")
+    what = f"the tensor {short(name)}"
+    n_dimensions = cursor.number("I", f"the number of dimensions of {what}")
+    if not 1 <= n_dimensions <= MAX_DIMENSIONS:
+        raise Damaged(f"{what} has {n_dimensions} dimensions, expected 1..{MAX_DIMENSIONS}")
+    sizes = [cursor.number("Q", what) for _ in range(n_dimensions)]
+    return name, tuple(reversed(sizes)), cursor.number("I", what), cursor.number("Q", what)
+
+
+def _placed(
+    described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
+) -> Iterator[GgufTensor]:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+    for name, shape, number, offset in described:
+        what = f"the tensor {short(name)}"
+        if number not in kinds:
+            raise Damaged(f"{what} is of kind {number}, which is not known")
+        kind, block, n_bytes = kinds[number]
+        if not prod(shape) or shape[-1] % block:
+            raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
+        if offset % alignment:
+            raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
+        yield GgufTensor(name, kind, shape, start + offset, prod(shape) // block * n_bytes)

@@ -1,0 +1,366 @@
+"""Damaged files: whatever the bytes of a header are, there is a model, or an error of one line.
+
+Nothing is allocated for a length that the file does not have.
+"""
+
+import json
+import math
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model.checkpoint.gguf.reader import GgufFile, read_gguf
+from model.checkpoint.open import open_checkpoint
+from model.checkpoint.resolve import resolve
+from model.errors import ModelError, NoriaError
+from model.loading import create
+from tests.model.checkpoint.gguf_bytes import join, text, typed
+from tests.model.checkpoint.gguf_files import SIZES, save
+
+MANY = settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class Whole(NamedTuple):
+    """A GGUF file that loads: its bytes, its structure, and where its tensors begin."""
+
+    data: bytes
+    file: GgufFile
+    first: int
+
+    def changed(self, **fields: Any) -> bytes:
+        """The file with other metadata; None removes a field. A dot in a name is written as two underscores."""
+        changes = {name.replace("__", "."): value for name, value in fields.items()}
+        metadata = {name: value for name, value in {**self.file.metadata, **changes}.items() if value is not None}
+        return join(metadata, self.file.tensors, self.data[self.first :], self.first)
+
+
+def start(model: Path) -> None:
+    """Resolve and load a model, as the service and the engine do."""
+    directory = resolve(str(model), cache_dir=model.parent / "cache")
+    create(lambda *_: None, model=str(directory), device="cpu", quantize="int8", cache_memory=2**20)
+
+
+def fault(work: Callable[[], object]) -> str | None:
+    """The message of the error that a user can cause, None if there is none. Any other error fails the test."""
+    try:
+        work()
+    except NoriaError as error:
+        message = str(error)
+    else:
+        return None
+    assert "\n" not in message
+    assert len(message) < 700
+    return message
+
+
+def started(directory: Path, data: bytes) -> str | None:
+    """The fault of a GGUF file with these bytes."""
+    path = directory / "m.gguf"
+    path.write_bytes(data)
+    return fault(lambda: start(path))
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    path = tmp_path_factory.mktemp("whole") / "m.gguf"
+    save(request.param, path, ("Q8_0",))
+    start(path)
+    file = read_gguf(path)
+    return Whole(path.read_bytes(), file, min(tensor.offset for tensor in file.tensors))
+
+
+def test_the_bytes_of_the_parts_are_the_file(whole: Whole, tmp_path: Path) -> None:
+    assert started(tmp_path, whole.changed()) is None
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**64 - 1)),
+        min_size=1,
+        max_size=3,
+    )
+)
+@MANY
+def test_any_bytes_in_a_gguf_header(changes: list[tuple[float, int, int]], whole: Whole, tmp_path: Path) -> None:
+    """A change is a place in the header, and a number of 1 to 8 bytes that is written there."""
+    data = bytearray(whole.data)
+    for where, width, value in changes:
+        place = int(where * (whole.first - width))
+        data[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
+    started(tmp_path, bytes(data))
+
+
+ODD: list[Any] = [
+    *(np.uint32(n) for n in (0, 1, 3, 33, 2**31, 2**32 - 1)),
+    *(np.int64(n) for n in (-1, -(2**63), 2**62)),
+    *(np.float64(x) for x in (0, 0.5, 1.5, -2, 1e-30, 1e308, math.nan, math.inf)),
+    *("", "\n", "\0", "a b", "x" * 5000, True, False),
+    *([], ["a"], ["a", "a"], ["a b"] * 20, ["<s>"] * 20),
+    *(np.arange(20, dtype=np.float32), np.zeros(20, np.int32), np.full(3, np.nan, np.float32), np.zeros(0, np.uint8)),
+]
+MORE = (
+    *("general.alignment", "llama.attention.sliding_window", "llama.attention.key_length", "llama.expert_count"),
+    *("llama.expert_used_count", "llama.rope.scaling.type", "llama.rope.scaling.factor", "tokenizer.ggml.scores"),
+    *("tokenizer.ggml.add_bos_token", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.eot_token_id"),
+)
+YARN = {"type": "yarn", "factor": np.float32(2), "original_context_length": np.uint32(64)}
+SETS: list[dict[str, Any]] = [
+    {},
+    {f"llama.rope.scaling.{name}": value for name, value in YARN.items()},
+    {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": np.arange(20, dtype=np.float32)},
+]
+
+
+@given(data=st.data())
+@MANY
+def test_any_values_in_gguf_metadata(data: st.DataObject, whole: Whole, tmp_path: Path) -> None:
+    names = sorted({*whole.file.metadata, *MORE})
+    pairs = st.dictionaries(st.sampled_from(names), st.sampled_from([None, *ODD]), min_size=1, max_size=3)
+    started(tmp_path, whole.changed(**{**data.draw(st.sampled_from(SETS)), **data.draw(pairs)}))
+
+
+def boundaries(file: GgufFile, first: int) -> Iterator[int]:
+    """Where parts of a file made by `join` end: counts, fields and their values, tensors' descriptions and bytes."""
+    place = 0
+    for width in (4, 4, 8, 8):
+        yield (place := place + width)
+    for name, value in file.metadata.items():
+        for part in (8, len(name.encode()), 4, len(typed(value)) - 4):
+            yield (place := place + part)
+    for tensor in file.tensors:
+        for part in (8, len(tensor.name), 4, 8 * len(tensor.shape), 4, 8):
+            yield (place := place + part)
+    yield first
+    yield from (tensor.offset + tensor.n_bytes for tensor in file.tensors)
+
+
+def test_a_file_cut_at_any_boundary_of_its_structure(whole: Whole, tmp_path: Path) -> None:
+    data = whole.changed()
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    file = read_gguf(path)
+    first = min(tensor.offset for tensor in file.tensors)
+    places = [*boundaries(file, first)]
+    assert places[-len(file.tensors) - 2] + 32 > first  # all parts of the header were counted
+    end = places[-1]
+    path.write_bytes(data[:end])
+    read_gguf(path)
+    for place in {0, *(place + more for place in places for more in (-1, 0, 1))} - {end, end + 1}:
+        path.write_bytes(data[:place])
+        message = fault(lambda: read_gguf(path))
+        assert message, place
+        assert message.startswith("m.gguf is not a readable GGUF file: ")
+        assert message.endswith("; download it again")
+
+
+def written(head: bytes, data: bytes = b"") -> bytes:
+    return head + bytes(-len(head) % 32) + data
+
+
+def with_counts(n_tensors: int, n_fields: int, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_fields) + rest
+
+
+def a_tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "it starts with b'', expected b'GGUF'"),
+        (b"GGML" + bytes(60), "it starts with b'GGML', expected b'GGUF'"),
+        (with_counts(0, 0, version=1), "it has version 1, expected 2 or 3"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(16), "it has another byte order than this machine"),
+        (with_counts(2**60, 0), f"it counts {2**60} tensors, but has only 8 more bytes"),
+        (with_counts(0, 2**62), f"it counts {2**62} metadata fields, but has only 0 more bytes"),
+        (
+            with_counts(0, 1, struct.pack("<Q", 2**63) + bytes(30)),
+            f"the name of a metadata field at byte 32 needs {2**63} bytes, the file has 30 more",
+        ),
+        (
+            with_counts(0, 1, text("a" * 30)[:8] + b"\xff" * 30),
+            "the name of a metadata field at byte 32 is not UTF-8",
+        ),
+        (with_counts(0, 2, (text("a") + typed(True)) * 2), "it has the metadata field 'a' twice"),
+        (with_counts(0, 1, text("a") + struct.pack("<IQ", 13, 0)), "the field 'a' has value type 13, expected 0..12"),
+        (
+            with_counts(0, 1, text("a") + struct.pack("<IIQ", 9, 9, 0)),
+            "the field 'a' has elements of value type 9, expected a number or a string",
+        ),
+        (
+            with_counts(0, 1, text("a") + struct.pack("<IIQ", 9, 6, 2**61)),
+            f"it counts {2**61} numbers in the field 'a', but has only 0 more bytes",
+        ),
+        (
+            with_counts(0, 1, text("a") + struct.pack("<IIQ", 9, 8, 7) + bytes(48)),
+            "it counts 7 strings in the field 'a', but has only 48 more bytes",
+        ),
+        (
+            with_counts(0, 1, text("general.alignment") + typed(np.uint32(12))),
+            "its alignment is 12, expected a power of two of at least 8",
+        ),
+        (with_counts(1, 0, a_tensor("t", [1] * 5)), "the tensor 't' has 5 dimensions, expected 1..4"),
+        (with_counts(1, 0, a_tensor("t", [4], kind=99)), "the tensor 't' is of kind 99, which is not known"),
+        (
+            with_counts(1, 0, a_tensor("t", [33, 2], kind=8)),
+            r"the tensor 't' has shape \[2, 33\], expected rows of whole blocks of 32 values",
+        ),
+        (with_counts(1, 0, a_tensor("t", [0])), r"the tensor 't' has shape \[0\], expected rows of whole blocks of 1"),
+        (
+            with_counts(1, 0, a_tensor("t", [4], offset=4)),
+            "the tensor 't' starts at 4, expected a multiple of 32",
+        ),
+        (
+            written(with_counts(1, 0, a_tensor("t", [4], offset=2**62)), bytes(16)),
+            f"its tensor 't' ends at byte {2**62 + 64 + 16}, the file at byte 80",
+        ),
+        (
+            with_counts(1, 0, a_tensor("t", [2**62, 2**62])),
+            f"its tensor 't' ends at byte {2**126 + 96}, the file at byte 65",
+        ),
+        (
+            written(with_counts(2, 0, a_tensor("a", [9]) + a_tensor("b", [4], offset=32)), bytes(64)),
+            "its tensors 'a' and 'b' overlap at byte 128",
+        ),
+        (with_counts(2, 0, a_tensor("a", [1]) * 2), "it has two tensors of one name"),
+    ],
+)
+def test_the_message_says_what_was_expected_and_found(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match=rf"^m\.gguf is not a readable GGUF file: {message}"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_a_model_without_embeddings_or_with_merges_of_no_tokens_is_named(whole: Whole, tmp_path: Path) -> None:
+    others = [tensor for tensor in whole.file.tensors if tensor.name != "token_embd.weight"]
+    bare = join(whole.file.metadata, others, whole.data[whole.first :], whole.first)
+    assert started(tmp_path, bare) == "m.gguf has no tensor 'token_embd.weight'; a model needs it"
+    merges = {"tokenizer.ggml.merges": ["a b", "a nonsense"]}
+    assert "merge 'a nonsense', which does not join" in str(started(tmp_path, whole.changed(**merges)))
+    sizes = {"llama.attention.head_count": np.uint32(0)}
+    assert "0 in attention.head_count, expected" in str(started(tmp_path, whole.changed(**sizes)))
+    layers = {"llama.block_count": np.uint32(2**32 - 1)}
+    assert "4294967295 layers; Noria supports 10000" in str(started(tmp_path, whole.changed(**layers)))
+
+
+def test_an_array_over_the_whole_file_takes_no_memory(tmp_path: Path) -> None:
+    """A file of 64 MB whose metadata claims all of it as one array of numbers."""
+    n = 2**26
+    head = with_counts(0, 1, text("a") + struct.pack("<IIQ", 9, 0, n))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(head)
+    with path.open("r+b") as file:
+        file.truncate(len(head) + n)
+    tracemalloc.start()
+    try:
+        found = read_gguf(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.metadata["a"]) == n
+    assert peak < 2**20
+
+
+# Safetensors
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a checkpoint of one file."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("shard")
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(directory)
+    return directory
+
+
+def opened(directory: Path) -> str | None:
+    return fault(lambda: [*open_checkpoint(directory).tensors()])
+
+
+def copy(shard: Path, directory: Path, data: bytes) -> Path:
+    (directory / "config.json").write_bytes((shard / "config.json").read_bytes())
+    (directory / "model.safetensors").write_bytes(data)
+    return directory
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from(b'0129-{}[]",:.eE') | st.integers(0, 255)),
+        min_size=1,
+        max_size=4,
+    )
+)
+@MANY
+def test_any_bytes_in_a_safetensors_header(changes: list[tuple[float, int]], shard: Path, tmp_path: Path) -> None:
+    data = bytearray((shard / "model.safetensors").read_bytes())
+    length = 8 + int.from_bytes(data[:8], "little")
+    for where, value in changes:
+        data[int(where * length)] = value
+    opened(copy(shard, tmp_path, bytes(data)))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *({"dtype": odd} for odd in (None, 5, ["F32"], {"F32": 1}, "F33", "\n" * 999)),
+        *({"shape": odd} for odd in (None, 5, [-1], [2**63], [[1]], "ab", [1.5])),
+        *(
+            {"data_offsets": odd}
+            for odd in (None, 5, [], [0], [-8, 0], [8, 0], [0, 2**70], ["a", "b"], [0, 1.5], [0, None])
+        ),
+    ],
+    ids=lambda entry: json.dumps(entry)[:40],
+)
+def test_any_entry_in_a_safetensors_header(entry: dict[str, Any], shard: Path, tmp_path: Path) -> None:
+    data = (shard / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["model.norm.weight"] |= entry
+    changed = json.dumps(header).encode()
+    message = opened(copy(shard, tmp_path, struct.pack("<Q", len(changed)) + changed + data[8 + length :]))
+    assert message
+    assert "model.safetensors" in message or "dtype" in message
+
+
+def test_a_header_of_nothing_but_brackets(shard: Path, tmp_path: Path) -> None:
+    header = b"[" * 100_000
+    message = opened(copy(shard, tmp_path, struct.pack("<Q", len(header)) + header))
+    assert message == "model.safetensors is damaged: its header is not a safetensors header; download it again"
+
+
+def test_a_shard_that_cannot_be_read(shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy(shard, tmp_path, b"")
+    really = Path.open
+
+    def refusing(path: Path, *more: Any, **named: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path, *more, **named)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert opened(tmp_path) == "model.safetensors cannot be read: Permission denied; check the file"
+
+
+@pytest.mark.parametrize(
+    "name", ["num_hidden_layers", "hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size"]
+)
+@pytest.mark.parametrize("value", [0, -1, 1.5, 2**70, math.nan, math.inf, "a", None, [], {}], ids=repr)
+def test_any_value_in_config_json(name: str, value: Any, shard: Path, tmp_path: Path) -> None:
+    copy(shard, tmp_path, (shard / "model.safetensors").read_bytes())
+    config = json.loads((shard / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: value, "head_dim": None}))
+    if name != "rms_norm_eps" or value not in (1.5, 2**70):
+        assert fault(lambda: create(lambda *_: None, model=str(tmp_path), device="cpu", cache_memory=2**20))
