@@ -1,7 +1,7 @@
 """Longest wait for `/live` while hostile bodies are read: `python -m benchmarks.hostile_bodies [PLACE:VALUE ...]`.
 
-It starts `noria serve` with the embedded model. Each body has a legal size and holds one of `VALUES` in one of `PLACES`.
-One process asks for `/live` every 10 ms, another sends the body, `--copies` times at once. A line has the longest time
+It starts `noria serve` with the embedded model. Each body has a legal size, and one of `VALUES` in one of `PLACES`. One
+process asks for `/live` every 10 ms, another sends the body, `--copies` times at once. A line has the longest time
 of an answer and of a `/live` in milliseconds, and how the first answer begins. The last line has the worst of all.
 `PLACE:` means all values in a place, `:VALUE` a value in all places.
 """
@@ -16,10 +16,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 from benchmarks.api_path import ready
+from service.schema.structure import (
+    MAX_CONTAINERS,
+    MAX_DIGITS,
+    MAX_ELEMENTS,
+    MAX_FRACTIONS,
+    MAX_NAMES,
+    MAX_STRINGS,
+)
 
 SIZE = 8 * 10**6
 """Bytes of a large body, below the default of --max-body."""
@@ -92,6 +100,15 @@ VALUES: Mapping[str, Callable[[], str]] = {
     "long fraction": lambda: "0." + DIGITS,
     "fractions of 4,000 digits": lambda: repeated("0." + "9" * 4_000),
     "spaces": lambda: "[" + " " * SIZE + "]",
+    "allowed lists": lambda: repeated("[]", 3 * (MAX_CONTAINERS - 16)),
+    "allowed objects": lambda: repeated("{}", 3 * (MAX_CONTAINERS - 16)),
+    "allowed objects of keys": lambda: repeated('{"a":"","b":""}', 16 * (MAX_NAMES // 2 - 16)),
+    "allowed strings": lambda: repeated('""', 3 * (MAX_STRINGS - 64)),
+    "allowed long strings": lambda: repeated(f'"{"a" * 50}"', 53 * (MAX_STRINGS - 64)),
+    "allowed keys": lambda: keys(MAX_NAMES - 64),
+    "allowed integers": lambda: repeated("12345678901234", 15 * (MAX_ELEMENTS - 64)),
+    "allowed fractions": lambda: repeated("0.12345678901234567", 20 * (MAX_FRACTIONS - 64)),
+    "allowed digits": lambda: repeated("9" * MAX_DIGITS),
     "broken at the end": lambda: repeated("[]", 3_000_000, closing=""),
 }
 """JSON values that cost much."""
@@ -153,22 +170,16 @@ def sent(port: int, path: str, body: bytes, copies: int) -> list[bytes]:
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(copies)]
     for connection in connections:
-        try:
+        with suppress(OSError):  # the server may answer before it has read all
             connection.sendall(request)
-        except OSError:
-            pass  # the server may answer before it has read all
-    answers = [read(connection) for connection in connections]
-    return answers
+    return [read(connection) for connection in connections]
 
 
 def read(connection: socket.socket) -> bytes:
     parts = []
-    with connection:
-        try:
-            while part := connection.recv(65536):
-                parts.append(part)
-        except OSError:
-            pass
+    with connection, suppress(OSError):
+        while part := connection.recv(65536):
+            parts.append(part)
     return b"".join(parts)
 
 
@@ -186,8 +197,8 @@ def measure(port: int, place: str, value: str, copies: int) -> float:
         time.sleep(10 * INTERVAL)
         waited = 1000 * longest()
     head, _, content = answers[0].partition(b"\r\n\r\n")
-    name = f"{place}:{value}"
-    print(f"{name:40} {1000 * seconds:8.0f} {waited:8.0f}  {head[9:12].decode()} {content[:160].decode()}", flush=True)
+    name, status, text = f"{place}:{value}", head[9:12].decode(), content[:160].decode(errors="replace")
+    print(f"{name:40} {1000 * seconds:8.0f} {waited:8.0f}  {status} {text}", flush=True)
     return waited
 
 

@@ -23,6 +23,8 @@ from service.schema.generation import GenerationBody
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
+LOGPROB_BYTES = 64
+"""About the JSON of one."""
 
 
 class Submittable(Protocol):
@@ -84,19 +86,24 @@ async def submit(
     record.user = hashed(body.end_user)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
-    order = await _ordered(state, served, body, make_order, record.started)
+    ordered = _ordered(state, served, body, make_order, record)
+    order = await while_connected(request.receive, state.admission.expired, ordered)
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
 
 
 async def _ordered(
-    state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
+    state: State,
+    served: ServedModel,
+    body: Submittable,
+    make_order: Callable[[ServedModel], Order],
+    record: RequestRecord,
 ) -> Order:
     """The checked order; an empty one if the request's time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     try:
-        async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):
-            order = await state.admission.off_loop(lambda: make_order(served))
+        async with asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter()):
+            order = await state.admission.work.run(lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
             return order
     except TimeoutError:
@@ -118,9 +125,8 @@ async def whole_response(
         return orjson.dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
-    return Response(
-        content() if size < LARGE else await state.admission.off_loop(content), media_type="application/json"
-    )
+    written = content() if size < LARGE else await state.admission.work.run(content, size * LOGPROB_BYTES)
+    return Response(written, media_type="application/json")
 
 
 async def computed_response(
@@ -128,9 +134,11 @@ async def computed_response(
 ) -> Response:
     """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
     state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
     with state.admission.admitted():
         served = state.admission.require(model)
-        content = await state.admission.off_loop(lambda: orjson.dumps(compute(served)))
+        computed = state.admission.work.run(lambda: orjson.dumps(compute(served)), record.body_bytes)
+        content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 
 

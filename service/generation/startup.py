@@ -1,6 +1,7 @@
 """The loading of the served model: the service reads tokenizer and chat format while the engine loads the network."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -43,6 +44,8 @@ async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
     finally:
         text.cancel()
     assert client.info is not None
+    gc.collect()
+    gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait
     names = settings.served_model_name or (default_name(settings.model),)
     return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
 
