@@ -12,6 +12,7 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError
+from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
@@ -129,7 +130,7 @@ def running(
         hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
-    async def load(settings: Settings, client: EngineClient) -> ServedModel:
+    async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
         assert client.info is not None
