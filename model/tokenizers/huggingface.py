@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tokenizers import models
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
-from model.tokenizers.slicing import Slicing, words_begin_at_marks
+from model.tokenizers.slicing import CUT, CUT_IN_WORDS, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 _WORDS = (
@@ -70,9 +70,13 @@ class HuggingFaceTokenizer:
             # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
             return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-        slicing = self._slicing
-        ids = encode(text) if slicing is None else slicing.encode(text, encode, adds_space=self._adds_space)
+        ids = encode(text) if self._slicing is None else self._sliced(self._slicing, text, encode)
         return self._prefix + ids if add_bos else ids
+
+    def _sliced(self, slicing: Slicing, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Where the pipeline puts a space before each text between control tokens, no cut may be beside one."""
+        cut = CUT_IN_WORDS if self._adds_space else CUT
+        return slicing.encode(text, encode, adds_space=self._adds_space, cut=cut)
 
     def piece(self, token: int) -> bytes:
         if token in self._control_names or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 SLICE_CHARS = 2**16
 """A slice takes about 20 ms."""
 
-CUT = re.compile(r"(?<=[^\W_])(?= [^\W_])")
-"""A place to cut: before a single space between two letters or digits. A word begins there in every tokenizer that
-`huggingface.py` and `sentencepiece.py` let slice."""
+CUT = re.compile(r"(?<=[!-~\w])(?= [!-~\w])")
+"""A place to cut: before a single space between two characters that are no spaces, of ASCII or of words. A word begins
+there in every tokenizer that `huggingface.py` and `sentencepiece.py` let slice."""
+CUT_IN_WORDS = re.compile(r"(?<=[^\W_])(?= [^\W_])")
+"""The same between two letters or digits, where no control token ends or begins."""
 
 
 def _nothing() -> None: ...
@@ -25,20 +27,22 @@ class Slicing:
     chars: int = SLICE_CHARS
     pause: Callable[[], None] = _nothing
 
-    def encode(self, text: str, encode: Callable[[str], list[int]], *, adds_space: bool) -> list[int]:
+    def encode(
+        self, text: str, encode: Callable[[str], list[int]], *, adds_space: bool, cut: re.Pattern[str] = CUT
+    ) -> list[int]:
         """The ids of a text. `adds_space`: `encode` puts a space before every text, in place of the slice's own."""
-        first, *others = self._slices(text)
+        first, *others = self._slices(text, cut)
         ids = encode(first)
         for other in others:
             self.pause()
             ids += encode(other.removeprefix(" ") if adds_space else other)
         return ids
 
-    def _slices(self, text: str) -> Iterator[str]:
+    def _slices(self, text: str, cut: re.Pattern[str]) -> Iterator[str]:
         start = searched = 0
         while len(text) - searched > self.chars:
             searched += self.chars
-            if match := CUT.search(text, searched, searched + self.chars):
+            if match := cut.search(text, searched, searched + self.chars):
                 yield text[start : match.start()]
                 start = searched = match.start()
         yield text[start:]
