@@ -34,7 +34,7 @@ SIZE = 8 * 10**6
 LIMIT = 8 * 2**20
 """The default of --max-body."""
 INTERVAL = 0.01
-CHAT, PLAIN, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
@@ -94,6 +94,8 @@ VALUES: Mapping[str, Callable[[], str]] = {
     "escapes": lambda: '"' + "\\u0000" * (SIZE // 6) + '"',
     "surrogates": lambda: '"' + "\\ud83d\\ude00" * (SIZE // 12) + '"',
     "lone surrogate": lambda: '"' + "\\ud83d" * (SIZE // 6) + '"',
+    "words": lambda: '"' + "lorem ipsum " * 55_000 + '"',
+    "letters": lambda: '"' + "a" * 660_000 + '"',
     "long integer": lambda: DIGITS,
     "long integers": lambda: f"[{','.join([DIGITS] * 7)}]",
     "integers of 4,000 digits": lambda: repeated("9" * 4_000),
@@ -128,6 +130,7 @@ PLACES: Mapping[str, tuple[str, Callable[[str], str]]] = {
     "kwargs": (CHAT, lambda value: f'{{"messages":{HELLO},"chat_template_kwargs":{{"a":{value}}},"max_tokens":1}}'),
     "logit_bias": (PLAIN, lambda value: f'{{"prompt":"a","logit_bias":{value},"max_tokens":1}}'),
     "stop": (PLAIN, lambda value: f'{{"prompt":"a","stop":{value},"max_tokens":1}}'),
+    "text": ("/tokenize", lambda value: f'{{"prompt":{value},"return_token_strs":true,"with_pieces":true}}'),
     "tokens": ("/detokenize", lambda value: f'{{"tokens":{value}}}'),
 }
 """Places for a value in a body, with the path of the endpoint."""

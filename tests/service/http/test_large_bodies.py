@@ -132,6 +132,8 @@ def test_tokenizing_takes_a_place_in_the_queue(path: str, body: dict[str, Any]) 
 
 
 LISTS = [[]] * 100_000
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"a": [[]] * 8_000})}
+"""The lists in the arguments of five calls are too many together."""
 
 
 @pytest.mark.parametrize(
@@ -145,10 +147,7 @@ LISTS = [[]] * 100_000
         ("/v1/chat/completions", {"messages": USER, "chat_template_kwargs": {"tone": LISTS}}),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{}] * 100_000}], "max_tokens": 1}),
         ("/v1/responses", {"input": [{}] * 100_000}),
-        (
-            "/v1/responses",
-            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"a": LISTS})}]},
-        ),
+        ("/v1/responses", {"input": [CALL] * 5}),
     ],
 )
 def test_a_structure_beyond_the_limits_is_refused_before_it_is_parsed(live: Live, path: str, body: Any) -> None:
@@ -215,6 +214,7 @@ def test_the_work_of_a_client_that_has_gone_is_dropped(pad: int) -> None:
             with sent(live, "/v1/completions", {"prompt": "gone"}, pad):
                 eventually(lambda: work._waiting, "the request waits")
             eventually(aborted(live, 1), "the server sees that the client has gone")
+            assert not work._waiting
             tokenizer.may.set()
         assert live.complete(prompt="here", max_tokens=1)["choices"]
     assert [text for text in tokenizer.texts if text] == ["wait", "here"]
