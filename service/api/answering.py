@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from service.api.admission import State
 from service.api.orders import order_late
+from service.api.writing import written
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
@@ -121,12 +122,15 @@ async def whole_response(
     parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
     timings = generation.timings()
 
-    def content() -> bytes:
-        return orjson.dumps(write(parts, generation.usage, timings))
+    def content(dumps: Callable[[object], bytes] = orjson.dumps) -> bytes:
+        return dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
-    written = content() if size < LARGE else await state.admission.work.run(content, size * LOGPROB_BYTES)
-    return Response(written, media_type="application/json")
+    if size < LARGE:
+        return Response(content(), media_type="application/json")
+    work = state.admission.work.run(lambda: content(written), size * LOGPROB_BYTES)
+    whole = await while_connected(request.receive, state.admission.expired, work)
+    return Response(whole, media_type="application/json")
 
 
 async def computed_response(
@@ -137,7 +141,7 @@ async def computed_response(
     record: RequestRecord = request.scope["noria.record"]
     with state.admission.admitted():
         served = state.admission.require(model)
-        computed = state.admission.work.run(lambda: orjson.dumps(compute(served)), record.body_bytes)
+        computed = state.admission.work.run(lambda: written(compute(served)), record.body_bytes)
         content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 
