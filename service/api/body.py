@@ -7,11 +7,11 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from service.api.admission import State
-from service.http.errors import BodyTooLarge, HttpError, invalid_body, quoted
+from service.http.errors import BodyTooLarge, HttpError, InvalidRequest, invalid_body, quoted
 from service.http.record import RequestRecord
 from service.http.sse import while_connected
 from service.schema.fields import Body
-from service.schema.structure import Structure
+from service.schema.structure import Structure, StructureError
 
 B = TypeVar("B", bound=Body)
 
@@ -47,9 +47,11 @@ def _check_headers(request: Request) -> None:
 
 def _checked(content: bytes, kind: type[B]) -> B:
     structure = Structure()
-    structure.add(content)
     try:
+        structure.add(content)
         body = kind.model_validate_json(content, context=structure)
+    except StructureError as error:
+        raise InvalidRequest(str(error)) from None
     except ValidationError as error:
         raise invalid_body(error) from None
     body.check()

@@ -46,9 +46,11 @@ class WorkThread:
         self._thread.start()
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """The result of `work`. `size` is in bytes."""
+        """The result of `work`. `size` is in bytes. Raises CancelledError after `close`."""
         job = Job(work, size, asyncio.get_running_loop().create_future())
         with self._changed:
+            if self._closed:
+                raise asyncio.CancelledError
             self._waiting[job] = None
             self._changed.notify()
         try:

@@ -6,7 +6,6 @@ A parser holds the interpreter until it has read the whole text: a megabyte of e
 from collections.abc import Iterator
 from itertools import accumulate
 
-from service.http.errors import InvalidRequest
 from service.schema.fields import MAX_ITEMS
 
 MAX_CONTAINERS = 2 * MAX_ITEMS
@@ -38,6 +37,10 @@ DIGITS = bytes(ord("0") if byte in NUMERIC else ord(" ") for byte in range(256))
 LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 
 
+class StructureError(ValueError):
+    """A text of JSON beyond a limit. The message names the limit and what was counted."""
+
+
 class Structure:
     """The counts of all JSON texts in one request: its body, and texts of JSON inside strings of the body."""
 
@@ -45,7 +48,7 @@ class Structure:
         self._counts = [0] * len(LIMITS)
 
     def add(self, text: bytes, name: str = "the body") -> None:
-        """Count what is in a text. Raises InvalidRequest as soon as a limit is passed; `name` is the text's.
+        """Count what is in a text. Raises StructureError as soon as a limit is passed; `name` is the text's.
 
         The text need not be valid JSON: the counts are right up to its first fault, where every parser stops.
         """
@@ -77,4 +80,4 @@ def _outside_strings(text: bytes) -> Iterator[bytes]:
 
 def _check(name: str, what: str, count: int, limit: int) -> None:
     if count > limit:
-        raise InvalidRequest(f"{name} has at least {count} {what}, the limit is {limit}")
+        raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")

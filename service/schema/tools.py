@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, optional, unsupported
-from service.schema.structure import Structure
+from service.schema.structure import Structure, StructureError
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -70,9 +70,11 @@ def _parsed(arguments: Any, info: ValidationInfo) -> Json:
     if not isinstance(arguments, str):
         raise PydanticCustomError("string", "should be a valid string")
     structure = info.context or Structure()
-    structure.add(arguments.encode(), "the body with the arguments of all calls")
     try:
+        structure.add(arguments.encode(), "the body with the arguments of all calls")
         value = from_json(arguments or "{}", allow_inf_nan=False)
+    except StructureError as error:
+        raise unsupported(None, f"must be a JSON object as a string, within limits: {error}") from None
     except ValueError:
         value = None
     if not isinstance(value, dict):

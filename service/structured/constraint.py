@@ -90,10 +90,11 @@ def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
 
 def json_grammar(schema: Json | str, field: str) -> Json:
     """The grammar of JSON that follows a schema."""
-    if isinstance(schema, str):
-        Structure().add(schema.encode(), field)
+    value: Any = schema
     try:
-        value = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
+        if isinstance(schema, str):
+            Structure().add(schema.encode(), "the text")
+            value = from_json(schema, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"{field} is not a JSON schema: {error}", param=field) from None
     return {"grammars": [{"json_schema": with_spaces(value, field) if isinstance(value, dict) else value}]}

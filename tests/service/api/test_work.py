@@ -150,6 +150,8 @@ def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
             work.thread.close()
             with pytest.raises(asyncio.CancelledError):
                 await work.tasks["waiting"]
+            with pytest.raises(asyncio.CancelledError):
+                await work.thread.run(lambda: None, 1)
             await work.finish()
             assert work.done == ["first"]
             return work.thread._thread

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from service.api.openai.schema import ChatBody
-from service.http.errors import InvalidRequest
 from service.schema import structure
-from service.schema.structure import Structure
+from service.schema.structure import Structure, StructureError
 
 TEXT = st.text(st.sampled_from(list('"\\[]{},:.eE0 aé\n')) | st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -49,7 +49,7 @@ def test_a_text_passes_up_to_its_own_depth(value: Any, size: int, limit: int) ->
 def passes(text: str) -> bool:
     try:
         Structure().add(text.encode())
-    except InvalidRequest:
+    except StructureError:
         return False
     return True
 
@@ -75,7 +75,7 @@ EDGES = [
 @pytest.mark.parametrize(("most", "beyond", "words"), EDGES, ids=[words for *_, words in EDGES])
 def test_each_limit_is_named_with_the_count(most: str, beyond: str, words: str) -> None:
     Structure().add(most.encode())
-    with pytest.raises(InvalidRequest, match=r"^the body has at least \d+ .*, the limit is \d+$") as caught:
+    with pytest.raises(StructureError, match=r"^the body has at least \d+ .*, the limit is \d+$") as caught:
         Structure().add(beyond.encode())
     assert words in str(caught.value)
 
@@ -96,5 +96,5 @@ def test_the_arguments_of_all_calls_count_together() -> None:
         return json.dumps({"messages": [{"role": "assistant", "tool_calls": calls}]})
 
     ChatBody.model_validate_json(body(4), context=Structure())
-    with pytest.raises(InvalidRequest, match=r"the arguments of all calls has at least \d+ lists"):
+    with pytest.raises(ValidationError, match=r"the arguments of all calls has at least \d+ lists"):
         ChatBody.model_validate_json(body(5), context=Structure())
