@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from model.errors import NoriaError
+from model.tokenizers.slicing import Slicing
 from service import logs
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
@@ -40,7 +41,7 @@ from service.structured.trial import Grammars
 
 log = logging.getLogger("noria")
 
-Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
+Loader = Callable[[Settings, EngineClient, Slicing], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
@@ -94,9 +95,9 @@ def create_server(
             say(f"noria: the model cannot be loaded: {type(error).__name__}: {error}")
         server.fail()
 
-    async def load_visibly(settings: Settings, client: EngineClient) -> ServedModel:
+    async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         async with progress_bar(client) if progress else nullcontext():
-            return await load(settings, client)
+            return await load(settings, client, slicing)
 
     app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
 
@@ -131,7 +132,7 @@ def create_app(
 
     async def bring_up(admission: Admission) -> None:
         try:
-            admission.model = await load(settings, client)
+            admission.model = await load(settings, client, Slicing(pause=admission.work.pause))
         except Exception as error:
             on_failed(error)
         else:

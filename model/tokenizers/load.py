@@ -5,20 +5,24 @@ from pathlib import Path
 
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.slicing import Slicing
 
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a model directory. Raises ModelError, one line, if it has none that can be read."""
+def load_tokenizer(directory: Path, slicing: Slicing | None = None) -> Tokenizer:
+    """The tokenizer of a model directory. `slicing` is for long texts; None encodes them whole.
+
+    Raises ModelError, one line, for a directory without a tokenizer that can be read.
+    """
     if (directory / "tokenizer.json").is_file():
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer.load(directory)
+        return HuggingFaceTokenizer.load(directory, slicing)
     if path := sentencepiece_file(directory):
         from model.tokenizers.sentencepiece import SentencePieceTokenizer
 
-        return SentencePieceTokenizer(path)
+        return SentencePieceTokenizer(path, slicing)
     if (directory / "tekken.json").is_file():
         raise ModelError(
             f"{directory.name!r} has only a tekken.json tokenizer; Noria supports tokenizer.json and tokenizer.model"

@@ -1,12 +1,11 @@
 """Admission of requests (queue bound, loading, draining), and the state that all endpoints share."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
+from service.api.work import WorkThread
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
@@ -14,13 +13,12 @@ from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
 
-T = TypeVar("T")
-
 
 class Admission:
     """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
+    requests are parsed and tokenized.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
@@ -33,7 +31,7 @@ class Admission:
         self._client = client
         self._max_queue = settings.max_queue
         self._drain_timeout = settings.drain_timeout
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
+        self.work = WorkThread("noria-tokenize")
 
     @property
     def ready(self) -> bool:
@@ -73,10 +71,6 @@ class Admission:
             if not self.in_flight:
                 self._idle.set()
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which the only tokenizing thread computes."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
-
     async def drain(self) -> None:
         """Refuse new requests and wait for those in flight. Those that run longer get an error."""
         self.draining = True
@@ -86,7 +80,7 @@ class Admission:
             self.expired.set_result(None)
 
     def close(self) -> None:
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self.work.close()
 
 
 @dataclass(frozen=True, slots=True)

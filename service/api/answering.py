@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from service.api.admission import State
 from service.api.orders import order_late
+from service.api.writing import written
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
@@ -26,6 +27,8 @@ log = logging.getLogger("noria.request")
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
+LOGPROB_BYTES = 64
+"""About the JSON of one."""
 
 
 class Submittable(Protocol):
@@ -87,20 +90,25 @@ async def submit(
     record.user = hashed(body.end_user)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
-    order = await _ordered(state, served, body, make_order, record.started)
+    ordered = _ordered(state, served, body, make_order, record)
+    order = await while_connected(request.receive, state.admission.expired, ordered)
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
     return served, stack.enter_context(generation)
 
 
 async def _ordered(
-    state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
+    state: State,
+    served: ServedModel,
+    body: Submittable,
+    make_order: Callable[[ServedModel], Order],
+    record: RequestRecord,
 ) -> Order:
     """The checked order; an empty one if the request's time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
     try:
-        async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):
-            order = await state.admission.off_loop(lambda: make_order(served))
+        async with asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter()):
+            order = await state.admission.work.run(lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
             return order
     except TimeoutError:
@@ -118,13 +126,15 @@ async def whole_response(
     parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
     timings = generation.timings()
 
-    def content() -> bytes:
-        return orjson.dumps(write(parts, generation.usage, timings))
+    def content(dumps: Callable[[object], bytes] = orjson.dumps) -> bytes:
+        return dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
-    return Response(
-        content() if size < LARGE else await state.admission.off_loop(content), media_type="application/json"
-    )
+    if size < LARGE:
+        return Response(content(), media_type="application/json")
+    work = state.admission.work.run(lambda: content(written), size * LOGPROB_BYTES)
+    whole = await while_connected(request.receive, state.admission.expired, work)
+    return Response(whole, media_type="application/json")
 
 
 async def computed_response(
@@ -132,9 +142,11 @@ async def computed_response(
 ) -> Response:
     """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
     state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
     with state.admission.admitted():
         served = state.admission.require(model)
-        content = await state.admission.off_loop(lambda: orjson.dumps(compute(served)))
+        computed = state.admission.work.run(lambda: written(compute(served)), record.body_bytes)
+        content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 
 

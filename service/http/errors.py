@@ -15,6 +15,7 @@ ApiError
 import logging
 import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,6 +37,7 @@ HTTP_CODES = {
     431: "header_fields_too_large",
 }
 """Status of an `HttpError` -> its code."""
+MAX_PARAM_CHARS = 256
 
 
 class ApiError(Exception):
@@ -144,9 +146,9 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {context['error']}", code="invalid_json")
     path = [*first["loc"], context["param"]] if "param" in context else first["loc"]
-    param = ".".join(str(part) for part in path) or None
+    param = ".".join(str(part) for part in path)[:MAX_PARAM_CHARS] or None
     if first["type"] == "unsupported_field":
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"])[:MAX_PARAM_CHARS]
         message = f"{place}: {first['msg']}" if place else first["msg"]
         return InvalidRequest(message, param=param, code="unsupported_parameter")
     if first["type"] == "missing":
@@ -156,7 +158,17 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param or 'the body'} {problem}, got {quoted(first['input'])}", param=param)
 
 
+class _Quotes(reprlib.Repr):
+    """Short representations, which do not sort the keys of an object as the base class does."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_QUOTES = _Quotes()
+
+
 def quoted(value: Any) -> str:
     """A value as an error message quotes it: short, and fast to make even of a large value."""
-    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
+    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else _QUOTES.repr(value)
     return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

@@ -18,6 +18,7 @@ class RequestRecord:
     path: str
     policy: Policy
     started: float = field(default_factory=time.perf_counter)
+    body_bytes: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

@@ -13,6 +13,7 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError
+from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
@@ -30,6 +31,7 @@ class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
     call_style: str | None = None
+    may_strip = True
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())
@@ -133,7 +135,7 @@ def running(
         hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
-    async def load(settings: Settings, client: EngineClient) -> ServedModel:
+    async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
         assert client.info is not None
