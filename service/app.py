@@ -25,6 +25,7 @@ from service.generation.served import ServedModel
 from service.generation.startup import load_served
 from service.http.announcement import address, progress_bar, say, welcome
 from service.http.dialects import error_response
+from service.http.keys.keys import Keys
 from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
@@ -62,6 +63,7 @@ def create_server(
     client: EngineClient,
     measured: Metrics,
     port: int,
+    keys: Keys,
     *,
     progress: bool = False,
     load: Loader = load_served,
@@ -69,14 +71,15 @@ def create_server(
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `client` must report to `measured`. `port` is that of the socket to serve on.
+    `client` must report to `measured`. `port` is that of the socket to serve on. `keys.reload` may be called at any
+    time on the event loop.
     """
 
     def on_ready(served: ServedModel) -> None:
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(settings.api_keys)))
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys)))
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):
@@ -90,7 +93,7 @@ def create_server(
         async with progress_bar(client) if progress else nullcontext():
             return await load(settings, client)
 
-    app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
+    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes)
     server = Server(app, settings, drain=lambda: app.state.noria.admission.drain())
     return server
 
@@ -99,6 +102,7 @@ def create_app(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
+    keys: Keys,
     load: Loader,
     on_ready: Callable[[ServedModel], None],
     on_failed: Callable[[Exception], None],
@@ -127,12 +131,13 @@ def create_app(
         await app.state.noria.grammars.close()
         admission.close()
 
-    return _assemble(settings, measured, lifespan, routes)
+    return _assemble(settings, measured, keys, lifespan, routes)
 
 
 def _assemble(
     settings: Settings,
     measured: Metrics,
+    keys: Keys,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
 ) -> FastAPI:
@@ -142,7 +147,7 @@ def _assemble(
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
     policies = Policies((route.path, route.policy) for route in routes)
-    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured, policies=policies)
+    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

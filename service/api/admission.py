@@ -1,6 +1,9 @@
 """Admission of requests (queue bound, loading, draining), and the state that all endpoints share."""
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.engine.client import EngineClient
+from service.generation.generation import Backlog
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.metrics import Metrics
@@ -16,22 +20,33 @@ from service.structured.trial import Grammars
 
 T = TypeVar("T")
 
+RATE_SECONDS = 60.0
+"""The window in which the rate of finished requests is measured."""
+RATE_SAMPLES = 1024
+LONGEST_RETRY = 60
+
 
 class Admission:
     """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `backlog` is what waits for the
+    engine; the requests themselves keep it.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
         self.model: ServedModel | None = None
         self.in_flight = 0
+        self.backlog = Backlog()
         self.draining = False
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
         self._client = client
         self._max_queue = settings.max_queue
+        self._max_tokens = settings.max_queue_tokens
+        self._max_choices = settings.max_queue_choices
+        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)  # when requests finished, since `_busy_since`
+        self._busy_since = 0.0
         self._drain_timeout = settings.drain_timeout
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
 
@@ -56,22 +71,51 @@ class Admission:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request as in flight inside the context. Raises Overloaded or Unavailable."""
+        """Count a request as in flight inside the context. Raises Overloaded or Unavailable.
+
+        Nothing of the request is known yet: `check_backlog` is called once more before its prompts are submitted.
+        """
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
         capacity = self.model.info.max_sequences + self._max_queue
         if self.in_flight >= capacity:
-            raise Overloaded(capacity)
+            raise Overloaded("requests are running or waiting", self.in_flight, capacity, self._retry_after())
+        self.check_backlog()
+        if not self.in_flight:
+            self._finished.clear()
+            self._busy_since = time.monotonic()
         self.in_flight += 1
         self._idle.clear()
         try:
             yield
+            self._finished.append(time.monotonic())
         finally:
             self.in_flight -= 1
             if not self.in_flight:
                 self._idle.set()
+
+    def check_backlog(self) -> None:
+        """Raise Overloaded if as many tokens or choices wait as may. What waits alone is never too much."""
+        for what, value, limit in (
+            ("prompt tokens are waiting", self.backlog.tokens, self._max_tokens),
+            ("choices are waiting", self.backlog.choices, self._max_choices),
+        ):
+            if value >= limit:
+                raise Overloaded(what, value, limit, self._retry_after())
+
+    def _retry_after(self) -> int:
+        """Seconds until the requests that wait have finished, at the rate of the last minute without a pause."""
+        now = time.monotonic()
+        since = max(self._busy_since, now - RATE_SECONDS)
+        while self._finished and self._finished[0] < since:
+            self._finished.popleft()
+        if len(self._finished) == RATE_SAMPLES:
+            since = self._finished[0]
+        running = 0 if self.model is None else self.model.info.max_sequences
+        seconds = max(1, self.in_flight - running) * (now - since) / max(1, len(self._finished))
+        return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """The result of `work`, which the only tokenizing thread computes."""

@@ -16,6 +16,7 @@ from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
 from service.generation.served import ServedModel
+from service.http.errors import InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
@@ -82,11 +83,24 @@ async def submit(
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare generates=True"
     record.user = hashed(body.end_user)
+    if isinstance(body, GenerationBody):
+        _check_priority(body.options.priority, record)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
     order = await _ordered(state, served, body, make_order, record.started)
-    generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
+    state.admission.check_backlog()
+    generation = Generation(order, served.tokenizer, state.metrics, record, state.admission.backlog)
+    await generation.submit(state.client)
     return served, stack.enter_context(generation)
+
+
+def _check_priority(priority: int, record: RequestRecord) -> None:
+    """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
+    least = 0 if record.key is None else record.key.entry.priority
+    if priority < least:
+        whose = "without a key" if record.key is None else f"for the key {record.tenant}"
+        how = "the server's --api-key-file may allow a key less"
+        raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
 
 
 async def _ordered(

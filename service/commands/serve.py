@@ -2,6 +2,7 @@
 
 import sys
 
+from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.settings import Settings
 
@@ -12,6 +13,7 @@ def run(settings: Settings) -> int:
     The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
+    keys = Keys(settings.api_keys, settings.api_key_file)
     with listen(settings.host, settings.port) as sock:
         from service.engine.client import EngineClient
         from service.engine.process import EngineProcess
@@ -30,6 +32,6 @@ def run(settings: Settings) -> int:
         logs.configure(settings.log_format, settings.log_level)
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        server = create_server(settings, client, metrics, sock.getsockname()[1], progress=progress)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], keys, progress=progress)
         server.run([sock])
     return int(server.failed)

@@ -16,6 +16,7 @@ from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
+from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
@@ -146,8 +147,9 @@ def running(
         on_restart=lambda: metrics.observe_restart(),
     )
     metrics = Metrics(lambda: client.stats)
+    keys = Keys(settings.api_keys, settings.api_key_file)
     with listen("127.0.0.1", 0) as sock:
-        server = create_server(settings, client, metrics, sock.getsockname()[1], load=load, routes=routes)
+        server = create_server(settings, client, metrics, sock.getsockname()[1], keys, load=load, routes=routes)
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:

@@ -54,7 +54,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
         Settings(
             model="org/name",
             port=0,
-            api_keys=("one", "two", "three", "four"),
+            api_keys=("one", "two"),
             api_key_file=keys,
             cache_memory=3 * 2**29,
             max_body_bytes=1000,
