@@ -26,6 +26,33 @@ RATE_SAMPLES = 1024
 LONGEST_RETRY = 60
 
 
+class FinishRate:
+    """How many requests finish in a second: measured over the last minute, or since the server was last idle."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy_since = clock()
+        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)
+
+    def begin(self) -> None:
+        """The server was idle until now: what was before says nothing about its speed."""
+        self._finished.clear()
+        self._busy_since = self._clock()
+
+    def count(self) -> None:
+        self._finished.append(self._clock())
+
+    def seconds(self, n_requests: int) -> float:
+        """The time in which so many requests finish. As long as none has, the first is taken to finish now."""
+        now = self._clock()
+        since = max(self._busy_since, now - RATE_SECONDS)
+        while self._finished and self._finished[0] < since:
+            self._finished.popleft()
+        if len(self._finished) == RATE_SAMPLES:
+            since = self._finished[0]
+        return n_requests * (now - since) / max(1, len(self._finished))
+
+
 class Admission:
     """Decides on the event loop which requests the server takes.
 
@@ -45,8 +72,7 @@ class Admission:
         self._max_queue = settings.max_queue
         self._max_tokens = settings.max_queue_tokens
         self._max_choices = settings.max_queue_choices
-        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)  # when requests finished, since `_busy_since`
-        self._busy_since = 0.0
+        self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
 
@@ -71,10 +97,7 @@ class Admission:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request as in flight inside the context. Raises Overloaded or Unavailable.
-
-        Nothing of the request is known yet: `check_backlog` is called once more before its prompts are submitted.
-        """
+        """Count a request as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
@@ -82,22 +105,20 @@ class Admission:
         capacity = self.model.info.max_sequences + self._max_queue
         if self.in_flight >= capacity:
             raise Overloaded("requests are running or waiting", self.in_flight, capacity, self._retry_after())
-        self.check_backlog()
         if not self.in_flight:
-            self._finished.clear()
-            self._busy_since = time.monotonic()
+            self._rate.begin()
         self.in_flight += 1
         self._idle.clear()
         try:
             yield
-            self._finished.append(time.monotonic())
+            self._rate.count()
         finally:
             self.in_flight -= 1
             if not self.in_flight:
                 self._idle.set()
 
     def check_backlog(self) -> None:
-        """Raise Overloaded if as many tokens or choices wait as may. What waits alone is never too much."""
+        """Raise Overloaded if as many tokens or choices wait as may. A request is never too large for an empty queue."""
         for what, value, limit in (
             ("prompt tokens are waiting", self.backlog.tokens, self._max_tokens),
             ("choices are waiting", self.backlog.choices, self._max_choices),
@@ -106,15 +127,9 @@ class Admission:
                 raise Overloaded(what, value, limit, self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until the requests that wait have finished, at the rate of the last minute without a pause."""
-        now = time.monotonic()
-        since = max(self._busy_since, now - RATE_SECONDS)
-        while self._finished and self._finished[0] < since:
-            self._finished.popleft()
-        if len(self._finished) == RATE_SAMPLES:
-            since = self._finished[0]
+        """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""
         running = 0 if self.model is None else self.model.info.max_sequences
-        seconds = max(1, self.in_flight - running) * (now - since) / max(1, len(self._finished))
+        seconds = self._rate.seconds(max(1, self.in_flight - running))
         return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
 
     async def off_loop(self, work: Callable[[], T]) -> T:

@@ -87,8 +87,9 @@ async def submit(
         _check_priority(body.options.priority, record)
     stack.enter_context(state.admission.admitted())
     served = state.admission.require(body.model)
-    order = await _ordered(state, served, body, make_order, record.started)
     state.admission.check_backlog()
+    order = await _ordered(state, served, body, make_order, record.started)
+    state.admission.check_backlog()  # others may have come while it was tokenized
     generation = Generation(order, served.tokenizer, state.metrics, record, state.admission.backlog)
     await generation.submit(state.client)
     return served, stack.enter_context(generation)
