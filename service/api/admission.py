@@ -118,7 +118,7 @@ class Admission:
                 self._idle.set()
 
     def check_backlog(self) -> None:
-        """Raise Overloaded if as many tokens or choices wait as may. A request is never too large for an empty queue."""
+        """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
         for what, value, limit in (
             ("prompt tokens are waiting", self.backlog.tokens, self._max_tokens),
             ("choices are waiting", self.backlog.choices, self._max_choices),

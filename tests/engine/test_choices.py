@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
 
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
@@ -10,7 +12,7 @@ from service.engine.mailbox import Mailbox
 from service.engine.messages import Abort, LoadModel, Ready, Submit
 from service.engine.wire import Wire
 from tests.engine.driving import Client, expected
-from tests.fakes import WAITING, EngineThread, FakeRunner, make_info
+from tests.fakes import WAITING, EngineThread, FakeRunner, WaitingRunner, make_info
 from tests.waiting import PATIENCE
 
 OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
@@ -75,20 +77,28 @@ def test_choices_answer_as_alone() -> None:
     with_client(EngineThread("tests.fakes:create_fake"), body)
 
 
-def test_an_abort_of_any_choice_comes_after_its_grammar() -> None:
+@pytest.fixture
+def waiting() -> Iterator[WaitingRunner]:
+    """The runner that all tests of this process share, as if it were new."""
+    WAITING.may.clear()
+    WAITING.steps.clear()
+    yield WAITING
+    WAITING.may.clear()
+    WAITING.steps.clear()
+
+
+def test_an_abort_of_any_choice_comes_after_its_grammar(waiting: WaitingRunner) -> None:
     """A thread compiles the grammar meanwhile. An abort that overtook the sequences would be forgotten."""
 
     async def body(client: EngineClient) -> None:
-        WAITING.may.clear()
-        steps = len(WAITING.steps)
         params = SamplingParams(max_tokens=4, grammar="g")
         first, *gone = client.submit_choices([1, 2, 3], params, 3)
         for mailbox in gone:
             mailbox.close()
         await collect(client.submit([1], SamplingParams(max_tokens=1)))  # the aborts have arrived, too
-        WAITING.may.set()
+        waiting.may.set()
         assert await collect(first) == expected([1, 2, 3], params)
-        computed = {item.sequence_id for step in WAITING.steps[steps:] for item in step.slices}
+        computed = {item.sequence_id for step in waiting.steps for item in step.slices}
         assert not computed & {mailbox.id for mailbox in gone}
 
     with_client(EngineThread("tests.fakes:create_waiting"), body)
