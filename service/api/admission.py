@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.engine.client import EngineClient
-from service.generation.generation import Backlog
+from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.metrics import Metrics
@@ -62,7 +62,7 @@ class Admission:
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
         self.model: ServedModel | None = None
-        self.in_flight = 0
+        self._in_flight = Share()
         self.backlog = Backlog()
         self.draining = False
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,6 +75,11 @@ class Admission:
         self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are tokenized, wait or run."""
+        return self._in_flight.total
 
     @property
     def ready(self) -> bool:
@@ -96,35 +101,34 @@ class Admission:
         return self.model
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request as in flight inside the context. Raises Overloaded or Unavailable."""
+    def admitted(self, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
         capacity = self.model.info.max_sequences + self._max_queue
-        if self.in_flight >= capacity:
-            raise Overloaded("requests are running or waiting", self.in_flight, capacity, self._retry_after())
+        self._check("requests are running or waiting", self._in_flight, tenant, capacity)
         if not self.in_flight:
             self._rate.begin()
-        self.in_flight += 1
+        self._in_flight.add(tenant, 1)
         self._idle.clear()
         try:
             yield
             self._rate.count()
         finally:
-            self.in_flight -= 1
+            self._in_flight.add(tenant, -1)
             if not self.in_flight:
                 self._idle.set()
 
-    def check_backlog(self) -> None:
+    def check_backlog(self, tenant: str) -> None:
         """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
-        for what, value, limit in (
-            ("prompt tokens are waiting", self.backlog.tokens, self._max_tokens),
-            ("choices are waiting", self.backlog.choices, self._max_choices),
-        ):
-            if value >= limit:
-                raise Overloaded(what, value, limit, self._retry_after())
+        self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens)
+        self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices)
+
+    def _check(self, what: str, share: Share, tenant: str, limit: int) -> None:
+        if share.is_full(tenant, limit):
+            raise Overloaded(what, share.total, limit, self._retry_after())
 
     def _retry_after(self) -> int:
         """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""

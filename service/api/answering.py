@@ -85,11 +85,11 @@ async def submit(
     record.user = hashed(body.end_user)
     if isinstance(body, GenerationBody):
         _check_priority(body.options.priority, record)
-    stack.enter_context(state.admission.admitted())
+    stack.enter_context(state.admission.admitted(record.tenant))
     served = state.admission.require(body.model)
-    state.admission.check_backlog()
+    state.admission.check_backlog(record.tenant)
     order = await _ordered(state, served, body, make_order, record.started)
-    state.admission.check_backlog()  # others may have come while it was tokenized
+    state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
     generation = Generation(order, served.tokenizer, state.metrics, record, state.admission.backlog)
     await generation.submit(state.client)
     return served, stack.enter_context(generation)
@@ -143,7 +143,7 @@ async def computed_response(
 ) -> Response:
     """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
     state: State = request.app.state.noria
-    with state.admission.admitted():
+    with state.admission.admitted(request.scope["noria.record"].tenant):
         served = state.admission.require(model)
         content = await state.admission.off_loop(lambda: orjson.dumps(compute(served)))
     return Response(content, media_type="application/json")

@@ -13,6 +13,7 @@ from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
@@ -21,19 +22,6 @@ from service.http.sse import ClientGone
 from service.metrics import Metrics
 
 Event = tuple[Choice, Delta]
-
-
-@dataclass(slots=True)
-class Backlog:
-    """What waits for the engine: choices without a first step, and the tokens of prompts without one."""
-
-    tokens: int = 0
-    choices: int = 0
-
-    def add(self, tokens: int, choices: int) -> None:
-        """Count more; negative numbers count what waits no longer."""
-        self.tokens += tokens
-        self.choices += choices
 
 
 @dataclass(slots=True)
@@ -77,7 +65,7 @@ class Generation:
         self._metrics = metrics
         self._record = record
         self._backlog = backlog
-        self._waiting = Backlog()  # this request's part of the backlog
+        self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
         self._finishes: set[str] = set()
@@ -133,8 +121,8 @@ class Generation:
         )
 
     def _wait(self, tokens: int, choices: int) -> None:
-        for counts in (self._waiting, self._backlog):
-            counts.add(tokens, choices)
+        self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)
+        self._backlog.add(self._record.tenant, tokens, choices)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -231,7 +219,7 @@ class Generation:
             pump.cancel()
         for choice in self.choices:
             choice.mailbox.close()
-        self._wait(-self._waiting.tokens, -self._waiting.choices)
+        self._wait(-self._waiting[0], -self._waiting[1])
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.api.admission import RATE_SAMPLES, FinishRate
+from service.generation.backlog import Share
 from tests.service.live import LONG, answer, begun, busy, idle, refused, running
 from tests.waiting import eventually
 
@@ -89,3 +90,40 @@ def test_the_rate_is_that_of_the_last_minute_or_since_the_server_was_idle() -> N
         now += 0.001
         rate.count()
     assert rate.seconds(1000) == pytest.approx(1, rel=0.01)
+
+
+def test_a_tenant_below_its_part_may_add_to_a_full_queue() -> None:
+    share, used = Share(), {}
+    for tenant in "abc":
+        while not share.is_full(tenant, 60):
+            share.add(tenant, 1)
+            used[tenant] = used.get(tenant, 0) + 1
+    assert used == {"a": 60, "b": 30, "c": 20}
+    assert [share.is_full(tenant, 60) for tenant in "abcd"] == [True, True, True, False]
+    share.add("b", -30)
+    assert [share.is_full(tenant, 60) for tenant in "abc"] == [True, False, False]
+    share.add("a", -60)
+    assert [share.is_full(tenant, 60) for tenant in "abc"] == [False, False, False]
+
+
+def test_a_key_that_fills_the_queue_keeps_no_other_out() -> None:
+    limits = {"max_queue": 1, "max_queue_choices": 1, "max_queue_tokens": 1}
+    with running(model="slow", max_sequences=1, api_keys=("flood", "other"), **limits) as live:
+        live.http.headers["authorization"] = "Bearer flood"
+        done: list[int] = []
+
+        def ask(key: str) -> None:
+            headers = {"authorization": f"Bearer {key}"}
+            done.append(live.post(COMPLETIONS, {"prompt": "hi", "max_tokens": 1}, headers=headers).status_code)
+
+        with begun(live):
+            threads = [threading.Thread(target=ask, args=[key]) for key in ("flood", "other")]
+            for number, thread in enumerate(threads, start=2):
+                thread.start()
+                eventually(busy(live, number), "it waits")
+            for key in ("flood", "other"):
+                ask(key)
+            assert done == [429, 429]
+        for thread in threads:
+            thread.join()
+        assert done == [429, 429, 200, 200]
