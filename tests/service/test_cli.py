@@ -134,6 +134,7 @@ def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--ssl-keyfile", "pyproject.toml"), ["--ssl-certfile"]),
         (("--ssl-certfile", "pyproject.toml"), ["--ssl-certfile", "cannot be used"]),
         (("--api-key-file", "missing"), ["--api-key-file"]),
+        (("--api-key-file", "pyproject.toml"), ["--api-key-file pyproject.toml", "entries named keys"]),
         (("--api-key", ""), ["--api-key must not be empty"]),
         (("--gpu-memory-utilization", "0"), ["--gpu-memory-utilization must be above 0 and at most 1, got 0.0"]),
         (("--chat-template", "missing"), ["--chat-template", "no such file"]),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import textwrap
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
@@ -52,6 +53,14 @@ def test_the_formats_of_the_file_are_equal(tmp_path: Path) -> None:
     lines.write_text("three\n\n four \nthree\n")
     names = {entry.name: entry.digest for entry in read_entries(["one", "two"], lines)}
     assert names == {f"key-{n}": sha256(key).digest() for n, key in enumerate([b"one", b"two", b"three", b"four"], 1)}
+
+
+def test_the_documented_file_is_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    example = textwrap.dedent(text[text.index("    [[keys]]") : text.index("| field | meaning")])
+    path = tmp_path / "keys.toml"
+    path.write_text(example)
+    assert read_entries([], path) == [Entry("team-a", bytes.fromhex(HASH), 60, 100_000, 8, -5)]
 
 
 A = {"name": "a", "sha256": HASH}
