@@ -32,6 +32,7 @@ from service.http.connection.limits import Limits
 from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.dialects import error_response
 from service.http.health import HealthListener
+from service.http.keys.keys import Keys
 from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
@@ -69,6 +70,7 @@ def create_server(
     client: EngineClient,
     measured: Metrics,
     port: int,
+    keys: Keys,
     *,
     progress: bool = False,
     health: socket.socket | None = None,
@@ -85,7 +87,7 @@ def create_server(
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(settings.api_keys)))
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys)))
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):
@@ -99,7 +101,7 @@ def create_server(
         async with progress_bar(client) if progress else nullcontext():
             return await load(settings, client, slicing)
 
-    app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
+    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes)
 
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
@@ -110,7 +112,7 @@ def create_server(
         app,
         settings,
         drain=lambda: app.state.noria.admission.drain(),
-        reload=lambda: logs.use_level(settings.level()),
+        reloads={"keys": keys.reload, "log level": lambda: logs.use_level(settings.level())},
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
@@ -123,6 +125,7 @@ def create_app(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
+    keys: Keys,
     load: Loader,
     on_ready: Callable[[ServedModel], None],
     on_failed: Callable[[Exception], None],
@@ -151,12 +154,13 @@ def create_app(
         await app.state.noria.grammars.close()
         admission.close()
 
-    return _assemble(settings, measured, lifespan, routes)
+    return _assemble(settings, measured, keys, lifespan, routes)
 
 
 def _assemble(
     settings: Settings,
     measured: Metrics,
+    keys: Keys,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
 ) -> FastAPI:
@@ -166,7 +170,7 @@ def _assemble(
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
     policies = Policies((route.path, route.policy) for route in routes)
-    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured, policies=policies)
+    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -81,6 +81,18 @@ class Metrics:
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
+        self._key_requests = Counter(
+            "noria_key_requests",
+            "Requests by the name of their key, and by outcome.",
+            ["key", "outcome"],
+            registry=registry,
+        )
+        self._key_prompt_tokens = Counter(
+            "noria_key_prompt_tokens", "Prompt tokens of finished requests, by key.", ["key"], registry=registry
+        )
+        self._key_generated_tokens = Counter(
+            "noria_key_generated_tokens", "Tokens generated in finished requests, by key.", ["key"], registry=registry
+        )
         self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
         self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
@@ -146,6 +158,12 @@ class Metrics:
         self._requests.labels(outcome).inc()
         if outcome != "refused":
             self._request.observe(seconds)
+
+    def observe_key(self, name: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """Once for each finished request that has a key."""
+        self._key_requests.labels(name, outcome).inc()
+        self._key_prompt_tokens.labels(name).inc(prompt_tokens)
+        self._key_generated_tokens.labels(name).inc(generated_tokens)
 
     async def watch_event_loop(self) -> None:
         """Measure the delay of the event loop until cancelled."""

@@ -18,6 +18,7 @@ from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
 from service.generation.served import ServedModel
+from service.http.errors import InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
@@ -88,13 +89,27 @@ async def submit(
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare generates=True"
     record.user = hashed(body.end_user)
-    stack.enter_context(state.admission.admitted())
+    if isinstance(body, GenerationBody):
+        _check_priority(body.options.priority, record)
+    stack.enter_context(state.admission.admitted(record.tenant))
     served = state.admission.require(body.model)
+    state.admission.check_backlog(record.tenant)
     ordered = _ordered(state, served, body, make_order, record)
     order = await while_connected(request.receive, state.admission.expired, ordered)
     log.debug("tokenized", extra={"fields": {"id": record.id}})
-    generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
+    state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
+    generation = Generation(order, served.tokenizer, state.metrics, record, state.admission.backlog)
+    await generation.submit(state.client)
     return served, stack.enter_context(generation)
+
+
+def _check_priority(priority: int, record: RequestRecord) -> None:
+    """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
+    least = 0 if record.key is None else record.key.entry.priority
+    if priority < least:
+        whose = "without a key" if record.key is None else f"for the key {record.tenant}"
+        how = "the server's --api-key-file may allow a key less"
+        raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
 
 
 async def _ordered(
@@ -143,7 +158,7 @@ async def computed_response(
     """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    with state.admission.admitted():
+    with state.admission.admitted(record.tenant):
         served = state.admission.require(model)
         computed = state.admission.work.run(lambda: written(compute(served)), record.body_bytes)
         content = await while_connected(request.receive, state.admission.expired, computed)

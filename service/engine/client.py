@@ -5,7 +5,6 @@ again. Nothing here blocks the event loop, because the wire is buffered both way
 """
 
 import asyncio
-import itertools
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -71,7 +70,7 @@ class EngineClient:
         self._stall_timeout = stall_timeout
         self._on_report = on_report
         self._on_restart = on_restart
-        self._ids = itertools.count(1)
+        self._next_id = 1
         self._mailboxes: dict[int, Mailbox] = {}
         self._engine: EngineHandle | None = None
         self._sock: socket.socket | None = None
@@ -107,18 +106,34 @@ class EngineClient:
             log.info("loading", extra={"fields": {"stage": stage}})
         self.stage, self.progress = stage, progress
 
-    def submit(
-        self, prompt: list[int], params: SamplingParams, choice: int = 0, *, priority: int = 0, cache_salt: str = ""
-    ) -> Mailbox:
-        """Queue one sequence. Raises EngineUnavailable unless the engine is ready."""
+    def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> Mailbox:
+        """Queue one sequence. Otherwise as `submit_choices`."""
+        return self.submit_choices(prompt, params, **options)[0]
+
+    def submit_choices(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+    ) -> list[Mailbox]:
+        """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
+
+        Raises EngineUnavailable unless the engine is ready.
+        """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
         if not self._mailboxes:
             self._stepped = self._now()
-        mailbox = Mailbox(next(self._ids), self._close_mailbox)
-        self._mailboxes[mailbox.id] = mailbox
-        self._send(Submit(mailbox.id, prompt, params, choice, priority, cache_salt))
-        return mailbox
+        request = Submit(self._next_id, prompt, params, priority=priority, cache_salt=cache_salt, n=n, tenant=tenant)
+        self._next_id += n
+        mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
+        self._mailboxes |= mailboxes
+        self._send(request)
+        return list(mailboxes.values())
 
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""

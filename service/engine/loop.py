@@ -88,7 +88,7 @@ class EngineLoop:
                     self._scheduler.submit(message)
                 except ValueError as error:
                     log.error("sequence %d refused: %s", message.id, error)
-                    updates.append(Update(message.id, finish="error"))
+                    updates += (Update(sequence_id, finish="error") for sequence_id in message.ids)
         return updates
 
     def _idle(self) -> bool:

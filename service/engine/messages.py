@@ -23,10 +23,11 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One sequence to complete. No other sequence of this engine has its `id`.
+    """One prompt to complete `n` times: sequences `id`, `id + 1`, ... make the choices `choice`, `choice + 1`, ...
 
-    Of the waiting sequences the one with the lowest `priority` is admitted first. Only sequences with the same
-    `cache_salt` share pages.
+    No other sequence of this engine has one of these ids. Of the waiting sequences those with the lowest `priority` are
+    admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same `cache_salt`
+    share pages.
     """
 
     id: int
@@ -35,6 +36,13 @@ class Submit:
     choice: int = 0
     priority: int = 0
     cache_salt: str = ""
+    n: int = 1
+    tenant: str = ""
+
+    @property
+    def ids(self) -> range:
+        """The ids of its sequences."""
+        return range(self.id, self.id + self.n)
 
 
 @dataclass(frozen=True, slots=True)

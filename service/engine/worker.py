@@ -105,7 +105,7 @@ class Worker:
         An abort of such a sequence takes the same way, so that it arrives after the sequence.
         """
         if isinstance(message, Submit) and message.params.grammar is not None:
-            self._preparing.add(message.id)
+            self._preparing.update(message.ids)
         elif not isinstance(message, Abort) or message.id not in self._preparing:
             self._inbox.put(message)
             return
@@ -115,7 +115,8 @@ class Worker:
         if isinstance(message, Submit) and self._runner is not None:
             self._runner.prepare(message.params)
         self._inbox.put(message)
-        self._preparing.discard(message.id)
+        if isinstance(message, Submit):
+            self._preparing.difference_update(message.ids)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -82,6 +82,10 @@ class Choice:
         self._cached = 0
 
     @property
+    def prompt_tokens(self) -> int:
+        return len(self._prompt.tokens)
+
+    @property
     def mean_logprob(self) -> float:
         """The mean over all generated tokens. It needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, self.n_generated)

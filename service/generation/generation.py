@@ -14,6 +14,7 @@ from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
 from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
+from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
@@ -49,64 +50,86 @@ class Timings(TypedDict):
 
 
 class Generation:
-    """The choices of an order. It is a context manager: its exit aborts unfinished choices and records the outcome.
+    """The choices of an order, once `submit` has sent them.
 
-    The constructor raises EngineUnavailable when the engine takes no requests.
+    It is a context manager: its exit aborts unfinished choices and records the outcome. `backlog` counts what waits, of
+    all requests.
     """
 
     def __init__(
-        self, order: Order, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, record: RequestRecord
+        self, order: Order, tokenizer: Tokenizer, metrics: Metrics, record: RequestRecord, backlog: Backlog
     ) -> None:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
+        self._order = order
         self._n = order.n
         self._n_best = order.n if order.n_best is None else order.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
+        self._backlog = backlog
+        self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
         self._finishes: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        self._submit(order, client)
-        metrics.observe_prompt(self.usage.prompt)
-        record.prompt_tokens = self.usage.prompt
-        if log.isEnabledFor(logging.DEBUG):
-            sequences = [choice.mailbox.id for choice in self.choices]
-            fields = {"id": record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
-            log.debug("submitted", extra={"fields": fields})
 
-    def _submit(self, order: Order, client: EngineClient) -> None:
-        params = order.params
-        stops = [StopString.compile(stop) for stop in params.stop]
-        strip = order.starts_message and self._tokenizer.strips_leading_space
+    async def submit(self, client: EngineClient) -> None:
+        """Send each prompt to the engine, once for all its choices. Raises EngineUnavailable.
+
+        The event loop serves others after each prompt.
+        """
+        order, timeout = self._order, self._order.options.timeout
+        self._wait(self.usage.prompt, len(order.prompts) * order.n)
+        stops = [StopString.compile(stop) for stop in order.params.stop]
         try:
             for prompt in order.prompts:
-                for number in range(order.n):
-                    mailbox = self._mailbox(prompt, number, order, client)
-                    text = TextStream(
-                        self._tokenizer,
-                        stops,
-                        min_tokens=params.min_tokens,
-                        include_stop=params.include_stop_str_in_output,
-                        strip_leading_space=strip,
-                        keep_control=order.visible_control,
-                    )
-                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
+                for mailbox in self._mailboxes(prompt, client):
+                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, self._text(stops)))
+                if prompt is not order.prompts[-1]:
+                    await asyncio.sleep(0)
         except BaseException:
             self._close()
             raise
-        if order.options.timeout is not None:
-            left = order.options.timeout - (time.perf_counter() - self._record.started)
+        if timeout is not None:
+            left = timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+        self._metrics.observe_prompt(self.usage.prompt)
+        self._record.charge_prompt(self.usage.prompt)
+        if log.isEnabledFor(logging.DEBUG):
+            sequences = [choice.mailbox.id for choice in self.choices]
+            fields = {"id": self._record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
+            log.debug("submitted", extra={"fields": fields})
 
-    @staticmethod
-    def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
+    def _mailboxes(self, prompt: Prompt, client: EngineClient) -> list[Mailbox]:
+        """A mailbox for each choice of a prompt."""
+        order = self._order
         if not prompt.tokens:
-            return Mailbox.late()
-        priority, cache_salt = order.options.priority, order.options.cache_salt
-        return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
+            return [Mailbox.late() for _ in range(order.n)]
+        return client.submit_choices(
+            prompt.tokens,
+            order.params,
+            order.n,
+            priority=order.options.priority,
+            cache_salt=order.options.cache_salt,
+            tenant=self._record.tenant,
+        )
+
+    def _text(self, stops: list[StopString]) -> TextStream:
+        params = self._order.params
+        return TextStream(
+            self._tokenizer,
+            stops,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
+            keep_control=self._order.visible_control,
+        )
+
+    def _wait(self, tokens: int, choices: int) -> None:
+        self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)
+        self._backlog.add(self._record.tenant, tokens, choices)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -179,6 +202,7 @@ class Generation:
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
         if update.queued is not None:
             self._metrics.observe_queue(update.queued)
+            self._wait(-choice.prompt_tokens if choice.index % self._n == 0 else 0, -1)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
@@ -203,6 +227,7 @@ class Generation:
             pump.cancel()
         for choice in self.choices:
             choice.mailbox.close()
+        self._wait(-self._waiting[0], -self._waiting[1])
 
     def __enter__(self) -> Self:
         return self

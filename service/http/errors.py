@@ -8,6 +8,7 @@ ApiError
 ├── ModelNotFound      404  a model that is not served here
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
+├── RateLimited        429  a limit of the request's key is reached
 ├── Unavailable        503  loading, restarting or draining
 └── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
 """
@@ -23,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 from model.errors import ParameterError
 from service.engine.mailbox import EngineDied, EngineUnavailable
+from service.http.keys.key import LimitReached
 
 log = logging.getLogger("noria.api")
 
@@ -100,9 +102,17 @@ class Overloaded(ApiError):
     status = 429
     type = "rate_limit_error"
 
-    def __init__(self, limit: int) -> None:
-        message = f"the server is full: {limit} requests are running or waiting; try again later"
-        super().__init__(message, code="queue_full", headers={"retry-after": "1"})
+    def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
+        message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
+        super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, reached: LimitReached) -> None:
+        super().__init__(str(reached), code="rate_limit_exceeded", headers={"retry-after": str(reached.retry_after)})
 
 
 class Unavailable(ApiError):
@@ -129,6 +139,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case ParameterError():
             return InvalidRequest(str(error), param=error.param)
+        case LimitReached():
+            return RateLimited(error)
         case EngineUnavailable():
             return Unavailable("the engine is not ready; try again shortly", "engine_unavailable")
         case EngineDied():

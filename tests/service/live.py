@@ -19,6 +19,7 @@ from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.http.connection.limits import Limits
+from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
@@ -67,9 +68,12 @@ def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
 class Live:
     """A running server and an HTTP client for it."""
 
-    def __init__(self, server: Server, client: EngineClient, hosts: list[EngineThread], http: httpx.Client) -> None:
+    def __init__(
+        self, server: Server, client: EngineClient, keys: Keys, hosts: list[EngineThread], http: httpx.Client
+    ) -> None:
         self.server = server
         self.engine = client
+        self.keys = keys
         self.hosts = hosts
         self.http = http
         self.url = str(http.base_url).rstrip("/")
@@ -152,14 +156,17 @@ def running(
         on_restart=lambda: metrics.observe_restart(),
     )
     metrics = Metrics(lambda: client.stats)
+    keys = Keys(settings.api_keys, settings.api_key_file)
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        server = create_server(settings, client, metrics, port, load=load, routes=routes, limits=limits, health=health)
+        server = create_server(
+            settings, client, metrics, port, keys, load=load, routes=routes, limits=limits, health=health
+        )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
-                live = Live(server, client, hosts, http)
+                live = Live(server, client, keys, hosts, http)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live
         finally:
@@ -186,9 +193,9 @@ def busy(live: Live, n: int = 1) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has given its first chunk."""
+    """The lines of a stream that has given its first chunk. It is sent with the key of `live.http`."""
     with (
-        httpx.Client(base_url=live.url, timeout=PATIENCE) as http,
+        httpx.Client(base_url=live.url, timeout=PATIENCE, headers=live.http.headers) as http,
         http.stream("POST", "/v1/completions", json={**LONG, **body, "stream": True}) as response,
     ):
         assert response.status_code == 200
