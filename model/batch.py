@@ -100,7 +100,8 @@ class SliceOutput:
     `Slice.start + 1 + i`; it stops at the prompt's end.
     `pooled` [dim] is set for embeddings. It is the sum over the slice of hidden states after the last norm ("mean"), or
     the state at the prompt's last position ("last"; empty before it).
-    `failure` says why no token could be sampled after `tokens`. The client reads it, and the sequence ends.
+    `failure` says why the request lets no token be sampled after `tokens`. `fault` says which fault of the server does
+    not. The client reads either, and the sequence ends.
     """
 
     tokens: tuple[int, ...] = ()
@@ -108,6 +109,12 @@ class SliceOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     failure: str | None = None
     pooled: tuple[float, ...] = ()
+    fault: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether there is a failure or a fault."""
+        return self.failure is not None or self.fault is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +167,11 @@ class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
 
     info: RunnerInfo
+
+    @property
+    def grammar_restarts(self) -> int:
+        """Number of processes that took the place of one that followed grammars."""
+        ...
 
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step."""

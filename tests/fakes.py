@@ -54,6 +54,8 @@ SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
 class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
 
+    grammar_restarts = 0
+
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info
         self.steps: list[StepBatch] = []

@@ -87,10 +87,10 @@ def _in_two(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
     first, second = _split(item)
     (before,) = in_parts(StepBatch((first,)), compute, limit).slices
     accepted = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : second.start + 1])
-    if before.failure is not None or (before.tokens and not accepted):
+    if before.ends or (before.tokens and not accepted):
         return before
     (after,) = in_parts(StepBatch((second,)), compute, limit).slices
-    return after if after.failure is not None else _join(before, after)
+    return after if after.ends else _join(before, after)
 
 
 def _split(item: Slice) -> tuple[Slice, Slice]:

@@ -68,6 +68,10 @@ class ModelRunner:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
         self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._table.device, capture)
 
+    @property
+    def grammar_restarts(self) -> int:
+        return self._masks.restarts
+
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one. Any thread may call it but the one that launches."""
         if params.grammar is not None:
@@ -158,7 +162,8 @@ class ModelRunner:
                 failure = "no token can be sampled: the request hides all tokens, or the model's logits are not finite"
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
-            outputs.append(result if failure is None else SliceOutput(failure=failure))
+            ended = SliceOutput(failure=failure, fault=self._masks.fault(views[: len(tokens)]))
+            outputs.append(ended if ended.ends else result)
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:

@@ -1,7 +1,7 @@
 """The tokenizer of a model directory: `tokenizer.json`, else `tokenizer.model*`."""
 
 import re
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
@@ -9,7 +9,7 @@ from model.tokenizers.base import Tokenizer
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
+def load_tokenizer(directory: Traversable) -> Tokenizer:
     """The tokenizer of a model directory. Raises ModelError, one line, if it has none that can be read."""
     if (directory / "tokenizer.json").is_file():
         from model.tokenizers.huggingface import HuggingFaceTokenizer
@@ -26,7 +26,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     raise ModelError(f"{directory.name!r} has no tokenizer: expected tokenizer.json or tokenizer.model")
 
 
-def sentencepiece_file(directory: Path) -> Path | None:
+def sentencepiece_file(directory: Traversable) -> Traversable | None:
     """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None

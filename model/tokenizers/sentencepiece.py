@@ -1,6 +1,6 @@
 """SentencePiece: `tokenizer.model`, and Mistral's `tokenizer.model.v2`, `.v3`, ..."""
 
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
 from model.errors import ModelError
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
@@ -12,7 +12,7 @@ class SentencePieceTokenizer:
     Raises ModelError for a file that is not a SentencePiece model.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Traversable) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor()

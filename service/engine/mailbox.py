@@ -27,6 +27,7 @@ def merge(first: Update, second: Update) -> Update:
         failure=second.failure,
         processed=first.processed if second.processed is None else second.processed,
         embedding=first.embedding + second.embedding,
+        fault=second.fault,
     )
 
 

@@ -256,9 +256,9 @@ class Scheduler:
         return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if result.failure is not None:
+        if result.ends:
             self._forget(sequence)
-            return Update(sequence.id, finish="error", failure=result.failure)
+            return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
         sequence.advance(start, stop + max(0, len(tokens) - 1))

@@ -91,7 +91,7 @@ class Choice:
         if update.finish == "error":
             if update.failure is not None:
                 raise InvalidRequest(update.failure, code="grammar_failed")
-            raise ApiError("the engine could not compute this request", code="engine_error")
+            raise ApiError(update.fault or "the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs
         self._cached = self._cached if update.cached is None else update.cached
         progress = None if update.processed is None else self._progress(update.processed)

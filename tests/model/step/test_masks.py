@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model.batch import Slice
+from model.grammar.client import First
 from model.sampling_params import SamplingParams
 from model.step.logits import HIDDEN
 from model.step.masks import Masks
@@ -23,7 +24,7 @@ BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Masks]:
-    made = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    made = Masks(First({"vocabulary": VOCABULARY.to_json()}), WIDTH)
     yield made
     made.close()
 
@@ -153,15 +154,14 @@ def test_a_bomb_fails_its_own_sequence_and_the_others_go_on(masks: Masks) -> Non
 def test_a_child_that_dies_between_steps_is_replaced(masks: Masks) -> None:
     a = token("a")
     assert allowed(masks, view([a])) == [oracle([a])]
-    process = masks._started().process
-    process.kill()
-    process.wait()
+    masks._started().kill()
     assert allowed(masks, view([a, a])) == [oracle([a, a])]
 
 
-def test_without_a_compiler_sequences_with_grammars_fail() -> None:
-    masks = Masks({"directory": "/nowhere", "size": WIDTH}, WIDTH)
+def test_without_a_compiler_a_fault_ends_sequences_with_grammars() -> None:
+    masks = Masks(First({"vocabulary": "[]"}), WIDTH)
     masks.prepare(CHOICES)
     allowed(masks, view([]))
-    assert masks.failure(view([]).samples)
+    assert masks.failure(view([]).samples) is None
+    assert "cannot be started" in str(masks.fault(view([]).samples))
     masks.close()
