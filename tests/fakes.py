@@ -17,7 +17,8 @@ from service.engine.worker import Worker
 
 VOCAB = 256
 END = 0
-BROKEN = '{"grammars": [{"lark_grammar": "start: \\"broken\\""}]}'
+BROKEN, FAULTY = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "faulty"))
+"""Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
 Say = Callable[[Sequence[int], int], int]
 
@@ -98,6 +99,8 @@ class FakeRunner:
         self._check_visible(item)
         if item.params.grammar == BROKEN:
             return SliceOutput(failure="the grammar is broken")
+        if item.params.grammar == FAULTY:
+            return SliceOutput(fault="the process that follows grammars was lost")
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)

@@ -114,11 +114,12 @@ class GrammarProcess:
         try:
             self._start(follows=follows)
         except OSError as error:
-            raise CannotStart(f"it cannot be started: {error.strerror or error}") from error
+            log.warning("a process for grammars cannot be started: %s", error)
+            raise CannotStart("it cannot be started") from error
         try:
             self._limited = self._exchange(first.value, first.data, START_SECONDS)["limited"]
         except ProcessLost as lost:
-            raise CannotStart(f"it was lost while it started: {lost}") from lost
+            raise CannotStart("it was lost while it started") from lost
 
     @property
     def pid(self) -> int:
