@@ -34,6 +34,7 @@ class Admission:
         self._max_queue = settings.max_queue
         self._drain_timeout = settings.drain_timeout
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
+        self._tokenizing.submit(int)  # start the thread now: later the system may allow no more threads
 
     @property
     def ready(self) -> bool:
