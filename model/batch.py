@@ -102,7 +102,7 @@ class SliceOutput:
     the state at the prompt's last position ("last"; empty before it).
     `failure` says why no token could be sampled after `tokens`. The client reads it, and the sequence ends.
     `fault` says the same where the request is not to blame: the step raised for this slice, or its numbers are not
-    finite. The sequence ends, and nothing that it computed may be reused.
+    finite, or the process that follows its grammar is lost. The sequence ends, and nothing that it computed is reused.
     """
 
     tokens: tuple[int, ...] = ()
@@ -111,6 +111,11 @@ class SliceOutput:
     failure: str | None = None
     pooled: tuple[float, ...] = ()
     fault: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether there is a failure or a fault."""
+        return self.failure is not None or self.fault is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,11 @@ class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
 
     info: RunnerInfo
+
+    @property
+    def grammar_restarts(self) -> int:
+        """Number of processes that took the place of one that followed grammars."""
+        ...
 
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step."""

@@ -18,6 +18,8 @@ from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError
+from model.grammar.archive import pack
+from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
@@ -54,7 +56,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
     sizes = size(setup, checkpoint.block_bits, gpu)
     model = read(setup, checkpoint, progress)
-    masks = Masks({"directory": options.model, "size": setup.config.vocab_size}, setup.config.vocab_size)
+    masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
     build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
     if gpu is not None:
         progress("measuring a step", 0.0)
@@ -252,5 +254,5 @@ def _first_steps(runner: ModelRunner) -> None:
     for start in (0, n - 1):
         item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
         (output,) = runner.step(StepBatch((item,))).slices
-        if output.fault is not None:
+        if output.ends:
             raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")

@@ -144,7 +144,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        app.state.noria = State(settings, client, measured, admission, Grammars())
+        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart))
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:

@@ -19,7 +19,8 @@ VOCAB = 256
 END = 0
 FAULTY = 254
 """A sequence with this token ends with a fault."""
-BROKEN = '{"grammars": [{"lark_grammar": "start: \\"broken\\""}]}'
+BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "lost"))
+"""Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
 Say = Callable[[Sequence[int], int], int]
 
@@ -55,6 +56,8 @@ SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
 
 class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
+
+    grammar_restarts = 0
 
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info
@@ -98,6 +101,8 @@ class FakeRunner:
         self._check_visible(item)
         if item.params.grammar == BROKEN:
             return SliceOutput(failure="the grammar is broken")
+        if item.params.grammar == LOST:
+            return SliceOutput(fault="the process that follows grammars was lost")
         if FAULTY in item.tokens:
             return SliceOutput(fault="the fake model's numbers are not finite")
         scored: tuple[TokenLogprob, ...] = ()

@@ -65,7 +65,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
     if layout(directory) == "native" and (file := sentencepiece_file(directory)):
-        return MistralChat(file, tokenizer)
+        return MistralChat(directory / file.name, tokenizer)
     return None
 
 

@@ -71,6 +71,10 @@ class ModelRunner:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
         self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._table.device, capture)
 
+    @property
+    def grammar_restarts(self) -> int:
+        return self._masks.restarts
+
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one. Any thread may call it but the one that launches."""
         if params.grammar is not None:
@@ -159,11 +163,9 @@ class ModelRunner:
             failure = ALL_HIDDEN if NO_TOKEN in tokens else self._masks.failure(views[: len(tokens)])
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
-            if not _finite(result):
-                result = SliceOutput(fault=BROKEN)
-            elif failure is not None:
-                result = SliceOutput(failure=failure)
-            outputs.append(result)
+            fault = self._masks.fault(views[: len(tokens)]) if _finite(result) else BROKEN
+            ended = SliceOutput(failure=failure if fault is None else None, fault=fault)
+            outputs.append(ended if ended.ends else result)
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import tokenizers
@@ -53,10 +53,10 @@ class HuggingFaceTokenizer:
         self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
 
     @classmethod
-    def load(cls, directory: Path, slicing: Slicing | None = None) -> "HuggingFaceTokenizer":
+    def load(cls, directory: Traversable, slicing: Slicing | None = None) -> "HuggingFaceTokenizer":
         """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+            tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json cannot be read: {one_line(error)}") from error
         config = tokenizer_config(directory)

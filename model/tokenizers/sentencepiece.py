@@ -1,6 +1,6 @@
 """SentencePiece: `tokenizer.model`, and Mistral's `tokenizer.model.v2`, `.v3`, ..."""
 
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
 from model.errors import ModelError
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
@@ -14,7 +14,7 @@ class SentencePieceTokenizer:
     SentencePiece model.
     """
 
-    def __init__(self, path: Path, slicing: Slicing | None = None) -> None:
+    def __init__(self, path: Traversable, slicing: Slicing | None = None) -> None:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor()

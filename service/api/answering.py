@@ -121,12 +121,15 @@ async def _ordered(
 ) -> Order:
     """The checked order; an empty one if the request's time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
+    limit = asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter())
     try:
-        async with asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter()):
+        async with limit:
             order = await state.admission.work.run(lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
             return order
     except TimeoutError:
+        if not limit.expired():  # it is the error of some call, not the end of the request's time
+            raise
         assert isinstance(body, GenerationBody)  # no other body has a deadline
         return order_late(body)
 

@@ -147,5 +147,6 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        self._send(Report(tuple(updates), self._scheduler.stats(*self._landed)))
+        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
+        self._send(Report(tuple(updates), stats))
         self._landed = (0, 0.0)

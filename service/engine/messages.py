@@ -90,8 +90,9 @@ class Update(NamedTuple):
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
     "timeout" from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
-    update. `failure` explains an "error" that the request itself caused. `processed` counts computed prompt tokens, if
-    the request wants progress. `embedding` [dim] comes with the last update. `fault` explains an "error" of the server.
+    update. `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence
+    alone. `processed` counts computed prompt tokens, if the request wants progress. `embedding` [dim] comes with the
+    last update.
     """
 
     id: int
@@ -129,6 +130,7 @@ class Stats(NamedTuple):
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     pools: tuple[PoolStats, ...] = ()
+    grammar_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """The engine process, as the service starts and ends it. Tests run an engine on a thread (`tests/fakes.py`)."""
 
-import signal
 import socket
 import subprocess
-from pathlib import Path
 from typing import Protocol
 
-from model.machine.child import start_python
+from model.machine.child import ending, is_stopped, start_python
 
 
 class EngineHandle(Protocol):
@@ -55,11 +53,7 @@ class EngineProcess:
         return ours
 
     def stopped(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return self.pid is not None and is_stopped(self.pid)
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -68,5 +62,4 @@ class EngineProcess:
     def wait(self) -> str:
         if self._process is None:
             return "never started"
-        code = self._process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return ending(self._process.wait())

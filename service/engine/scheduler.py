@@ -262,7 +262,7 @@ class Scheduler:
         return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if result.failure is not None or result.fault is not None:
+        if result.ends:
             if result.fault is not None:
                 sequence.withdraw()
             self._forget(sequence)

@@ -13,6 +13,7 @@ ApiError
 └── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
 """
 
+import errno
 import logging
 import reprlib
 from collections.abc import Mapping
@@ -40,6 +41,10 @@ HTTP_CODES = {
 }
 """Status of an `HttpError` -> its code."""
 MAX_PARAM_CHARS = 256
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
+"""Errors of a system that has no more descriptors, memory, processes or disk."""
+NO_THREAD = "can't start new thread"
+"""Python's message where the system allows no more threads."""
 
 
 class ApiError(Exception):
@@ -147,8 +152,17 @@ def as_api_error(error: Exception) -> ApiError:
             return Unavailable("the engine failed while it computed this request; try again", "engine_died")
         case HTTPException():
             return HttpError(error.status_code, str(error.detail), error.headers)
+    if _exhausted(error):
+        log.error("the system has no more memory, descriptors, processes or disk: %s", error)
+        return Unavailable("the server is out of resources; try again shortly", "out_of_resources")
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
+
+
+def _exhausted(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in EXHAUSTED
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:

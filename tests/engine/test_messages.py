@@ -57,6 +57,7 @@ def test_round_trip(message: object) -> None:
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
     merged = merge(Update(3, (1,), cached=4, queued=0.5), Update(3, (2, 3), finish="length"))
     assert merged == Update(3, (1, 2, 3), finish="length", cached=4, queued=0.5)
+    assert merge(Update(3, (1,)), Update(3, finish="error", fault="why")).fault == "why"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
