@@ -214,7 +214,8 @@ def test_the_service_does_not_import_torch() -> None:
 
 
 def test_the_engine_runs_on_the_standard_library_alone() -> None:
-    names = [f"service.engine.{path.stem}" for path in sources("service/engine") if not path.stem.startswith("__")]
+    paths = (path.relative_to(ROOT) for path in sources("service/engine") if not path.stem.startswith("__"))
+    names = [".".join(path.with_suffix("").parts) for path in paths]
     # -S: no site-packages, so anything beyond the standard library fails to import.
     code = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -16,9 +16,10 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def children(pid: int, name: str | None = None) -> list[int]:
+    """Process ids of a process's children, or of those with this name."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in found if name is None or Path(f"/proc/{child}/comm").read_text().strip() == name]
 
 
 def ended(pid: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages `service` and `model`."""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def python_command(
@@ -55,3 +55,12 @@ def die_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of up to 15 characters, which `ps -o comm` and /proc show. Does nothing elsewhere.
+
+    The main thread calls this.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

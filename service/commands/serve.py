@@ -14,11 +14,12 @@ def run(settings: Settings) -> int:
     settings.check()
     with listen(settings.host, settings.port) as sock:
         from service.engine.client import EngineClient
-        from service.engine.process import EngineProcess
+        from service.engine.supervision.process import EngineProcess
 
         client = EngineClient(
             EngineProcess,
             step_timeout=settings.step_timeout,
+            spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),
         )

@@ -18,7 +18,7 @@ from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
-from service.engine.process import EngineHandle, EngineProcess
+from service.engine.supervision.process import EngineHandle, EngineProcess
 from tests.engine.driving import expected
 from tests.fakes import WAITING, EngineThread
 from tests.waiting import PATIENCE, ended, eventually
@@ -255,7 +255,7 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.process import EngineProcess\n"
+        "from service.engine.supervision.process import EngineProcess\n"
         "async def main():\n"
         "    host = EngineProcess('tests.fakes:create_fake')\n"
         "    client = EngineClient(lambda: host, stall_timeout=60)\n"
