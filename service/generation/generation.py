@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 
 from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
-from service.engine.mailbox import Mailbox
+from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
@@ -21,6 +21,9 @@ from service.http.sse import ClientGone
 from service.metrics import Metrics
 
 Event = tuple[Choice, Delta]
+
+RESUBMIT_SECONDS = 30.0
+"""How long a request waits for the next engine after the death of its engine."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,10 @@ class Generation:
     ) -> None:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
+        self._order = order
+        self._client = client
+        self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
+        self._late = False  # whether the request's time was up before it could be submitted again
         self._n = order.n
         self._n_best = order.n if order.n_best is None else order.n_best
         self._tokenizer = tokenizer
@@ -94,9 +101,8 @@ class Generation:
             left = order.options.timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
 
-    @staticmethod
-    def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
-        if not prompt.tokens:
+    def _mailbox(self, prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
+        if self._late or not prompt.tokens:
             return Mailbox.late()
         priority, cache_salt = order.options.priority, order.options.cache_salt
         return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
@@ -112,6 +118,30 @@ class Generation:
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
         ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
         return [choice for prompt in ranked for choice in prompt[: self._n_best]]
+
+    async def resubmit(self) -> None:
+        """Submit all choices once more, to the next engine. The caller must have used nothing of the answer.
+
+        The parameters hold the seed, so the answer will be the same. Raises EngineDied the second time, or when no
+        engine serves in time. When the request's own time is up, its choices end with "timeout" as always.
+        """
+        if self._died:
+            raise EngineDied
+        self._close()
+        self._died, self.choices = self.choices, []
+        self.usage.completion = self.usage.cached = 0
+        timeout = self._order.options.timeout
+        left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
+        try:
+            async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
+                await self._client.serving()
+        except (TimeoutError, EngineUnavailable):
+            self._late = left is not None and left <= RESUBMIT_SECONDS
+            if not self._late:
+                raise EngineDied from None
+        self._submit(self._order, self._client)
+        for choice, died in zip(self.choices, self._died, strict=True):
+            choice.last_token = died.last_token
 
     def events(self) -> AsyncIterator[Event]:
         """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
@@ -170,8 +200,12 @@ class Generation:
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
+        """Count an update. Metrics count what an engine computed before its death only once."""
+        died = self._died[choice.index] if self._died else None
         if update.queued is not None:
-            self._metrics.observe_queue(update.queued)
+            choice.admitted = True
+            if died is None or not died.admitted:
+                self._metrics.observe_queue(update.queued)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
@@ -184,7 +218,9 @@ class Generation:
             self._metrics.observe_first_token(now - self._record.started)
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
-        self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
+        new = n_tokens if died is None else min(n_tokens, choice.n_generated - died.n_generated)
+        if new > 0:
+            self._metrics.observe_tokens(new, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now
 
