@@ -8,6 +8,9 @@ from typing import Protocol
 
 from model.machine.child import start_python
 
+END_SECONDS = 10.0
+"""Time for a killed process to end. A process that the system holds longer is left behind."""
+
 
 class EngineHandle(Protocol):
     """One engine, from its start to its end."""
@@ -25,7 +28,10 @@ class EngineHandle(Protocol):
         ...
 
     def wait(self) -> str:
-        """Wait until the engine has ended; returns how it ended, for the log. Blocks, so never on the event loop."""
+        """Wait for the end of an engine that was killed; returns how it ended, for the log.
+
+        Blocks, so never on the event loop, and not for ever: a process can be stuck in the system.
+        """
         ...
 
 
@@ -45,7 +51,7 @@ class EngineProcess:
         with theirs:
             try:
                 self._process = start_python("service.engine", self._runner, sockets=[theirs])
-            except OSError:
+            except BaseException:
                 ours.close()
                 raise
         return ours
@@ -64,5 +70,8 @@ class EngineProcess:
     def wait(self) -> str:
         if self._process is None:
             return "never started"
-        code = self._process.wait()
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it does not end"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
