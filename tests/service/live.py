@@ -63,8 +63,16 @@ def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
 class Live:
     """A running server and an HTTP client for it."""
 
-    def __init__(self, server: Server, client: EngineClient, hosts: list[EngineThread], http: httpx.Client) -> None:
+    def __init__(
+        self,
+        server: Server,
+        client: EngineClient,
+        hosts: list[EngineThread],
+        http: httpx.Client,
+        running: Callable[[], bool],
+    ) -> None:
         self.server = server
+        self.running = running
         self.engine = client
         self.hosts = hosts
         self.http = http
@@ -152,7 +160,7 @@ def running(
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
-                live = Live(server, client, hosts, http)
+                live = Live(server, client, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live
         finally:
