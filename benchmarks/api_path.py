@@ -65,7 +65,7 @@ def serve(profile: bool) -> None:
     from service import logs
     from service.app import create_server
     from service.engine.client import EngineClient
-    from service.engine.process import EngineProcess
+    from service.engine.supervision.process import EngineProcess
     from service.http.keys.keys import Keys
     from service.http.listening import listen
     from service.metrics import Metrics

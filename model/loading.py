@@ -146,6 +146,8 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
         model = Transformer(setup.config, setup.scheme.name)
     if setup.options.deterministic:
         linear.fix_tiles(model)
+    if setup.scheme.compiled and native.kernels() is not None:
+        torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -164,8 +166,6 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
-    if setup.scheme.compiled and native.kernels() is not None:
-        torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())

@@ -93,8 +93,8 @@ def create_server(
         if isinstance(error, NoriaError):
             say(f"noria: {error}")
         else:
-            log.error("internal error while loading the model", exc_info=error)
-            say(f"noria: the model cannot be loaded: {type(error).__name__}: {error}")
+            log.error("internal error in what loads and watches the engine", exc_info=error)
+            say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
         server.fail()
 
     async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
@@ -136,10 +136,10 @@ def create_app(
     async def bring_up(admission: Admission) -> None:
         try:
             admission.model = await load(settings, client, Slicing(pause=admission.work.pause))
+            on_ready(admission.model)
+            await client.supervised()
         except Exception as error:
             on_failed(error)
-        else:
-            on_ready(admission.model)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

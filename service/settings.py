@@ -77,7 +77,12 @@ class Settings(RunnerOptions):
     )
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
     step_timeout: float = option(
-        60.0, "Seconds after which a step counts as hung, and the engine is replaced.", least=1
+        60.0, "Seconds without progress after which a sequence counts as hung, and the engine is replaced.", least=1
+    )
+    spare_engine: bool = option(
+        True,
+        "Hold a second engine process ready, without a model. It replaces an engine that dies a second sooner, and "
+        "needs about 150 MB.",
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)

@@ -278,6 +278,10 @@ def create_hanging(progress: Callable[[str, float], None], **options: object) ->
     return HangingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
 
 
+def create_broken(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
+    raise ModelError("the model is broken")
+
+
 def create_exiting(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
     """Exit from the process while the model loads."""
     os._exit(3)

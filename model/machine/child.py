@@ -13,7 +13,7 @@ from typing import Any
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages `service` and `model`."""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PARENT = "NORIA_PARENT_PID"
 """The variable that tells a child which process started it."""
 
@@ -75,3 +75,12 @@ def is_stopped(pid: int) -> bool:
 def ending(code: int) -> str:
     """The end of a process as the log describes it, from its `returncode`."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of up to 15 characters, which `ps -o comm` and /proc show. Does nothing elsewhere.
+
+    The main thread calls this.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

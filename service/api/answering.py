@@ -14,6 +14,7 @@ from starlette.responses import Response
 from service.api.admission import State
 from service.api.orders import order_late
 from service.api.writing import written
+from service.engine.mailbox import EngineDied
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
@@ -98,8 +99,8 @@ async def submit(
     order = await while_connected(request.receive, state.admission.expired, ordered)
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
-    generation = Generation(order, served.tokenizer, state.metrics, record, state.admission.backlog)
-    await generation.submit(state.client)
+    generation = Generation(order, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
+    await generation.submit()
     return served, stack.enter_context(generation)
 
 
@@ -169,6 +170,21 @@ async def computed_response(
 
 
 async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+    """The frames of a stream. If the engine dies before the first, the request is submitted once more."""
+    begun = False
+    try:
+        async for frames in _frames(generation, shape):
+            begun = True
+            yield frames
+    except EngineDied:
+        if begun:
+            raise
+        await generation.resubmit()
+        async for frames in _frames(generation, shape):
+            yield frames
+
+
+async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
@@ -187,7 +203,15 @@ async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta for each choice of the answer, in their order."""
+    """One whole delta for each choice of the answer, in their order. Survives one death of the engine."""
+    try:
+        return await _whole(generation)
+    except EngineDied:
+        await generation.resubmit()
+        return await _whole(generation)
+
+
+async def _whole(generation: Generation) -> list[Delta]:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)

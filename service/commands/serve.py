@@ -20,11 +20,12 @@ def run(settings: Settings) -> int:
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:
         from service.engine.client import EngineClient
-        from service.engine.process import EngineProcess
+        from service.engine.supervision.process import EngineProcess
 
         client = EngineClient(
             lambda: EngineProcess(log=(settings.log_format, settings.level())),
             step_timeout=settings.step_timeout,
+            spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),
         )

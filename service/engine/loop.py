@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from model.batch import Runner, StepOutput
 from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
+from service.engine.progress import StallClock
 from service.engine.scheduler import Scheduler
 
 log = logging.getLogger("noria.engine")
@@ -21,6 +22,7 @@ MAX_FAILED_STEPS = 3
 class Flight(NamedTuple):
     """A step in flight: launched, its result not read yet."""
 
+    sequences: tuple[int, ...]
     n_tokens: int
     launched: float
     wait: Callable[[], StepOutput]
@@ -30,7 +32,7 @@ class EngineLoop:
     """Runs steps until a Stop arrives.
 
     `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
-    message to the service.
+    message to the service. `clock` is told which sequences make progress.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class EngineLoop:
         scheduler: Scheduler,
         receive: Callable[[bool], list[ToEngine]],
         send: Callable[[FromEngine], None],
+        clock: StallClock | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._receive = receive
         self._send = send
+        self._clock = clock or StallClock()
         self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
         self._failed_steps = 0
         self._landed_at = 0.0
@@ -101,11 +105,13 @@ class EngineLoop:
     def _launch(self) -> list[Update]:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
+        self._clock.note(self._scheduler.due)
         if batch.slices:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
+            ids = tuple(item.sequence_id for item in batch.slices)
             try:
-                self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
+                self._flights.append(Flight(ids, batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
                 failed_before = self._failed_steps
                 updates = self._land()
@@ -126,6 +132,7 @@ class EngineLoop:
         else:
             self._count(output)
             updates = self._scheduler.commit(output)
+            self._clock.note(self._scheduler.due, done=flight.sequences)
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
         return updates

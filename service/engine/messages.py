@@ -81,7 +81,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The engine process is alive. It sends beats while it is idle and inside long steps."""
+    """The engine process is alive. It sends beats while it is idle and inside long steps.
+
+    `stalled`: the seconds since the last progress of the sequence, running or preparing, that has waited longest.
+    """
+
+    stalled: float = 0.0
 
 
 class Update(NamedTuple):

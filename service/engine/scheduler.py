@@ -75,6 +75,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running or self._queue)
 
+    @property
+    def due(self) -> list[int]:
+        """Ids of the sequences that should make progress: those that run, or all that wait if none runs."""
+        return [item.id for item in self._running] or [*self._sequences]
+
     def submit(self, request: Submit) -> None:
         """Queue the sequences of a request. Raises ValueError if they can never finish."""
         length = len(request.prompt) + request.params.max_tokens

@@ -68,6 +68,7 @@ class Choice:
         self.index = index
         self.mailbox = mailbox
         self.n_generated = 0
+        self.admitted = False  # whether the engine has begun with it
         self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
         self._prompt = prompt
         self._order = order

@@ -5,12 +5,13 @@ import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.resolve import default_name, resolve
+from model.checkpoint.resolve import default_name, resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
@@ -41,9 +42,15 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     directory = await _in_thread(
         lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
     )
+
+    async def renew() -> dict[str, Any]:
+        """The runner's options for another engine: the model's files may have gone, or moved."""
+        find = partial(resolve_again, settings.model, directory, cache_dir=settings.cache_dir, progress=client.note)
+        return runner_options(settings, await _in_thread(find))
+
     text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template, slicing)))
     try:
-        await client.start(runner_options(settings, directory))
+        await client.start(runner_options(settings, directory), renew)
         side = await text
     finally:
         text.cancel()

@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         )
 
     def fail(self) -> None:
-        """Stop: there is no model to serve."""
+        """Stop: there is no engine, and there will be none."""
         self.failed = True
         self.should_exit = True
 

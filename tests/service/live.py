@@ -69,9 +69,16 @@ class Live:
     """A running server and an HTTP client for it."""
 
     def __init__(
-        self, server: Server, client: EngineClient, keys: Keys, hosts: list[EngineThread], http: httpx.Client
+        self,
+        server: Server,
+        client: EngineClient,
+        keys: Keys,
+        hosts: list[EngineThread],
+        http: httpx.Client,
+        running: Callable[[], bool],
     ) -> None:
         self.server = server
+        self.running = running
         self.engine = client
         self.keys = keys
         self.hosts = hosts
@@ -166,7 +173,7 @@ def running(
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
-                live = Live(server, client, keys, hosts, http)
+                live = Live(server, client, keys, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live
         finally:

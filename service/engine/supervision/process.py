@@ -6,6 +6,9 @@ from typing import Protocol
 
 from model.machine.child import ending, is_stopped, start_python
 
+END_SECONDS = 10.0
+"""Time for a killed process to end. A process that the system holds longer is left behind."""
+
 
 class EngineHandle(Protocol):
     """One engine, from its start to its end."""
@@ -23,7 +26,10 @@ class EngineHandle(Protocol):
         ...
 
     def wait(self) -> str:
-        """Wait until the engine has ended; returns how it ended, for the log. Blocks, so never on the event loop."""
+        """Wait for the end of an engine that was killed; returns how it ended, for the log.
+
+        Blocks, so never on the event loop, and not for ever: a process can be stuck in the system.
+        """
         ...
 
 
@@ -47,7 +53,7 @@ class EngineProcess:
         with theirs:
             try:
                 self._process = start_python("service.engine", self._runner, *self._log, sockets=[theirs])
-            except OSError:
+            except BaseException:
                 ours.close()
                 raise
         return ours
@@ -62,4 +68,7 @@ class EngineProcess:
     def wait(self) -> str:
         if self._process is None:
             return "never started"
-        return ending(self._process.wait())
+        try:
+            return ending(self._process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "it does not end"
