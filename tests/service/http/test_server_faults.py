@@ -1,6 +1,7 @@
 """The law: no fault of the server is ever a 4xx. Errors that no client causes, in every dialect and at every limit."""
 
 import errno
+import json
 import threading
 from typing import Any
 
@@ -61,17 +62,17 @@ def test_a_thread_that_fails_is_never_a_4xx(live: Live, path: str, monkeypatch: 
     admission = live.server.config.app.state.noria.admission  # type: ignore[union-attr]
     for error in (*RESOURCES, *OTHERS):
 
-        async def fail(work: object, error: Exception = error) -> None:
+        async def fail(work: object, size: int, error: Exception = error) -> None:
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(admission, "off_loop", fail)
+            patch.setattr(admission.work, "run", fail)
             assert live.post(path, REQUESTS[path]).status_code in (500, 503), repr(error)
     assert live.post(path, REQUESTS[path]).status_code == 200
 
 
 def test_the_first_requests_of_a_server_that_may_start_no_thread_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A form cannot be tried, because no process may start either. A body so large that it needs a thread is a 503."""
+    """Also one whose body is read on a thread. A form cannot be tried, because no process may start either."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -79,10 +80,13 @@ def test_the_first_requests_of_a_server_that_may_start_no_thread_are_served(monk
     with running() as live:
         monkeypatch.setattr(threading.Thread, "start", refuse)
         with failing(*FAULTS[3], lasting=True):
-            assert live.complete(prompt="x", max_tokens=3)["usage"]["completion_tokens"] == 3
-            for body in ({"prompt": "x", "guided_choice": ["a"]}, {"prompt": "x", "user": "x" * 2**17}):
-                response = live.post("/v1/completions", body)
-                assert response.status_code == 503, response.text
-                assert "retry-after" in response.headers
+            for body in ({"prompt": "x", "max_tokens": 3}, {"prompt": "x", "max_tokens": 3, "n": None}):
+                content = json.dumps(body).encode().ljust(2**17 if "n" in body else 0)
+                headers = {"content-type": "application/json"}
+                response = live.http.post("/v1/completions", content=content, headers=headers)
+                assert response.json()["usage"]["completion_tokens"] == 3
+            response = live.post("/v1/completions", {"prompt": "x", "guided_choice": ["a"]})
+            assert response.status_code == 503, response.text
+            assert "retry-after" in response.headers
         monkeypatch.undo()
         assert live.complete(prompt="x", max_tokens=3, guided_choice=["a"])["usage"]["completion_tokens"] == 3
