@@ -109,7 +109,9 @@ def create_app(
 
     async def bring_up(admission: Admission) -> None:
         try:
-            admission.model = await load(settings, client, Slicing(pause=admission.work.pause))
+            admission.model = await load(
+                settings, client, Slicing(pause=admission.work.pause, aside=admission.work.aside)
+            )
         except Exception as error:
             on_failed(error)
         else:

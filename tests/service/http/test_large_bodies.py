@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
+from service.http.errors import quoted
 from service.schema.conversation import Content
 from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
@@ -171,6 +172,10 @@ def test_errors_are_short_whatever_the_names_are(live: Live) -> None:
         response = live.post("/v1/completions", {"prompt": "a", **body})
         assert response.status_code == 400
         assert len(response.content) < 1000
+
+
+def test_a_quote_looks_at_few_keys() -> None:
+    assert quoted({str(n): n for n in range(999, 0, -1)}) == "{'995': 995, '996': 996, '997': 997, '998': 998, ...}"
 
 
 class Slow(IntegerTokenizer):
