@@ -32,8 +32,7 @@ _WORDS = (
 class HuggingFaceTokenizer:
     """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
 
-    Long texts are encoded by `slicing`, in one slice if a step is not known. Raises ModelError for a pipeline other than
-    BPE.
+    Long texts are encoded by `slicing`, in one slice if a step is unknown. Raises ModelError for other models than BPE.
     """
 
     def __init__(
