@@ -135,7 +135,9 @@ def create_app(
 
     async def bring_up(admission: Admission) -> None:
         try:
-            admission.model = await load(settings, client, Slicing(pause=admission.work.pause))
+            admission.model = await load(
+                settings, client, Slicing(pause=admission.work.pause, aside=admission.work.aside)
+            )
             on_ready(admission.model)
             await client.supervised()
         except Exception as error:

@@ -1,8 +1,9 @@
 """`tokenizer.json`: byte-level BPE, and SentencePiece-style BPE with byte fallback."""
 
 import json
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -13,7 +14,7 @@ from tokenizers import models
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
-from model.tokenizers.slicing import CUT, CUT_IN_WORDS, Slicing, words_begin_at_marks
+from model.tokenizers.slicing import CUT, CUT_IN_WORDS, WHOLE, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 _WORDS = (
@@ -31,11 +32,11 @@ _WORDS = (
 class HuggingFaceTokenizer:
     """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
 
-    Long texts are encoded by `slicing`, where the pipeline allows it. Raises ModelError for a pipeline other than BPE.
+    Long texts are encoded by `slicing`, in one slice if a step is unknown. Raises ModelError for other models than BPE.
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, slicing: Slicing | None = None
+        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, slicing: Slicing = WHOLE
     ) -> None:
         if not isinstance(tokenizer.model, models.BPE):
             raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model; Noria supports BPE")
@@ -49,11 +50,12 @@ class HuggingFaceTokenizer:
         self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
         self.strips_leading_space = any(_strips(step) for step in self._steps.values())
         self._adds_space = any(step["type"] == "Prepend" for step in _steps(tokenizer.normalizer))
-        self._slicing = slicing if _can_slice(tokenizer) else None
+        self._slicing = slicing
+        self._cut = _cut(tokenizer, self._adds_space)
         self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
 
     @classmethod
-    def load(cls, directory: Traversable, slicing: Slicing | None = None) -> "HuggingFaceTokenizer":
+    def load(cls, directory: Traversable, slicing: Slicing = WHOLE) -> "HuggingFaceTokenizer":
         """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
@@ -70,13 +72,8 @@ class HuggingFaceTokenizer:
             # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
             return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-        ids = encode(text) if self._slicing is None else self._sliced(self._slicing, text, encode)
+        ids = self._slicing.encode(text, encode, self._cut, adds_space=self._adds_space)
         return self._prefix + ids if add_bos else ids
-
-    def _sliced(self, slicing: Slicing, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Where the pipeline puts a space before each text between control tokens, no cut may be beside one."""
-        cut = CUT_IN_WORDS if self._adds_space else CUT
-        return slicing.encode(text, encode, adds_space=self._adds_space, cut=cut)
 
     def piece(self, token: int) -> bytes:
         if token in self._control_names or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:
@@ -132,6 +129,13 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     state = json.loads(part.__getstate__())
     lists = (state[name] for name in ("normalizers", "pretokenizers", "decoders") if name in state)
     return list(next(lists, [state]))
+
+
+def _cut(tokenizer: tokenizers.Tokenizer, adds_space: bool) -> re.Pattern[str] | None:
+    """The places where a text may be cut. A cut beside a control token would hide the space that is added there."""
+    if not _can_slice(tokenizer):
+        return None
+    return CUT_IN_WORDS if adds_space else CUT
 
 
 def _can_slice(tokenizer: tokenizers.Tokenizer) -> bool:

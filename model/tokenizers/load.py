@@ -5,13 +5,13 @@ from importlib.resources.abc import Traversable
 
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.slicing import Slicing
+from model.tokenizers.slicing import WHOLE, Slicing
 
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
-def load_tokenizer(directory: Traversable, slicing: Slicing | None = None) -> Tokenizer:
-    """The tokenizer of a model directory. `slicing` is for long texts; None encodes them whole.
+def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenizer:
+    """The tokenizer of a model directory. It encodes long texts by `slicing`.
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """

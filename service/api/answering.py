@@ -145,12 +145,12 @@ async def whole_response(
     parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
     timings = generation.timings()
 
-    def content(dumps: Callable[[object], bytes] = orjson.dumps) -> bytes:
+    def content(dumps: Callable[[object], bytes]) -> bytes:
         return dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
     if size < LARGE:
-        return Response(content(), media_type="application/json")
+        return Response(content(orjson.dumps), media_type="application/json")
     work = state.admission.work.run(lambda: content(written), size * LOGPROB_BYTES)
     whole = await while_connected(request.receive, state.admission.expired, work)
     return Response(whole, media_type="application/json")

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,7 +34,8 @@ class WorkThread:
     """A thread that takes the smallest waiting job and the oldest by turns.
 
     A long job calls `pause` between its slices. Smaller jobs then run, for as long as the slice took: a large job and
-    the smaller ones each get half of the time. A job is dropped when the task that waits for it is cancelled.
+    the smaller ones each get half of the time. A job without slices calls `aside`. A job is dropped when the task that
+    waits for it is cancelled.
     """
 
     def __init__(self, name: str) -> None:
@@ -73,6 +75,18 @@ class WorkThread:
                 break
         job.resumed = time.monotonic()
 
+    def aside(self, call: Callable[[], T]) -> T:
+        """The result of a long call that releases the interpreter: smaller jobs run until it returns."""
+        job = self._running
+        if threading.current_thread() is not self._thread or job is None:
+            return call()
+        future: Future[T] = Future()
+        threading.Thread(target=self._call, args=(call, future), name=f"{self._thread.name}-aside", daemon=True).start()
+        while (smaller := self._take_smaller(job, future.done)) is not None:
+            self._perform(smaller)
+        job.resumed = time.monotonic()
+        return future.result()
+
     def close(self) -> None:
         """Drop the waiting jobs. The thread ends after the running one."""
         with self._changed:
@@ -98,13 +112,25 @@ class WorkThread:
             del self._waiting[job]
             return job
 
-    def _take_smaller(self, running: Job) -> Job | None:
+    def _take_smaller(self, running: Job, waits_until: Callable[[], bool] | None = None) -> Job | None:
+        """A job that may overtake the running one. It is waited for until `waits_until` holds, and then is None."""
         with self._changed:
-            job = min(self._waiting, key=attrgetter("size"), default=None)
-            if job is None or job.size > running.size // OVERTAKES:
-                return None
-            del self._waiting[job]
+            if waits_until is not None:
+                self._changed.wait_for(lambda: waits_until() or self._smaller(running) is not None)
+            job = None if waits_until is not None and waits_until() else self._smaller(running)
+            if job is not None:
+                del self._waiting[job]
             return job
+
+    def _smaller(self, running: Job) -> Job | None:
+        job = min(self._waiting, key=attrgetter("size"), default=None)
+        return job if job is not None and job.size <= running.size // OVERTAKES else None
+
+    def _call(self, call: Callable[[], T], future: Future[T]) -> None:
+        result, error = _outcome(call)
+        with self._changed:
+            _settle(future, result, error)
+            self._changed.notify()
 
     def _perform(self, job: Job) -> None:
         """Do a job, perhaps between two slices of another."""
@@ -126,7 +152,7 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+def _settle(future: asyncio.Future[Any] | Future[Any], result: object, error: Exception | None) -> None:
     if future.cancelled():
         return
     if error is None:

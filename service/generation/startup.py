@@ -16,7 +16,7 @@ from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from model.tokenizers.slicing import Slicing
+from model.tokenizers.slicing import WHOLE, Slicing
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.settings import Settings
@@ -61,7 +61,7 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
 
 
-def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing | None = None) -> TextSide:
+def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing = WHOLE) -> TextSide:
     """The tokenizer, chat format and generation defaults of a model directory."""
     tokenizer = load_tokenizer(directory, slicing)
     chat = load_chat(directory, tokenizer, _read(chat_template))

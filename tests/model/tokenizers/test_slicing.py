@@ -123,6 +123,23 @@ def test_a_long_text_is_encoded_in_slices(pair: tuple[Tokenizer, Tokenizer]) -> 
     sliced._slicing = Slicing(3)
 
 
+def test_a_long_text_without_a_place_to_cut_is_encoded_aside(pair: tuple[Tokenizer, Tokenizer]) -> None:
+    asides: list[int] = []
+
+    def aside(call: Callable[[], list[int]]) -> list[int]:
+        asides.append(0)
+        return call()
+
+    sliced: Any = pair[1]
+    text = "word " * 30 + "a" * 300 + " word" * 30
+    sliced._slicing = Slicing(20, aside=aside)
+    assert sliced.encode(text, add_bos=False, parse_control=True) == pair[0].encode(
+        text, add_bos=False, parse_control=True
+    )
+    assert asides == [0]
+    sliced._slicing = Slicing(3)
+
+
 def _changed(directory: Path, **parts: Any) -> Any:
     path = byte_fallback(directory) / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | parts))
@@ -150,7 +167,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": ".* "}, "behavior": "Isolated", "
     ids=lambda parts: "".join(parts),
 )
 def test_a_step_that_is_not_known_encodes_whole_texts(parts: dict[str, Any], tmp_path: Path) -> None:
-    assert _changed(tmp_path, **parts)._slicing is None
+    assert _changed(tmp_path, **parts)._cut is None
 
 
 def test_an_added_token_that_could_touch_a_cut_encodes_whole_texts(tmp_path: Path) -> None:
@@ -159,14 +176,14 @@ def test_an_added_token_that_could_touch_a_cut_encodes_whole_texts(tmp_path: Pat
         inner = trained(huggingface._WORDS[0])
         inner.add_tokens([AddedToken("<kept>")])
         inner.save(str(tmp_path / "tokenizer.json"))
-        assert load_tokenizer(tmp_path, Slicing())._slicing is not None  # type: ignore[attr-defined]
+        assert load_tokenizer(tmp_path, Slicing())._cut is not None  # type: ignore[attr-defined]
         inner.add_tokens([token])
         inner.save(str(tmp_path / "tokenizer.json"))
-        assert load_tokenizer(tmp_path, Slicing())._slicing is None  # type: ignore[attr-defined]
+        assert load_tokenizer(tmp_path, Slicing())._cut is None  # type: ignore[attr-defined]
 
 
 def test_pieces_with_a_space_inside_encode_whole_texts(tmp_path: Path) -> None:
     metadata = gguf_metadata(V1)
     metadata["tokenizer.ggml.tokens"][-1] = "of▁the"
     write_tokenizer(metadata, tmp_path)
-    assert load_tokenizer(tmp_path, Slicing())._slicing is None  # type: ignore[attr-defined]
+    assert load_tokenizer(tmp_path, Slicing())._cut is None  # type: ignore[attr-defined]

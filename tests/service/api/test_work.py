@@ -88,6 +88,36 @@ def test_small_jobs_run_between_the_slices_of_a_large_one() -> None:
     asyncio.run(run())
 
 
+def test_small_jobs_run_beside_a_long_call() -> None:
+    """When the call returns its job goes on, whatever waits. An error in the call is the job's."""
+
+    async def run() -> None:
+        async with busy() as work:
+            may, began = threading.Event(), threading.Event()
+            threads: list[str] = []
+
+            def call() -> None:
+                threads.append(threading.current_thread().name)
+                began.set()
+                assert may.wait(PATIENCE)
+                raise ValueError("the call's own")
+
+            work.add("large", 1000, lambda: work.thread.aside(call))
+            await asyncio.sleep(0)
+            work.may.set()
+            await asyncio.to_thread(began.wait, PATIENCE)
+            work.add("as large", 999)
+            work.add("small", 10, lambda: work.thread.aside(lambda: threads.append("small")))
+            assert await asyncio.wait_for(work.tasks["small"], PATIENCE) == "small"
+            assert work.done == ["first", "small"]
+            may.set()
+            _, failed, *_ = await work.finish()
+            assert (str(failed), work.done) == ("the call's own", ["first", "small", "as large"])
+            assert threads == ["test-work-aside", "small"]
+
+    asyncio.run(run())
+
+
 def test_a_job_that_nobody_waits_for_is_dropped() -> None:
     """One that has not begun never begins, one that has begun ends at its next pause."""
     begun: list[str] = []
@@ -138,6 +168,7 @@ def test_other_threads_do_not_wait_for_jobs() -> None:
     async def run() -> None:
         async with busy() as work:
             work.thread.pause()
+            assert work.thread.aside(threading.current_thread) is threading.current_thread()
 
     asyncio.run(run())
 

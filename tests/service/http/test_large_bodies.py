@@ -15,11 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
+from service.http.errors import quoted
 from service.schema.conversation import Content
 from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
-from tests.service.live import USER, Live, begun, ready, refused, running
+from tests.service.live import USER, FakeChat, Live, begun, ready, refused, running
 from tests.waiting import PATIENCE, eventually
 
 MANY = 3000
@@ -173,6 +174,10 @@ def test_errors_are_short_whatever_the_names_are(live: Live) -> None:
         assert len(response.content) < 1000
 
 
+def test_a_quote_looks_at_few_keys() -> None:
+    assert quoted({str(n): n for n in range(999, 0, -1)}) == "{'995': 995, '996': 996, '997': 997, '998': 998, ...}"
+
+
 class Slow(IntegerTokenizer):
     """A tokenizer that waits with texts of "wait", and records all texts."""
 
@@ -220,15 +225,19 @@ def test_the_work_of_a_client_that_has_gone_is_dropped(pad: int) -> None:
     assert [text for text in tokenizer.texts if text] == ["wait", "here"]
 
 
-def test_spaces_that_stay_in_the_prompt_are_not_tokenized() -> None:
+@pytest.mark.parametrize(("may_strip", "size"), [(True, 405), (False, 400)])
+def test_spaces_that_stay_in_the_prompt_are_not_tokenized(
+    may_strip: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A template may strip white space. What it leaves is measured before it is tokenized."""
+    monkeypatch.setattr(FakeChat, "may_strip", may_strip)
     tokenizer = Watched()
     with running(tokenizer=tokenizer, max_model_len=64) as live:
         done = tokenizer.encoded
         for path in ("/v1/chat/completions", "/tokenize"):
             error = refused(live, path, {"messages": [{"role": "user", "content": " " * 400}]})
             assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-            assert "at most 320 bytes of text, but messages has 405" in error["message"]
+            assert f"at most 320 bytes of text, but messages has {size}" in error["message"]
         assert tokenizer.encoded == done
 
 
