@@ -23,7 +23,9 @@ DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/noria.json").read_text())
 def known_metrics() -> set[str]:
     """Every series that a scrape of a serving Noria can hold."""
     pools = (PoolStats(window=None, held=1, cached=1, free=1),)
-    text = Metrics(lambda: Stats(pools=pools)).render().decode()
+    metrics = Metrics(lambda: Stats(pools=pools))
+    metrics.observe_key("name", "stop", 1, 1)  # a series comes with the first request of its key
+    text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 
 
