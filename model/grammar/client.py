@@ -4,16 +4,17 @@ A process that exceeds the limits of `model/grammar/process.py` ends by one of a
 may be at fault then: whoever asks tries it again in a fresh process. No other end is a grammar's fault.
 """
 
+import _thread
 import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from threading import RLock
 from typing import Any, NamedTuple
 
 from model.machine import frames
@@ -22,9 +23,9 @@ from model.machine.child import ending, is_stopped, start_python
 log = logging.getLogger("noria.grammar")
 
 ANSWER_SECONDS = 10.0
-"""The longest wait for an answer. The limits of processor time are much shorter, but a machine may be busy."""
-START_SECONDS = 20.0
-"""The longest wait for a process that starts: it imports the compiler and reads the vocabulary."""
+"""The longest wait for masks. The limits of processor time are much shorter, but a machine may be busy."""
+COMPILE_WAIT_SECONDS = 20.0
+"""The longest wait for a process that compiles a grammar, or that starts."""
 POLL_SECONDS = 0.1
 EXIT_SECONDS = 1.0
 """The longest wait for the end of a process that has closed its socket, or was killed."""
@@ -109,17 +110,21 @@ class GrammarProcess:
         self._follows = follows
         self._compiling = False
         self._closed = False
-        self._ending = RLock()
+        self._ending = threading.RLock()
         self._limited = True  # until it says that the system allows it as much memory as its own limits do
         try:
-            self._start(follows=follows)
+            self._start()
         except OSError as error:
             log.warning("a process for grammars cannot be started: %s", error)
             raise CannotStart("it cannot be started") from error
         try:
-            self._limited = self._exchange(first.value, first.data, START_SECONDS)["limited"]
-        except ProcessLost as lost:
-            raise CannotStart("it was lost while it started") from lost
+            # This thread reads the exit code as soon as there is one: no zombie stays, whoever kills the process.
+            # `Thread.start` could wait for ever where memory is short.
+            _thread.start_new_thread(self._process.wait, ())
+            self._limited = self._exchange(*first)["limited"]
+        except (ProcessLost, RuntimeError) as error:  # RuntimeError: the system allows no more threads
+            self.end()
+            raise CannotStart("it was lost while it started") from error
 
     @property
     def pid(self) -> int:
@@ -165,10 +170,10 @@ class GrammarProcess:
             if self._process.stderr is not None:
                 self._process.stderr.close()
 
-    def _start(self, *, follows: bool) -> None:
+    def _start(self) -> None:
         with ExitStack() as ours, ExitStack() as theirs:
             pairs: list[tuple[socket.socket, socket.socket]] = []
-            for _ in range(2 if follows else 1):
+            for _ in range(2 if self._follows else 1):
                 pairs.append(socket.socketpair())
                 ours.enter_context(pairs[-1][0])
                 theirs.enter_context(pairs[-1][1])
@@ -176,16 +181,16 @@ class GrammarProcess:
                 "model.grammar.process",
                 sockets=[second for _, second in pairs],
                 # a thread's arena takes 64 MiB at once, too much for the memory limit of a trial
-                environment={} if follows else {"MALLOC_ARENA_MAX": "1"},
+                environment={} if self._follows else {"MALLOC_ARENA_MAX": "1"},
                 stderr=subprocess.PIPE,
             )
             ours.pop_all()
         self._links = [Link(first, self._check) for first, _ in pairs]
 
-    def _exchange(self, value: Any, data: bytes = b"", seconds: float = ANSWER_SECONDS) -> Any:
+    def _exchange(self, value: Any, data: bytes = b"") -> Any:
         with self._watched():
-            self._links[0].send(value, data, seconds)
-            return self._links[0].receive(seconds)[0]
+            self._links[0].send(value, data, COMPILE_WAIT_SECONDS)
+            return self._links[0].receive(COMPILE_WAIT_SECONDS)[0]
 
     def _check(self) -> None:
         if is_stopped(self.pid):
@@ -218,7 +223,7 @@ class GrammarProcess:
         log.warning("the process that %s grammars is lost: %s%s", does, reason, f"; it said: {said}" if said else "")
 
     def _wait(self) -> None:
-        """Wait for its end, but not for ever: a process that the kernel holds is left to the next that starts."""
+        """Wait for its end, but not for ever: the kernel may hold it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
 

@@ -50,6 +50,11 @@ def test_a_process_that_is_killed_accuses_no_grammar(process: GrammarProcess, nu
     assert not error.by_limits
 
 
+def test_an_idle_process_that_is_killed_leaves_no_zombie(process: GrammarProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{process.pid}").exists(), "its exit code is read")
+
+
 def test_a_stopped_process_is_not_waited_for(process: GrammarProcess) -> None:
     """The reason says that its state was seen. A wait for its answer would end with another one."""
     os.kill(process.pid, signal.SIGSTOP)
@@ -104,6 +109,17 @@ def test_every_fault_ends_in_an_answer_or_a_lost_process(kind: str, code: int) -
         error = tried()
         assert error is None or (fault.happened and not error.by_limits), fault
         assert (descriptors(), offspring()) == (before, children), fault
+
+
+def test_without_a_thread_it_cannot_start_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before, children = descriptors(), offspring()
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with pytest.raises(CannotStart):
+        GrammarProcess(FIRST)
+    assert (descriptors(), offspring()) == (before, children)
 
 
 def test_without_processes_or_descriptors_it_cannot_start() -> None:
