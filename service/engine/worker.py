@@ -38,6 +38,7 @@ class Worker:
         self._runner: Runner | None = None
         self._preparing: set[int] = set()
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
+        self._preparer.submit(int)  # start the thread now: later the system may allow no more threads
 
     def run(self, runner: str) -> None:
         """Load and serve; returns at a Stop message, or after it has reported that the model cannot be loaded."""
@@ -110,8 +111,11 @@ class Worker:
         self._preparer.submit(self._prepare, message)
 
     def _prepare(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit) and self._runner is not None:
-            self._runner.prepare(message.params)
+        try:
+            if isinstance(message, Submit) and self._runner is not None:
+                self._runner.prepare(message.params)
+        except Exception:  # an error that stays shows in the step
+            log.exception("the grammar of sequence %d could not be prepared", message.id)
         self._inbox.put(message)
         self._preparing.discard(message.id)
 
