@@ -18,14 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from model.machine import frames
-from model.machine.child import ending, is_stopped, start_python
+from model.machine.child import ending, is_stopped, processor_ticks, start_python
 
 log = logging.getLogger("noria.grammar")
 
 ANSWER_SECONDS = 10.0
-"""The longest wait for masks. The limits of processor time are much shorter, but a machine may be busy."""
-COMPILE_WAIT_SECONDS = 20.0
-"""The longest wait for a process that compiles a grammar, or that starts."""
+"""The longest wait for a process that uses no processor time. One that does has limits of its own."""
 POLL_SECONDS = 0.1
 EXIT_SECONDS = 1.0
 """The longest wait for the end of a process that has closed its socket, or was killed."""
@@ -60,27 +58,34 @@ class First(NamedTuple):
 
 
 class Link:
-    """One socket to a process. `check` raises TimeoutError if it makes no sense to wait longer."""
+    """One socket to a process. `ticks` is the processor time of the process; it raises TimeoutError for a stopped one.
 
-    def __init__(self, sock: socket.socket, check: Callable[[], None]) -> None:
+    `send` and `receive` raise OSError, and TimeoutError when the process has done nothing for `seconds`.
+    """
+
+    def __init__(self, sock: socket.socket, ticks: Callable[[], int], seconds: float = ANSWER_SECONDS) -> None:
         self._sock = sock
         self._sock.settimeout(POLL_SECONDS)
-        self._check = check
+        self._ticks = ticks
+        self._seconds = seconds
+        self._seen = 0
+        self._deadline = 0.0
         self._buffer = bytearray()
         self._frames: deque[tuple[Any, bytes]] = deque()
 
-    def send(self, value: Any, data: bytes = b"", seconds: float = ANSWER_SECONDS) -> None:
-        """Write a frame. Raises OSError, also when that takes too long."""
-        view, deadline = memoryview(frames.pack(value, data)), time.monotonic() + seconds
+    def send(self, value: Any, data: bytes = b"") -> None:
+        """Write a frame."""
+        self._extend()
+        view = memoryview(frames.pack(value, data))
         while view:
-            with self._patience(deadline):
+            with self._patience():
                 view = view[self._sock.send(view) :]
 
-    def receive(self, seconds: float = ANSWER_SECONDS) -> tuple[Any, bytes]:
-        """The next frame. Raises OSError, also when it does not come in time."""
-        deadline = time.monotonic() + seconds
+    def receive(self) -> tuple[Any, bytes]:
+        """The next frame."""
+        self._extend()
         while not self._frames:
-            with self._patience(deadline):
+            with self._patience():
                 chunk = self._sock.recv(2**16)
                 if not chunk:
                     raise ConnectionResetError("the socket was closed")
@@ -91,15 +96,20 @@ class Link:
     def close(self) -> None:
         self._sock.close()
 
+    def _extend(self) -> None:
+        self._deadline = time.monotonic() + self._seconds
+
     @contextmanager
-    def _patience(self, deadline: float) -> Iterator[None]:
+    def _patience(self) -> Iterator[None]:
         """Let a read or write wait for POLL_SECONDS, then look whether it may go on."""
         try:
             yield
         except TimeoutError:
-            self._check()
-            if time.monotonic() > deadline:
-                raise TimeoutError("it does not answer") from None
+            before, self._seen = self._seen, self._ticks()
+            if self._seen != before:
+                self._extend()
+            elif time.monotonic() > self._deadline:
+                raise TimeoutError("it does nothing") from None
 
 
 class GrammarProcess:
@@ -185,16 +195,17 @@ class GrammarProcess:
                 stderr=subprocess.PIPE,
             )
             ours.pop_all()
-        self._links = [Link(first, self._check) for first, _ in pairs]
+        self._links = [Link(first, self._ticks) for first, _ in pairs]
 
     def _exchange(self, value: Any, data: bytes = b"") -> Any:
         with self._watched():
-            self._links[0].send(value, data, COMPILE_WAIT_SECONDS)
-            return self._links[0].receive(COMPILE_WAIT_SECONDS)[0]
+            self._links[0].send(value, data)
+            return self._links[0].receive()[0]
 
-    def _check(self) -> None:
+    def _ticks(self) -> int:
         if is_stopped(self.pid):
             raise TimeoutError("a signal has stopped it")
+        return processor_ticks(self.pid)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
