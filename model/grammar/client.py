@@ -4,27 +4,26 @@ A process that exceeds the limits of `model/grammar/process.py` ends by one of a
 may be at fault then: whoever asks tries it again in a fresh process. No other end is a grammar's fault.
 """
 
+import _thread
 import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from threading import RLock
 from typing import Any, NamedTuple
 
 from model.machine import frames
-from model.machine.child import ending, is_stopped, start_python
+from model.machine.child import ending, is_stopped, processor_ticks, start_python
 
 log = logging.getLogger("noria.grammar")
 
 ANSWER_SECONDS = 10.0
-"""The longest wait for an answer. The limits of processor time are much shorter, but a machine may be busy."""
-START_SECONDS = 20.0
-"""The longest wait for a process that starts: it imports the compiler and reads the vocabulary."""
+"""The longest wait for a process that uses no processor time. One that does has limits of its own."""
 POLL_SECONDS = 0.1
 EXIT_SECONDS = 1.0
 """The longest wait for the end of a process that has closed its socket, or was killed."""
@@ -59,27 +58,34 @@ class First(NamedTuple):
 
 
 class Link:
-    """One socket to a process. `check` raises TimeoutError if it makes no sense to wait longer."""
+    """One socket to a process. `ticks` is the processor time of the process; it raises TimeoutError for a stopped one.
 
-    def __init__(self, sock: socket.socket, check: Callable[[], None]) -> None:
+    `send` and `receive` raise OSError, and TimeoutError when the process has done nothing for `seconds`.
+    """
+
+    def __init__(self, sock: socket.socket, ticks: Callable[[], int], seconds: float = ANSWER_SECONDS) -> None:
         self._sock = sock
         self._sock.settimeout(POLL_SECONDS)
-        self._check = check
+        self._ticks = ticks
+        self._seconds = seconds
+        self._seen = 0
+        self._deadline = 0.0
         self._buffer = bytearray()
         self._frames: deque[tuple[Any, bytes]] = deque()
 
-    def send(self, value: Any, data: bytes = b"", seconds: float = ANSWER_SECONDS) -> None:
-        """Write a frame. Raises OSError, also when that takes too long."""
-        view, deadline = memoryview(frames.pack(value, data)), time.monotonic() + seconds
+    def send(self, value: Any, data: bytes = b"") -> None:
+        """Write a frame."""
+        self._extend()
+        view = memoryview(frames.pack(value, data))
         while view:
-            with self._patience(deadline):
+            with self._patience():
                 view = view[self._sock.send(view) :]
 
-    def receive(self, seconds: float = ANSWER_SECONDS) -> tuple[Any, bytes]:
-        """The next frame. Raises OSError, also when it does not come in time."""
-        deadline = time.monotonic() + seconds
+    def receive(self) -> tuple[Any, bytes]:
+        """The next frame."""
+        self._extend()
         while not self._frames:
-            with self._patience(deadline):
+            with self._patience():
                 chunk = self._sock.recv(2**16)
                 if not chunk:
                     raise ConnectionResetError("the socket was closed")
@@ -90,15 +96,20 @@ class Link:
     def close(self) -> None:
         self._sock.close()
 
+    def _extend(self) -> None:
+        self._deadline = time.monotonic() + self._seconds
+
     @contextmanager
-    def _patience(self, deadline: float) -> Iterator[None]:
+    def _patience(self) -> Iterator[None]:
         """Let a read or write wait for POLL_SECONDS, then look whether it may go on."""
         try:
             yield
         except TimeoutError:
-            self._check()
-            if time.monotonic() > deadline:
-                raise TimeoutError("it does not answer") from None
+            before, self._seen = self._seen, self._ticks()
+            if self._seen != before:
+                self._extend()
+            elif time.monotonic() > self._deadline:
+                raise TimeoutError("it does nothing") from None
 
 
 class GrammarProcess:
@@ -109,17 +120,21 @@ class GrammarProcess:
         self._follows = follows
         self._compiling = False
         self._closed = False
-        self._ending = RLock()
+        self._ending = threading.RLock()
         self._limited = True  # until it says that the system allows it as much memory as its own limits do
         try:
-            self._start(follows=follows)
+            self._start()
         except OSError as error:
             log.warning("a process for grammars cannot be started: %s", error)
             raise CannotStart("it cannot be started") from error
         try:
-            self._limited = self._exchange(first.value, first.data, START_SECONDS)["limited"]
-        except ProcessLost as lost:
-            raise CannotStart("it was lost while it started") from lost
+            # This thread reads the exit code as soon as there is one: no zombie stays, whoever kills the process.
+            # `Thread.start` could wait for ever where memory is short.
+            _thread.start_new_thread(self._process.wait, ())
+            self._limited = self._exchange(*first)["limited"]
+        except (ProcessLost, RuntimeError) as error:  # RuntimeError: the system allows no more threads
+            self.end()
+            raise CannotStart("it was lost while it started") from error
 
     @property
     def pid(self) -> int:
@@ -165,10 +180,10 @@ class GrammarProcess:
             if self._process.stderr is not None:
                 self._process.stderr.close()
 
-    def _start(self, *, follows: bool) -> None:
+    def _start(self) -> None:
         with ExitStack() as ours, ExitStack() as theirs:
             pairs: list[tuple[socket.socket, socket.socket]] = []
-            for _ in range(2 if follows else 1):
+            for _ in range(2 if self._follows else 1):
                 pairs.append(socket.socketpair())
                 ours.enter_context(pairs[-1][0])
                 theirs.enter_context(pairs[-1][1])
@@ -176,20 +191,21 @@ class GrammarProcess:
                 "model.grammar.process",
                 sockets=[second for _, second in pairs],
                 # a thread's arena takes 64 MiB at once, too much for the memory limit of a trial
-                environment={} if follows else {"MALLOC_ARENA_MAX": "1"},
+                environment={} if self._follows else {"MALLOC_ARENA_MAX": "1"},
                 stderr=subprocess.PIPE,
             )
             ours.pop_all()
-        self._links = [Link(first, self._check) for first, _ in pairs]
+        self._links = [Link(first, self._ticks) for first, _ in pairs]
 
-    def _exchange(self, value: Any, data: bytes = b"", seconds: float = ANSWER_SECONDS) -> Any:
+    def _exchange(self, value: Any, data: bytes = b"") -> Any:
         with self._watched():
-            self._links[0].send(value, data, seconds)
-            return self._links[0].receive(seconds)[0]
+            self._links[0].send(value, data)
+            return self._links[0].receive()[0]
 
-    def _check(self) -> None:
+    def _ticks(self) -> int:
         if is_stopped(self.pid):
             raise TimeoutError("a signal has stopped it")
+        return processor_ticks(self.pid)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -218,7 +234,7 @@ class GrammarProcess:
         log.warning("the process that %s grammars is lost: %s%s", does, reason, f"; it said: {said}" if said else "")
 
     def _wait(self) -> None:
-        """Wait for its end, but not for ever: a process that the kernel holds is left to the next that starts."""
+        """Wait for its end, but not for ever: the kernel may hold it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
 

@@ -35,6 +35,8 @@ from model.tokenizers.load import load_tokenizer
 COMPILE_SECONDS = 2.0
 MASK_SECONDS = 0.5
 """Limits of processor time: for a grammar, and for one sequence's masks in a step, which usually take about 0.1 ms."""
+START_SECONDS = 20.0
+"""Limit of processor time for the start, which takes about 0.2 s."""
 REPLAY_SECONDS = 0.001
 """More time for each token that a matcher consumes: in a fresh process, those are all that the sequence has."""
 COMPILE_BYTES = 64 * 2**20
@@ -67,11 +69,13 @@ class Timer:
 
 def main(trying: socket.socket, following: socket.socket | None) -> None:
     """Serve until a socket closes. Without `following`, grammars are only tried."""
-    library = CompiledGrammars(_compiler(*receive(trying)))
-    library.matcher('start: "a"')  # set up what the first grammar needs, so that no client's grammar pays for it
+    timer = Timer()
+    first = receive(trying)
+    with timer.task(START_SECONDS):
+        library = CompiledGrammars(_compiler(*first))
+        library.matcher('start: "a"')  # set up what the first grammar needs, so that no client's grammar pays for it
     n_bytes = COMPILE_BYTES if following is None else FOLLOW_BYTES
     send(trying, {"limited": not _limit_memory(n_bytes)})
-    timer = Timer()
     if following is None:
         _try(trying, library, timer, n_bytes)
     else:

@@ -65,11 +65,20 @@ def die_with_parent() -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process, where the system can tell."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def processor_ticks(pid: int) -> int:
+    """Processor time that a process has used, in the system's clock ticks; 0 where the system cannot tell."""
+    return sum(map(int, _stat(pid)[11:13]))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of `/proc/PID/stat` from the state on; empty where there are none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return []
 
 
 def ending(code: int) -> str:

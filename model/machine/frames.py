@@ -4,10 +4,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader
+from typing import Any
 
 HEADER = struct.Struct("!II")
 """Bytes of the text, bytes of the data behind it."""
@@ -41,12 +38,6 @@ def receive(sock: socket.socket) -> tuple[Any, bytes]:
     """The next frame of a blocking socket. Raises OSError when the other end is gone."""
     n_text, n_data = HEADER.unpack(_exactly(sock, HEADER.size))
     return _unpack(_exactly(sock, n_text + n_data), n_text)
-
-
-async def read(reader: "StreamReader") -> tuple[Any, bytes]:
-    """The next frame of a stream. Raises EOFError or OSError when the other end is gone."""
-    n_text, n_data = HEADER.unpack(await reader.readexactly(HEADER.size))
-    return _unpack(await reader.readexactly(n_text + n_data), n_text)
 
 
 def _exactly(sock: socket.socket, n: int) -> bytes:

@@ -44,9 +44,8 @@ class Masks:
         self._all_allowed = np.full(self._n_octets, 255, dtype=np.uint8)
         self._added = torch.where(_bits(), 0.0, HIDDEN)  # [256, 8]: to the logits of 8 tokens
         self._process: GrammarProcess | None = None
-        self._end: weakref.finalize[[], Masks] | None = (
-            None  # ends the process once, at the latest when this object ends
-        )
+        # Ends the process once, at the latest when this object ends.
+        self._end: weakref.finalize[[], Masks] | None = None
         self._starting = Lock()
         self._queried: GrammarProcess | None = None  # the process that owes answers
         self._known: dict[int, int] = {}  # sequence -> tokens of its output that the queried process knows

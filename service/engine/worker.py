@@ -49,6 +49,7 @@ class Worker:
         self._n_received = 0
         self._n_prepared = 0
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
+        self._preparer.submit(int)  # start the thread now: later the system may allow no more threads
 
     def run(self, runner: str) -> None:
         """Load and serve; returns at a Stop message, or after it has reported that the model cannot be loaded."""

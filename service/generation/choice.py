@@ -94,7 +94,7 @@ class Choice:
     def absorb(self, update: Update) -> Delta:
         """The delta of an update. At a stop string the sequence ends, and the engine aborts it."""
         if update.finish == "error":
-            if update.failure is not None:
+            if update.failure is not None and update.fault is None:
                 raise InvalidRequest(update.failure, code="grammar_failed")
             raise ApiError(update.fault or "the engine could not compute this request", code="engine_error")
         self._prompt_logprobs += update.prompt_logprobs

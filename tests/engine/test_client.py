@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -20,7 +21,7 @@ from service.engine.messages import Update
 from service.engine.supervision.process import EngineHandle, EngineProcess
 from tests.engine.driving import expected
 from tests.engine.hosting import OPTIONS, PARAMS, collect, process, thread, until, with_client
-from tests.fakes import WAITING, EngineThread
+from tests.fakes import WAITING, EngineThread, FakeRunner
 from tests.waiting import ended, eventually
 
 
@@ -51,6 +52,25 @@ def test_others_are_served_while_a_grammar_is_compiled_and_an_abort_comes_after_
         assert [item.sequence_id for step in WAITING.steps for item in step.slices if item.sequence_id == gone.id] == []
 
     with_client(lambda: EngineThread("tests.fakes:create_waiting"), body)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), OSError(24, "no more")])
+def test_a_grammar_that_cannot_be_prepared_does_not_keep_its_sequence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where `prepare` raises, nor where the system allows no more threads at the first grammar."""
+
+    def refuse(*arguments: object) -> None:
+        raise error
+
+    async def body(client: EngineClient) -> None:
+        constrained = SamplingParams(max_tokens=4, grammar="g")
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeRunner, "prepare", refuse)
+            patch.setattr(threading.Thread, "start", refuse)
+            assert await collect(client.submit([4, 5], constrained)) == expected([4, 5], constrained)
+
+    with_client(thread, body)
 
 
 def test_closing_a_mailbox_aborts_the_sequence() -> None:

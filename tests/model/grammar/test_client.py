@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from model.checkpoint.generation_config import read_generation
 from model.grammar.archive import NAMES, pack, unpack
 from model.grammar.client import CannotStart, First, GrammarProcess, Link, ProcessLost
+from model.machine import frames
 from model.tokenizers.load import load_tokenizer
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.model.grammar.vocabulary import BAD, ENDLESS, FIRST, GOOD, LARGE
@@ -50,6 +52,11 @@ def test_a_process_that_is_killed_accuses_no_grammar(process: GrammarProcess, nu
     assert not error.by_limits
 
 
+def test_an_idle_process_that_is_killed_leaves_no_zombie(process: GrammarProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{process.pid}").exists(), "its exit code is read")
+
+
 def test_a_stopped_process_is_not_waited_for(process: GrammarProcess) -> None:
     """The reason says that its state was seen. A wait for its answer would end with another one."""
     os.kill(process.pid, signal.SIGSTOP)
@@ -59,14 +66,28 @@ def test_a_stopped_process_is_not_waited_for(process: GrammarProcess) -> None:
     assert ended(process.pid)
 
 
-def test_a_process_that_only_hangs_has_a_deadline() -> None:
+def test_a_process_that_does_nothing_has_a_deadline() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        link = Link(ours, check=lambda: None)
-        with pytest.raises(TimeoutError, match="does not answer"):
-            link.receive(seconds=0.3)
-        with pytest.raises(TimeoutError, match="does not answer"):
-            link.send("x" * 2**24, seconds=0.3)
+        link = Link(ours, ticks=lambda: 0, seconds=0.3)
+        with pytest.raises(TimeoutError, match="it does nothing"):
+            link.receive()
+        with pytest.raises(TimeoutError, match="it does nothing"):
+            link.send("x" * 2**24)
+
+
+def test_a_process_that_works_is_waited_for() -> None:
+    """It uses processor time each time somebody looks, and answers at the tenth."""
+    ours, theirs = socket.socketpair()
+    looks = count(1)
+
+    def ticks() -> int:
+        if (look := next(looks)) == 10:
+            frames.send(theirs, "at last")
+        return look
+
+    with ours, theirs:
+        assert Link(ours, ticks, seconds=0.0).receive() == ("at last", b"")
 
 
 @pytest.mark.parametrize("grammar", [ENDLESS, LARGE])
@@ -104,6 +125,17 @@ def test_every_fault_ends_in_an_answer_or_a_lost_process(kind: str, code: int) -
         error = tried()
         assert error is None or (fault.happened and not error.by_limits), fault
         assert (descriptors(), offspring()) == (before, children), fault
+
+
+def test_without_a_thread_it_cannot_start_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before, children = descriptors(), offspring()
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    with pytest.raises(CannotStart):
+        GrammarProcess(FIRST)
+    assert (descriptors(), offspring()) == (before, children)
 
 
 def test_without_processes_or_descriptors_it_cannot_start() -> None:

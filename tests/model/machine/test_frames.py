@@ -1,6 +1,5 @@
 """Frames are equal before and after a socket, for every reader and every division into pieces."""
 
-import asyncio
 import socket
 from typing import Any
 
@@ -32,15 +31,3 @@ def test_a_blocking_reader_gets_frames_then_an_error() -> None:
         assert [frames.receive(ours) for _ in FRAMES[2:]] == FRAMES[2:]
         with pytest.raises(OSError):  # noqa: PT011  (any that says the other end is gone)
             frames.receive(ours)
-
-
-def test_a_stream_gives_frames_then_its_end() -> None:
-    async def read() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(WHOLE + WHOLE[:9])
-        reader.feed_eof()
-        assert [await frames.read(reader) for _ in FRAMES] == FRAMES
-        with pytest.raises(EOFError):
-            await frames.read(reader)
-
-    asyncio.run(read())
