@@ -81,7 +81,7 @@ class Settings(RunnerOptions):
     )
     spare_engine: bool = option(
         True,
-        "Hold a second engine process ready, without a model. It replaces an engine that dies a second sooner, and "
+        "Keep a second engine process, without a model, that replaces one that dies. This saves a second or more, and "
         "needs about 150 MB.",
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))

@@ -172,7 +172,9 @@ class Generation:
         try:
             async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
                 await self._client.serving()
-        except (TimeoutError, EngineUnavailable):
+        except EngineUnavailable:
+            raise EngineDied from None
+        except TimeoutError:
             self._late = left is not None and left <= RESUBMIT_SECONDS
             if not self._late:
                 raise EngineDied from None

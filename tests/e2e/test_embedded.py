@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.server import MODEL, LiveServer, serving
-from tests.waiting import PATIENCE, eventually
+from tests.waiting import PATIENCE, children, eventually
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
@@ -129,7 +129,7 @@ def test_an_engine_that_dies_or_hangs_is_replaced_under_six_streams(server: Live
 
 def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cache(tmp_path: Path) -> None:
     """The next engine unpacks the model again, and gives the answers that were given alone."""
-    prompts = ["Once upon a time", "The three primary colours are", "My favourite animal is"]
+    prompts = ["Once upon a time", "My favourite animal is"]
     bodies = [
         {**LONG, "prompt": prompt, "max_tokens": 120, "seed": 3, "temperature": temperature}
         for prompt in prompts
@@ -141,11 +141,14 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
 
     with serving("--cache-dir", str(tmp_path / "cache")) as server, ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
+        eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
+        (spare,) = children(server.process.pid, "noria-spare")
         again = pool.map(text, bodies)
         eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
         shutil.rmtree(tmp_path / "cache")
         os.kill(server.engine_pid, signal.SIGKILL)
         assert list(again) == alone
+        assert server.engine_pid == spare
         assert server.metric("noria_engine_restarts_total") == 1
         assert server.metric("noria_requests_total", outcome="length") == 2 * len(bodies)
 

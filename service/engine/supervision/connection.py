@@ -39,7 +39,9 @@ class Connection:
             raise NoriaError(f"the engine process cannot be started: {error.strerror or error}") from error
 
     async def open(self) -> None:
-        """Read the wire from now on, so that the beats of an engine that waits cannot fill it."""
+        """Read the wire from now on, so that the beats of an engine that waits cannot fill it. Does nothing again."""
+        if self._protocol is not None:
+            return
         loop = asyncio.get_running_loop()
         self._transport, self._protocol = await loop.create_unix_connection(
             lambda: MessageProtocol(self._receive), sock=self._sock

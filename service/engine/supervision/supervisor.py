@@ -56,7 +56,7 @@ class Supervisor:
             self._current.send(message)
 
     async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
-        """Run engines, each with what `options` gives for it. Raises NoriaError to give up, and nothing else."""
+        """Run engines, each with what `options` gives for it. Raises NoriaError to give up."""
         served, failures, failed_loads = False, 0, 0
         while True:
             ending = await self._run_engine(options)
@@ -95,19 +95,18 @@ class Supervisor:
             log.exception("the service cannot go on with this engine")
             failure = f"{type(error).__name__}: {error}"
         _guarded(self._on_end)
-        ended, how = self._current, "never started"
-        if ended is not None:
-            how = await ended.close()
-        self._current = None
-        return Ending(ended is not None, ended is not None and ended.ready, (ended and ended.failure) or failure, how)
+        ended, self._current = self._current, None
+        if ended is None:
+            return Ending(False, False, failure, "never started")
+        how = await ended.close()
+        return Ending(True, ended.ready, ended.failure or failure, how)
 
     async def _connect(self) -> Connection:
         """An engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
         spare = await self._spare.take() if self._spare is not None and self._next is None else None
         self._current = self._next or spare or Connection(self._new_engine())
         self._next = None
-        if spare is None:
-            await self._current.open()
+        await self._current.open()
         return self._current
 
     def _receive(self, message: FromEngine) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import fakes
 from tests.service.live import Live, answer, busy, idle, ready, running
 from tests.waiting import eventually
 
@@ -103,6 +104,17 @@ def test_without_a_next_engine_the_wait_ends_in_an_error(
         asked = ask(pool, live, prompt="a", max_tokens=3000)
         eventually(busy(live), "it runs")
         held(live, monkeypatch)
+        assert asked.result().json()["error"]["code"] == "engine_died"
+
+
+def test_a_service_that_gives_up_ends_the_wait(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request's own time would be up soon, but that is not why it ends."""
+    monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 0.0)
+    with running(model="slow") as live:
+        asked = ask(pool, live, prompt="a", max_tokens=3000, timeout=25.0)
+        eventually(busy(live), "it runs")
+        monkeypatch.setattr(fakes, "create_fake", fakes.create_broken)
+        live.hosts[0].kill()
         assert asked.result().json()["error"]["code"] == "engine_died"
 
 
