@@ -82,8 +82,6 @@ def test_an_idle_process_that_is_lost_costs_nobody_a_form(live: Live, number: si
     before = live.metric("noria_grammar_restarts_total", process="trial")
     old = process(live).pid
     os.kill(old, number)
-    if number == signal.SIGSEGV:  # Rust's handler lets the first pass, if no access to memory caused it
-        os.kill(old, number)
     eventually(lambda: ended(old) or is_stopped(old), "the signal has hit")
     for _ in range(2):
         served(live)
