@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.drill.canary import CHAT, TALK, Answer, Question, ask
 from tests.drill.row import check
-from tests.drill.stage import Stage
+from tests.drill.target import Target
 
 
 def form(schema: dict[str, Any], **options: Any) -> Question:
@@ -21,18 +21,18 @@ def new_form() -> tuple[Question, str]:
     return form({"enum": [word]}), json.dumps(word)
 
 
-def ask_new_form(stage: Stage) -> Answer:
+def ask_new_form(target: Target) -> Answer:
     """The answer to a new form. Raises Broken for a wrong answer, and for one that blames the client."""
     question, expected = new_form()
-    answer = ask(stage.target.url, question, headers=stage.target.headers)
+    answer = ask(target.url, question, headers=target.headers)
     check(answer.status != 200 or json.dumps(expected)[1:-1] in answer.text, f"a new form got {answer.text[:80]}")
     check(not 400 <= answer.status < 500, f"a good new form got {answer.status} {answer.text[:160]}")
     return answer
 
 
-def serves_new_form(stage: Stage, within: float) -> str:
+def serves_new_form(target: Target, within: float) -> str:
     """Check that a new form is answered in time."""
-    answer = ask_new_form(stage)
+    answer = ask_new_form(target)
     check(answer.status == 200, f"a good new form got {answer.status or 'no answer'} {answer.text[:160]}")
     check(answer.seconds <= within, f"a new form took {answer.seconds:.1f} s")
     return f"a new form took {answer.seconds:.1f} s"

@@ -8,7 +8,7 @@ from tests.drill.rest import Rest, peak_memory, wait_for_rest
 from tests.drill.row import MIB, Broken, Promise, Result, Row, observed
 from tests.drill.target import Target
 
-GIVE_UP = 4.0
+GIVE_UP = 2.5
 """Times the promised seconds until the drill stops waiting for a right answer."""
 
 

@@ -52,7 +52,7 @@ def send(name: str, stage: Stage) -> str:
     check(answer.status in (200, 400), f"answered with {answer.status or 'no answer'} {answer.text[:120]}")
     seconds = time.monotonic() - begun
     check(seconds <= FORM_SECONDS, f"it took {seconds:.1f} s")
-    return f"answered with {answer.status} in {seconds:.1f} s; {serves_new_form(stage, FORM_SECONDS)}"
+    return f"answered with {answer.status} in {seconds:.1f} s; {serves_new_form(stage.target, FORM_SECONDS)}"
 
 
 OWN = f"200 or 400 within {FORM_SECONDS:g} s, as for a good new form"

@@ -26,9 +26,9 @@ def strike(kind: str, number: signal.Signals, stage: Stage) -> str:
 
 def strike_grammar(kind: str, number: signal.Signals, stage: Stage) -> str:
     """Send a signal to a process that tries or follows forms, once it runs; then ask for a new form."""
-    serves_new_form(stage, FORM_SECONDS[signal.SIGSTOP])
+    serves_new_form(stage.target, FORM_SECONDS[signal.SIGSTOP])
     send(stage.target.find(kind).pid, number)
-    return serves_new_form(stage, FORM_SECONDS[number])
+    return serves_new_form(stage.target, FORM_SECONDS[number])
 
 
 def death(kind: str, number: signal.Signals, askers: int) -> Row:
@@ -145,9 +145,9 @@ def suspended(seconds: float, stage: Stage) -> str:
 
 def suspended_in_a_form(stage: Stage) -> str:
     """Stop the service and its trial process in the middle of a form's first request."""
-    serves_new_form(stage, FORM_SECONDS[signal.SIGSTOP])
+    serves_new_form(stage.target, FORM_SECONDS[signal.SIGSTOP])
     answers: list[int] = []
-    thread = threading.Thread(target=lambda: answers.append(ask_new_form(stage).status))
+    thread = threading.Thread(target=lambda: answers.append(ask_new_form(stage.target).status))
     thread.start()
     pids = [stage.target.pid, stage.target.find("trial").pid]
     for pid in pids:

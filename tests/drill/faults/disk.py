@@ -29,11 +29,6 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@contextlib.contextmanager
-def cut_writes(folder: Path) -> Iterator[None]:
-    yield
-
-
 def refuses_to_start(target: Target, word: str) -> str:
     """Check that the server ends by itself with one line that has the word."""
     target.launch()
@@ -52,7 +47,7 @@ def on(word: str, prepare: Callable[[Target], contextlib.AbstractContextManager[
     """The action of starting a server after `prepare`."""
 
     def start() -> str:
-        target = Target()
+        target = Target(cached=False)
         try:
             with prepare(target):
                 return refuses_to_start(target, word)
@@ -64,7 +59,7 @@ def on(word: str, prepare: Callable[[Target], contextlib.AbstractContextManager[
 
 def file_size_limit() -> str:
     """Start under a limit of file sizes: the conversion cannot be written."""
-    target = Target("main", ("prlimit", "--fsize=65536"))
+    target = Target(wrapper=("prlimit", "--fsize=65536"), cached=False)
     try:
         return refuses_to_start(target, "large")
     finally:
@@ -90,12 +85,7 @@ def first_entry(target: Target) -> Path:
     """The entry that a first server makes in the cache."""
     target.start()
     check(target.stop() == 0, "the first server did not end with exit code 0")
-    (entry,) = (path for path in target.cache.rglob("*") if path.is_dir() and any(path.iterdir()) and not_parent(path))
-    return entry
-
-
-def not_parent(path: Path) -> bool:
-    return not any(child.is_dir() for child in path.iterdir())
+    return next(target.cache.rglob("config.json")).parent
 
 
 def cache_removed(stage: Stage) -> str:

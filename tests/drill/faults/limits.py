@@ -14,8 +14,9 @@ from tests.drill.canary import COMPLETIONS, Question, ask
 from tests.drill.forms import ask_new_form, serves_new_form
 from tests.drill.probe import ask_live
 from tests.drill.processes import Process, send
-from tests.drill.row import LIVE_SECONDS, MIB, SERVES_SECONDS, NotPossible, Promise, Row, check
+from tests.drill.row import LIVE_SECONDS, MIB, SERVES_SECONDS, LoneRow, NotPossible, Promise, Row, check
 from tests.drill.stage import Stage
+from tests.drill.target import Target
 from tests.drill.wire import connect
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -24,17 +25,14 @@ FORM_SECONDS = 10.0
 
 
 @contextmanager
-def limited(pid: int, kind: int, value: int) -> Iterator[None]:
-    """A resource limit of a running process, soft and hard, until the block ends."""
-    before = resource.prlimit(pid, kind)
+def few_descriptors(process: Process, more: int) -> Iterator[None]:
+    """A soft limit of a running process until the block ends: so many descriptors more than it has."""
+    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
     try:
-        resource.prlimit(pid, kind, (value, value))
-    except PermissionError:
-        raise NotPossible("prlimit of another process needs CAP_SYS_RESOURCE") from None
-    try:
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.descriptors + more, hard))
         yield
     finally:
-        resource.prlimit(pid, kind, before)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager
@@ -78,46 +76,49 @@ def memory_limit(n_bytes: int) -> tuple[str, str]:
 
 def no_descriptors(stage: Stage) -> str:
     """Leave the service three descriptors, take those with connections, and ask for health and for a new form."""
-    serves_new_form(stage, FORM_SECONDS)
+    serves_new_form(stage.target, FORM_SECONDS)
     service = stage.target.find("service")
     with ExitStack() as held:
-        held.enter_context(limited(service.pid, resource.RLIMIT_NOFILE, service.descriptors + 3))
+        held.enter_context(few_descriptors(service, 3))
         send(stage.target.find("trial").pid, signal.SIGKILL)
         for _ in range(50):
             held.enter_context(connect(stage.target.port))
         time.sleep(0.5)
         health = ask_live(stage.target.health_port)
-        form = ask_new_form(stage)
+        form = ask_new_form(stage.target)
     stage.mark()
     check(health.status == 200, "the health port did not answer")
     check(health.seconds <= LIVE_SECONDS, f"the health port took {health.seconds:.1f} s")
-    return f"meanwhile a new form got {form.status or 'no answer'}; {serves_new_form(stage, FORM_SECONDS)}"
+    return f"meanwhile a new form got {form.status or 'no answer'}; {serves_new_form(stage.target, FORM_SECONDS)}"
 
 
 def no_processes(kind: str, stage: Stage) -> str:
     """Allow no further process or thread, and kill one that is needed."""
-    serves_new_form(stage, FORM_SECONDS)
+    serves_new_form(stage.target, FORM_SECONDS)
     processes, killed = stage.target.processes(), stage.target.find(kind)
     threads = sum(process.status("Threads") for process in processes if process != killed)
     with control_group("pids", ("pids.max", str(threads)), [process.pid for process in processes]):
         send(killed.pid, signal.SIGKILL)
         time.sleep(0.3)
-        form = ask_new_form(stage)
+        form = ask_new_form(stage.target)
     stage.mark()
     return f"meanwhile a new form got {form.status or 'no answer'}"
 
 
-def little_address_space(kind: str, stage: Stage) -> str:
-    """A hard limit of address space, a little above what the process uses; its grammar child inherits it."""
-    serves_new_form(stage, FORM_SECONDS)
-    process = stage.target.find(kind)
-    child = "trial" if kind == "service" else "follower"
-    with limited(process.pid, resource.RLIMIT_AS, process.status("VmSize") + 512 * MIB):
-        send(stage.target.find(child).pid, signal.SIGKILL)
+def little_address_space(kind: str) -> str:
+    """Lower the hard limit of address space for good, and kill the grammar child: the next one inherits the limit."""
+    target = Target()
+    try:
+        target.start()
+        serves_new_form(target, FORM_SECONDS)
+        process = target.find(kind)
+        limit = process.status("VmSize") + 512 * MIB
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
+        send(target.find("trial" if kind == "service" else "follower").pid, signal.SIGKILL)
         time.sleep(0.2)
-        statuses = [ask_new_form(stage).status for _ in range(2)]
-    stage.mark()
-    return f"meanwhile new forms got {statuses}; {serves_new_form(stage, FORM_SECONDS)}"
+        return " ".join(serves_new_form(target, FORM_SECONDS) for _ in range(2))
+    finally:
+        target.close()
 
 
 def no_memory_to_load(stage: Stage) -> str:
@@ -153,7 +154,7 @@ def no_memory_to_serve(stage: Stage) -> str:
 
 
 NO_BLAME = "no good form gets a 4xx, and one is answered afterwards"
-ROWS = (
+ROWS: tuple[Row | LoneRow, ...] = (
     Row(
         "no descriptors left, trial process killed",
         Promise(f"the health port answers; {NO_BLAME}", serves=SERVES_SECONDS, live=None),
@@ -168,11 +169,7 @@ ROWS = (
         for kind in ("trial", "follower", "engine")
     ),
     *(
-        Row(
-            f"address space of the {kind} nearly used up",
-            Promise(NO_BLAME, serves=SERVES_SECONDS),
-            partial(little_address_space, kind),
-        )
+        LoneRow(f"address space of the {kind} limited for good", NO_BLAME, partial(little_address_space, kind))
         for kind in ("service", "engine")
     ),
     Row("too little memory to load an engine, for 3 s", Promise(serves=30.0), no_memory_to_load),
