@@ -6,6 +6,7 @@ Without `--hours` a run takes about ten minutes on two cores; with it the soak a
 
 import argparse
 import resource
+import signal
 import sys
 import time
 
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, list[Result]
 
 def main() -> int:
     options, console = arguments(), Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what it started is ended, too
     if options.list:
         for family, rows in chosen(options.only).items():
             for row in rows:

@@ -12,6 +12,8 @@ import threading
 import time
 from typing import NamedTuple
 
+from model.machine.child import die_with_parent
+
 INTERVAL = 0.02
 PATIENCE = 30.0
 REQUEST = b"GET /live HTTP/1.1\r\nhost: drill\r\nconnection: close\r\n\r\n"
@@ -68,6 +70,7 @@ class Probe:
 
 
 def main() -> None:
+    die_with_parent()
     with contextlib.suppress(PermissionError):
         os.nice(-10)  # it must measure the server and not its own wait for a core
     while True:

@@ -9,22 +9,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from model.checkpoint.resolve import resolve
-from tests.drill.processes import Process, ended, tree
+from tests.drill.processes import Process, send, tree
 from tests.drill.row import Broken, NotPossible
 from tests.e2e.server import MODEL, LiveServer, free_port
 
 START_SECONDS = 120.0
 STOP_SECONDS = 45.0
+FIND_SECONDS = 10.0
+CACHE_BYTES = 192 * 2**20
 FLAGS = {
     "MAX_SEQUENCES": "16",
     "MAX_MODEL_LEN": "8192",
-    "CACHE_MEMORY": "256MiB",
+    "CACHE_MEMORY": f"{CACHE_BYTES >> 20}MiB",
     "STEP_TIMEOUT": "10",
     "DRAIN_TIMEOUT": "10",
 }
@@ -128,6 +131,7 @@ class Target:
             self._command, stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self._environment
         )
         self.server = LiveServer(process, self.port, path)
+        atexit.register(self.close)  # a drill that is ended leaves no server behind
 
     def start(self) -> None:
         """Start the process and wait until it serves. Raises Broken if it does not."""
@@ -151,11 +155,15 @@ class Target:
         return tree(self.pid)
 
     def find(self, kind: str) -> Process:
-        """The process of a kind. Raises Broken if there is none."""
-        for process in self.processes():
-            if process.kind == kind:
-                return process
-        raise Broken(f"no {kind} runs")
+        """The process of a kind. Waits a little for one that is started late. Raises Broken if there is none."""
+        deadline = time.monotonic() + FIND_SECONDS
+        while True:
+            for process in self.processes():
+                if process.kind == kind:
+                    return process
+            if time.monotonic() > deadline:
+                raise Broken(f"no {kind} runs")
+            time.sleep(0.05)
 
     def stop(self) -> int:
         """End the server as an orchestrator does: SIGTERM; returns its exit code. Raises Broken if that takes long."""
@@ -167,6 +175,7 @@ class Target:
 
     def close(self) -> None:
         """End whatever is left, and remove the folder."""
+        atexit.unregister(self.close)
         if self._log is not None:
             left = self.processes() if self.alive() else []
             self.server.process.kill()
@@ -175,11 +184,16 @@ class Target:
             self.server.openai.close()
             self._log.close()
             for process in left:
-                if not ended(process.pid):
-                    process_end(process)
+                send(process.pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def process_end(process: Process) -> None:
-    """Kill a process that a server has left."""
-    os.kill(process.pid, signal.SIGKILL)
+@contextmanager
+def running() -> Iterator[Target]:
+    """A server of its own for the block. Raises Broken if it does not start."""
+    target = Target()
+    try:
+        target.start()
+        yield target
+    finally:
+        target.close()

@@ -144,7 +144,7 @@ ROWS = (
     closing("a head that drips", 10.0, LIVE[:-4], b"a"),
     Row("1,500 half-sent heads", Promise("all closed after 10 s"), partial(half_heads, 1500, 10.0), "aside"),
     closing("a half-sent body", 30.0, BODY_HEAD + b"x", least=25.0),
-    closing("a body of 10 kB that drips", 120.0, BODY_HEAD, b"x"),
+    closing("a body of 10 kB that drips", 35.0, BODY_HEAD, b"x"),
     closing("an idle connection", 75.0, LIVE, least=60.0),
     closing("a connection that sends nothing", 75.0, b""),
     Row("streams that nobody reads", Promise("their sequences end within 90 s"), partial(unread, 60.0), "aside"),

@@ -14,7 +14,7 @@ from tests.drill.stage import Stage
 TESTS = Path(__file__).parents[2]
 PYTHON = TESTS.parent / ".clients" / "schemathesis" / "bin" / "python"
 REQUESTS_SECONDS = 60
-FILES_SECONDS = 40
+FILES_SECONDS = 20
 
 
 def schemathesis(stage: Stage) -> str:

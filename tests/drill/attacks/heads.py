@@ -6,8 +6,8 @@ from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.wire import pour, request, talk
 
-ACCEPTED = 16 * MIB
-"""What two kernels' buffers may take from a sender before a closed connection stops it."""
+ACCEPTED = 32 * MIB
+"""What kernels' buffers, and a server that reads on until its refusal has arrived, may take from a sender."""
 POUR_SECONDS = 10.0
 START = b"POST /v1/completions HTTP/1.1\r\nhost: drill\r\ncontent-type: application/json\r\n"
 CHUNKED = START + b"transfer-encoding: chunked\r\n\r\n"
@@ -39,7 +39,7 @@ def within(data: bytes, stage: Stage) -> str:
 
 
 def flooding(fault: str, head: bytes, part: bytes, n_bytes: int = 400 * MIB) -> Row:
-    promise = Promise("closed before 16 MiB are sent, no 200", memory=32 * MIB)
+    promise = Promise("closed before 32 MiB are sent, no 200", memory=32 * MIB)
     return Row(fault, promise, partial(flood, head, part, n_bytes))
 
 

@@ -1,21 +1,21 @@
 """Processes that die, hang or crash: each kind of process, each signal, at rest and under load."""
 
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from tests.drill.canary import ask
+from tests.drill.canary import QUESTIONS, ask
 from tests.drill.forms import ask_new_form, new_form, serves_new_form
 from tests.drill.processes import ended, send, tree
 from tests.drill.row import SERVES_SECONDS, LoneRow, Promise, Row, check
 from tests.drill.stage import Stage
-from tests.drill.target import Target
+from tests.drill.target import running
 
 LOAD = 6
 FORM_SECONDS = {signal.SIGKILL: 8.0, signal.SIGSEGV: 8.0, signal.SIGSTOP: 25.0}
 GONE_SECONDS = 3.0
+END_SECONDS = 90.0
 
 
 def strike(kind: str, number: signal.Signals, stage: Stage) -> str:
@@ -71,28 +71,22 @@ def kill_while_loading(times: int, stage: Stage) -> str:
 
 def never_loads() -> str:
     """Kill every engine for ever: whoever runs the service must learn of it."""
-    target = Target()
-    try:
-        target.start()
+    with running() as target:
         begun = time.monotonic()
-        while target.alive() and time.monotonic() < begun + 90:
+        while target.alive() and time.monotonic() < begun + END_SECONDS:
             for process in target.processes():
                 if "engine" in process.kind:
                     send(process.pid, signal.SIGKILL)
             time.sleep(0.05)
-        check(not target.alive(), "the service still runs after 90 s")
+        check(not target.alive(), f"the service still runs after {END_SECONDS:g} s")
         code, seconds = target.server.process.returncode, time.monotonic() - begun
         check(code != 0, "exit code 0")
         return f"exit code {code} after {seconds:.0f} s: {target.log.strip().splitlines()[-1][:120]}"
-    finally:
-        target.close()
 
 
 def parent_killed() -> str:
     """SIGKILL of the service while its children run, or are stopped."""
-    target = Target()
-    try:
-        target.start()
+    with running() as target:
         ask(target.url, new_form()[0])
         children = target.processes()[1:]
         for process in children:
@@ -100,34 +94,25 @@ def parent_killed() -> str:
                 send(process.pid, signal.SIGSTOP)
         send(target.pid, signal.SIGKILL)
         deadline = time.monotonic() + GONE_SECONDS
-        while not all(ended(process.pid) for process in children) and time.monotonic() < deadline:
+        while (left := [it for it in children if not ended(it.pid)]) and time.monotonic() < deadline:
             time.sleep(0.02)
-        left = [process for process in children if not ended(process.pid)]
         for process in left:
             send(process.pid, signal.SIGKILL)
         check(not left, f"left behind: {', '.join(process.kind for process in left)}")
         return f"{len(children)} children ended"
-    finally:
-        target.close()
 
 
 def terminated() -> str:
     """SIGTERM while requests run: they are answered, then the service ends."""
-    target = Target()
-    try:
-        target.start()
-        stage = Stage(target, [])
-        threads = ThreadPoolExecutor(4)
-        asked = [threads.submit(ask, target.url, stage.canary.questions[number]) for number in range(4)]
-        time.sleep(0.1)
+    with running() as target, ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        asked = [pool.submit(ask, target.url, question) for question in QUESTIONS]
+        while target.metric("noria_requests_running") < 1 and not all(answer.done() for answer in asked):
+            time.sleep(0.01)
         code = target.stop()
-        texts = [answer.result().text for answer in asked]
-        stage.probe.close()
-        check(texts == stage.canary.alone[:4], "requests in flight were cut")
+        cut = sum(answer.result().status not in (200, 503) for answer in asked)
+        check(not cut, f"{cut} requests were cut")
         check(code == 0, f"exit code {code}")
-        return "4 requests were answered, exit code 0"
-    finally:
-        target.close()
+        return f"exit code 0, {sum(answer.result().status == 200 for answer in asked)} answers"
 
 
 def suspended(seconds: float, stage: Stage) -> str:
@@ -146,18 +131,16 @@ def suspended(seconds: float, stage: Stage) -> str:
 def suspended_in_a_form(stage: Stage) -> str:
     """Stop the service and its trial process in the middle of a form's first request."""
     serves_new_form(stage.target, FORM_SECONDS[signal.SIGSTOP])
-    answers: list[int] = []
-    thread = threading.Thread(target=lambda: answers.append(ask_new_form(stage.target).status))
-    thread.start()
     pids = [stage.target.pid, stage.target.find("trial").pid]
-    for pid in pids:
-        send(pid, signal.SIGSTOP)
-    time.sleep(3.0)
-    for pid in reversed(pids):
-        send(pid, signal.SIGCONT)
-    stage.mark()
-    thread.join()
-    check(answers == [200], f"the form's request got {answers}")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask_new_form, stage.target)
+        for pid in pids:
+            send(pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        for pid in reversed(pids):
+            send(pid, signal.SIGCONT)
+        stage.mark()
+    check(answer.result().status == 200, f"the form's request got {answer.result().status or 'no answer'}")
     return "the form's request was answered"
 
 
@@ -190,11 +173,13 @@ ROWS: tuple[Row | LoneRow, ...] = (
         Promise("the form is answered", serves=SERVES_SECONDS, live=None),
         suspended_in_a_form,
     ),
-    LoneRow("SIGTERM while requests run", "they are answered, then exit code 0", terminated),
+    LoneRow("SIGTERM while requests run", "none that had begun is cut, then exit code 0", terminated),
     LoneRow(
         "SIGKILL of the service, with trial and follower stopped",
         f"all its children end within {GONE_SECONDS:g} s",
         parent_killed,
     ),
-    LoneRow("SIGKILL of every engine, for ever", "the service exits within 90 s, code not 0", never_loads),
+    LoneRow(
+        "SIGKILL of every engine, for ever", f"the service exits within {END_SECONDS:g} s, code not 0", never_loads
+    ),
 )

@@ -16,7 +16,7 @@ from tests.drill.probe import ask_live
 from tests.drill.processes import Process, send
 from tests.drill.row import LIVE_SECONDS, MIB, SERVES_SECONDS, LoneRow, NotPossible, Promise, Row, check
 from tests.drill.stage import Stage
-from tests.drill.target import Target
+from tests.drill.target import running
 from tests.drill.wire import connect
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -107,18 +107,14 @@ def no_processes(kind: str, stage: Stage) -> str:
 
 def little_address_space(kind: str) -> str:
     """Lower the hard limit of address space for good, and kill the grammar child: the next one inherits the limit."""
-    target = Target()
-    try:
-        target.start()
+    with running() as target:
         serves_new_form(target, FORM_SECONDS)
         process = target.find(kind)
         limit = process.status("VmSize") + 512 * MIB
         resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
         send(target.find("trial" if kind == "service" else "follower").pid, signal.SIGKILL)
         time.sleep(0.2)
-        return " ".join(serves_new_form(target, FORM_SECONDS) for _ in range(2))
-    finally:
-        target.close()
+        return "; ".join(serves_new_form(target, FORM_SECONDS) for _ in range(2))
 
 
 def no_memory_to_load(stage: Stage) -> str:
