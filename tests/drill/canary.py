@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,8 +125,9 @@ class Canary:
         self.alone = [self._learn(question) for question in self.questions]
 
     def once(self) -> list[Asked]:
-        """Ask each question once."""
-        return [self._asked(number) for number in range(len(self.questions))]
+        """Ask each question once, all at the same time."""
+        with ThreadPoolExecutor(len(self.questions)) as pool:
+            return list(pool.map(self._asked, range(len(self.questions))))
 
     @contextmanager
     def asking(self, n_askers: int) -> Iterator[list[Asked]]:

@@ -31,7 +31,7 @@ def pattern(text: str) -> dict[str, Any]:
 
 FORMS: dict[str, Question] = {
     "definitions that double 40 times": form(doubling(40)),
-    "500 objects in each other": form(nested(500)),
+    "200 objects in each other": form(nested(200)),
     "20,000 properties": form({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20_000)}}),
     "an enum of 20,000 words": form({"enum": [f"word {n} {n * n}" for n in range(20_000)]}),
     "a reference to itself": form({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
