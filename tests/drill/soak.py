@@ -61,6 +61,12 @@ def abort(stage: Stage, rng: random.Random) -> None:
         httpx.post(stage.target.url + path, json=body, timeout=rng.uniform(0.05, 3.0))
 
 
+def fill_cache(url: str) -> None:
+    """Touch all pages of the KV cache, so that memory does not grow by that later."""
+    body = {"prompt": [100 + number for number in range(8000)], "max_tokens": 1}
+    httpx.post(url + COMPLETIONS, json=body, timeout=300)
+
+
 @contextmanager
 def repeated(action: Callable[[random.Random], None], n: int) -> Iterator[None]:
     """Threads that do something again and again until the block ends."""
@@ -85,6 +91,7 @@ def repeated(action: Callable[[random.Random], None], n: int) -> Iterator[None]:
 def run(seconds: float, stage: Stage) -> str:
     """Load the server, and look at the slopes of the second half."""
     samples: list[tuple[float, float, float]] = []
+    fill_cache(stage.target.url)
     end = time.monotonic() + seconds
     with repeated(partial(abort, stage), ABORTERS):
         while time.monotonic() < end:
