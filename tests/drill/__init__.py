@@ -1,0 +1,1 @@
+"""The drill: every attack and every fault that Noria promises to survive, applied to a real server. `make drill`."""

@@ -1,0 +1,1 @@
+"""What a client may send."""

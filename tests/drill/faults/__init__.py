@@ -1,0 +1,1 @@
+"""What may happen to the server's processes and machine."""

@@ -1,0 +1,77 @@
+"""A server whose engine has faults on demand: `python -m tests.drill.faulty FLAGS` is `noria serve` with `create`.
+
+Nobody sends the tokens below by chance. The engine's network fails while it computes a step with one of them:
+
+    POISON       that position's hidden state is not a number
+    ALLOCATE     an allocation fails
+    RAISE + N    the Nth step from here on raises an error of its own, once
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+POISON, ALLOCATE, RAISE = 40_001, 40_002, 40_010
+LONGEST_WAIT = 9
+
+
+class Faults:
+    """Hooks around the network's forward pass. They see a step's tokens and its hidden states."""
+
+    def __init__(self) -> None:
+        self._steps_left = 0
+
+    def before(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        import torch
+
+        tokens = arguments[0].tokens
+        wanted = tokens[(tokens > RAISE) & (tokens <= RAISE + LONGEST_WAIT)]
+        if len(wanted) and not self._steps_left:
+            self._steps_left = int(wanted[0]) - RAISE
+        if self._steps_left:
+            self._steps_left -= 1
+            if not self._steps_left:
+                raise RuntimeError("the drill breaks this step")
+        if bool((tokens == ALLOCATE).any()):
+            torch.empty(2**60)  # the allocator's own error
+
+    def after(self, module: Any, arguments: tuple[Any, ...], hidden: Any) -> None:
+        hidden[arguments[0].tokens == POISON] = float("nan")
+
+
+def create(progress: Callable[[str, float], None], **options: Any) -> Any:
+    """The runner of `model.loading.create`, with faults."""
+    from model import loading
+    from model.network.transformer import Transformer
+
+    original, faults = Transformer.__init__, Faults()
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        self.register_forward_pre_hook(faults.before)
+        self.register_forward_hook(faults.after)
+
+    Transformer.__init__ = init  # type: ignore[method-assign]
+    return loading.create(progress, **options)
+
+
+def main() -> None:
+    """`noria serve` with engines that load `create` above."""
+    import sys
+
+    from model.machine import child
+    from service import cli
+
+    start = child.start_python
+
+    def start_faulty(module: str, *arguments: str, **options: Any) -> Any:
+        """Start a child process; an engine gets `create` above in place of its runner."""
+        ours = [argument.replace("model.loading:create", "tests.drill.faulty:create") for argument in arguments]
+        return start(module, *ours, **options)
+
+    child.start_python = start_faulty  # before the module of the engine's process imports it
+    sys.argv[1:1] = ["serve"]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""All rows of the drill by family, in the order of a run. A new row goes into the file of its family."""
+
+from collections.abc import Mapping, Sequence
+
+from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue
+from tests.drill.faults import clock, deaths, disk, limits, steps
+from tests.drill.row import LoneRow, Row
+
+FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
+    "Heads of requests": heads.ROWS,
+    "Edges of HTTP": protocol.ROWS,
+    "Connections": connections.ROWS,
+    "Bodies": bodies.ROWS,
+    "Hostile forms": forms.ROWS,
+    "Processes": deaths.ROWS,
+    "Limits of the machine": limits.ROWS,
+    "Disk": disk.ROWS,
+    "Generated requests and files": generated.ROWS,
+    "Queue and keys": queue.ROWS,
+    "Steps of the engine": steps.ROWS,
+    "Clock": clock.ROWS,
+}

@@ -1,0 +1,199 @@
+"""The server under drill: a real `noria serve` process, started as a user starts it, and its state."""
+
+import atexit
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from model.checkpoint.resolve import resolve
+from tests.drill.processes import Process, send, tree
+from tests.drill.row import Broken, NotPossible
+from tests.e2e.server import MODEL, LiveServer, free_port
+
+START_SECONDS = 120.0
+STOP_SECONDS = 45.0
+FIND_SECONDS = 10.0
+CACHE_BYTES = 192 * 2**20
+FLAGS = {
+    "MAX_SEQUENCES": "16",
+    "MAX_MODEL_LEN": "8192",
+    "CACHE_MEMORY": f"{CACHE_BYTES >> 20}MiB",
+    "STEP_TIMEOUT": "10",
+    "DRAIN_TIMEOUT": "10",
+}
+"""Flags that keep the server small. They are given as variables: a tree without one of these flags still starts."""
+KEYS = {"steady": "victim-key", "flood": "flood-key", "limited": "limited-key"}
+SERVE = (sys.executable, "-m", "service", "serve")
+
+
+def key_file(folder: Path, **extra: str) -> Path:
+    """A file with the keys of the drill; `limited` may send three requests a minute."""
+    lines = []
+    for name, key in (KEYS | extra).items():
+        lines += ["[[keys]]", f'name = "{name}"', f'key = "{key}"']
+        lines += ["requests_per_minute = 3"] if name == "limited" else []
+    path = folder / "keys.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _clock(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Its clock jumps when the file `clock` changes. The monotonic clock stays true, as on a real machine."""
+    libraries = sorted(Path("/usr").glob("lib*/**/faketime/libfaketimeMT.so.1"))
+    if not libraries:
+        raise NotPossible("faketime is not installed (Debian: apt-get install faketime)")
+    (folder / "clock").write_text("+0")
+    variables = {"LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": str(folder / "clock")}
+    return [*SERVE], variables | {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a server is started: `prepare` gives its command and variables for the server's own folder."""
+
+    prepare: Callable[[Path], tuple[list[str], dict[str, str]]]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+SETUPS = {
+    "main": Setup(lambda folder: ([*SERVE], {})),
+    "aside": Setup(lambda folder: ([*SERVE], {})),
+    "keys": Setup(
+        lambda folder: ([*SERVE], {"NORIA_API_KEY_FILE": str(key_file(folder))}),
+        {"authorization": f"Bearer {KEYS['steady']}"},
+    ),
+    "faulty runner": Setup(lambda folder: ([sys.executable, "-m", "tests.drill.faulty"], {})),
+    "clock": Setup(_clock),
+}
+
+
+@functools.cache
+def converted() -> Path:
+    """A cache with the embedded model, which is converted once for all servers of a run."""
+    folder = Path(tempfile.mkdtemp(prefix="noria-drill-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    resolve(MODEL, cache_dir=folder)
+    return folder
+
+
+class Target:
+    """One server process with a folder of its own: its log, its cache, its key file. `close` removes the folder.
+
+    `wrapper` is a command that runs the server's. Without `cached` the server has to convert the model itself.
+    """
+
+    def __init__(self, setup: str = "main", *, wrapper: tuple[str, ...] = (), cached: bool = True) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="noria-drill-"))
+        self.port, self.health_port = free_port(), free_port()
+        self.headers = SETUPS[setup].headers
+        self._command, own = SETUPS[setup].prepare(self.folder)
+        flags = {f"NORIA_{name}": value for name, value in FLAGS.items()}
+        paths = {"NORIA_CACHE_DIR": str(self.cache), "NORIA_HEALTH_PORT": str(self.health_port)}
+        self._command = [*wrapper, *self._command, "--port", str(self.port)]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
+        self._environment = clean | flags | paths | own
+        if cached:
+            shutil.copytree(converted(), self.cache)
+        self._log: IO[bytes] | None = None
+        self.server: LiveServer
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self.server.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.server.log
+
+    def launch(self) -> None:
+        """Start the process; returns at once."""
+        path = self.folder / "log"
+        self._log = path.open("wb")
+        process = subprocess.Popen(
+            self._command, stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self._environment
+        )
+        self.server = LiveServer(process, self.port, path)
+        atexit.register(self.close)  # a drill that is ended leaves no server behind
+
+    def start(self) -> None:
+        """Start the process and wait until it serves. Raises Broken if it does not."""
+        self.launch()
+        deadline = time.monotonic() + START_SECONDS
+        while not self.ready():
+            if not self.alive() or time.monotonic() > deadline:
+                raise Broken(f"the server does not start: {self.log[-300:]}")
+            time.sleep(0.05)
+
+    def alive(self) -> bool:
+        return self.server.process.poll() is None
+
+    def ready(self) -> bool:
+        return self.alive() and self.server.ready()
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.server.metric(name, **labels)
+
+    def processes(self) -> list[Process]:
+        return tree(self.pid)
+
+    def find(self, kind: str) -> Process:
+        """The process of a kind. Waits a little for one that is started late. Raises Broken if there is none."""
+        deadline = time.monotonic() + FIND_SECONDS
+        while True:
+            for process in self.processes():
+                if process.kind == kind:
+                    return process
+            if time.monotonic() > deadline:
+                raise Broken(f"no {kind} runs")
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        """End the server as an orchestrator does: SIGTERM; returns its exit code. Raises Broken if that takes long."""
+        self.server.process.send_signal(signal.SIGTERM)
+        try:
+            return self.server.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise Broken(f"the server still runs {STOP_SECONDS:g} s after SIGTERM") from None
+
+    def close(self) -> None:
+        """End whatever is left, and remove the folder."""
+        atexit.unregister(self.close)
+        if self._log is not None:
+            left = self.processes() if self.alive() else []
+            self.server.process.kill()
+            self.server.process.wait()
+            self.server.http.close()
+            self.server.openai.close()
+            self._log.close()
+            for process in left:
+                send(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def running() -> Iterator[Target]:
+    """A server of its own for the block. Raises Broken if it does not start."""
+    target = Target()
+    try:
+        target.start()
+        yield target
+    finally:
+        target.close()
