@@ -124,16 +124,21 @@ class EngineLoop:
         except Exception as error:
             updates = self._fail(error, flight.n_tokens)
         else:
-            self._count(output)
             updates = self._scheduler.commit(output)
+            self._count([item.fault for item in output.slices], reported=bool(updates))
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
         return updates
 
-    def _count(self, output: StepOutput) -> None:
-        """Count a step in which every sequence has a fault as a failed one: then no single sequence is to blame."""
-        faults = [item.fault for item in output.slices]
-        self._failed_steps = self._failed_steps + 1 if all(faults) else 0
+    def _count(self, faults: list[str | None], reported: bool) -> None:
+        """Count a step in which every sequence has a fault as a failed one: then no single sequence is to blame.
+
+        The step after it, which was launched already, has the same faults. It reports none, and does not count.
+        """
+        if not all(faults):
+            self._failed_steps = 0
+        elif reported:
+            self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row have failed for every sequence: {faults[0]}")
 
