@@ -65,7 +65,8 @@ def serve(profile: bool) -> None:
     from service import logs
     from service.app import create_server
     from service.engine.client import EngineClient
-    from service.engine.process import EngineProcess
+    from service.engine.supervision.process import EngineProcess
+    from service.http.keys.keys import Keys
     from service.http.listening import listen
     from service.metrics import Metrics
     from service.settings import Settings
@@ -80,7 +81,7 @@ def serve(profile: bool) -> None:
         logs.configure("json", "info")
         port = sock.getsockname()[1]
         print(port, flush=True)
-        server = create_server(settings, client, metrics, port)
+        server = create_server(settings, client, metrics, port, Keys(settings.api_keys, settings.api_key_file))
         if not profile:
             server.run([sock])
             return

@@ -18,6 +18,8 @@ from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError, one_line
+from model.grammar.archive import pack
+from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
@@ -62,7 +64,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
     sizes = size(setup, checkpoint.block_bits, gpu)
     model = read(setup, checkpoint, progress)
-    masks = Masks({"directory": options.model, "size": setup.config.vocab_size}, setup.config.vocab_size)
+    masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
     build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
     if gpu is not None:
         progress("measuring a step", 0.0)
@@ -152,6 +154,8 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
         model = Transformer(setup.config, setup.scheme.name)
     if setup.options.deterministic:
         linear.fix_tiles(model)
+    if setup.scheme.compiled and native.kernels() is not None:
+        torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     progress("loading weights", 0.0)
     weights.load(
         model,
@@ -170,8 +174,6 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
-    if setup.scheme.compiled and native.kernels() is not None:
-        torch.set_num_threads(1)  # the kernels' threads do nearly all the work; PyTorch's would only spin
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
@@ -260,5 +262,5 @@ def _first_steps(runner: ModelRunner) -> None:
     for start in (0, n - 1):
         item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
         (output,) = runner.step(StepBatch((item,))).slices
-        if output.fault is not None:
+        if output.ends:
             raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")

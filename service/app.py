@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from model.errors import NoriaError
+from model.tokenizers.slicing import Slicing
 from service import logs
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
@@ -31,6 +32,7 @@ from service.http.connection.limits import Limits
 from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.dialects import error_response
 from service.http.health import HealthListener
+from service.http.keys.keys import Keys
 from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
@@ -40,7 +42,7 @@ from service.structured.trial import Grammars
 
 log = logging.getLogger("noria")
 
-Loader = Callable[[Settings, EngineClient], Awaitable[ServedModel]]
+Loader = Callable[[Settings, EngineClient, Slicing], Awaitable[ServedModel]]
 """A function that loads the tokenizer and the network of `Settings.model`."""
 ROUTES: tuple[Route, ...] = (
     completions.completions,
@@ -68,6 +70,7 @@ def create_server(
     client: EngineClient,
     measured: Metrics,
     port: int,
+    keys: Keys,
     *,
     progress: bool = False,
     health: socket.socket | None = None,
@@ -84,21 +87,21 @@ def create_server(
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(settings.api_keys)))
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys)))
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):
             say(f"noria: {error}")
         else:
-            log.error("internal error while loading the model", exc_info=error)
-            say(f"noria: the model cannot be loaded: {type(error).__name__}: {error}")
+            log.error("internal error in what loads and watches the engine", exc_info=error)
+            say(f"noria: the model cannot be served: {type(error).__name__}: {error}")
         server.fail()
 
-    async def load_visibly(settings: Settings, client: EngineClient) -> ServedModel:
+    async def load_visibly(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         async with progress_bar(client) if progress else nullcontext():
-            return await load(settings, client)
+            return await load(settings, client, slicing)
 
-    app = create_app(settings, client, measured, load_visibly, on_ready, on_failed, routes)
+    app = create_app(settings, client, measured, keys, load_visibly, on_ready, on_failed, routes)
 
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
@@ -109,7 +112,7 @@ def create_server(
         app,
         settings,
         drain=lambda: app.state.noria.admission.drain(),
-        reload=lambda: logs.use_level(settings.level()),
+        reloads={"keys": keys.reload, "log level": lambda: logs.use_level(settings.level())},
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
@@ -122,6 +125,7 @@ def create_app(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
+    keys: Keys,
     load: Loader,
     on_ready: Callable[[ServedModel], None],
     on_failed: Callable[[Exception], None],
@@ -131,16 +135,16 @@ def create_app(
 
     async def bring_up(admission: Admission) -> None:
         try:
-            admission.model = await load(settings, client)
+            admission.model = await load(settings, client, Slicing(pause=admission.work.pause))
+            on_ready(admission.model)
+            await client.supervised()
         except Exception as error:
             on_failed(error)
-        else:
-            on_ready(admission.model)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        app.state.noria = State(settings, client, measured, admission, Grammars())
+        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart))
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
@@ -150,12 +154,13 @@ def create_app(
         await app.state.noria.grammars.close()
         admission.close()
 
-    return _assemble(settings, measured, lifespan, routes)
+    return _assemble(settings, measured, keys, lifespan, routes)
 
 
 def _assemble(
     settings: Settings,
     measured: Metrics,
+    keys: Keys,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
 ) -> FastAPI:
@@ -165,7 +170,7 @@ def _assemble(
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
     policies = Policies((route.path, route.policy) for route in routes)
-    app.add_middleware(RequestMiddleware, api_keys=settings.api_keys, metrics=measured, policies=policies)
+    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -17,7 +17,7 @@ from service.settings import Settings
 @takes(Settings)
 def serve(settings: Settings) -> None:
     """Serve MODEL over HTTP with the APIs of OpenAI and Anthropic."""
-    raise typer.Exit(run(settings.with_file_keys()))
+    raise typer.Exit(run(settings))
 
 
 @takes(Settings, only_plan=True)

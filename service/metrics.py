@@ -34,6 +34,8 @@ COUNTERS = {
     "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
 }
 """Field of `Stats` -> metric."""
+TOTALS = (*COUNTERS, "grammar_restarts")
+"""Fields of `Stats` that count from the start of the engine."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
 
@@ -77,10 +79,23 @@ class Metrics:
         self._totals = EngineTotals()
         registry.register(EngineCollector(stats, self._totals))
         self._generated = 0
+        self._trial_restarts = 0
         registry.register(self)
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
+        self._key_requests = Counter(
+            "noria_key_requests",
+            "Requests by the name of their key, and by outcome.",
+            ["key", "outcome"],
+            registry=registry,
+        )
+        self._key_prompt_tokens = Counter(
+            "noria_key_prompt_tokens", "Prompt tokens of finished requests, by key.", ["key"], registry=registry
+        )
+        self._key_generated_tokens = Counter(
+            "noria_key_generated_tokens", "Tokens generated in finished requests, by key.", ["key"], registry=registry
+        )
         self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
         self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
@@ -116,6 +131,12 @@ class Metrics:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily("noria_generated_tokens", "Tokens generated.", self._generated)
+        restarts = CounterMetricFamily(
+            "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
+        )
+        restarts.add_metric(["trial"], self._trial_restarts)
+        restarts.add_metric(["follower"], self._totals["grammar_restarts"])
+        yield restarts
 
     def observe_report(self, report: Report) -> None:
         """Once a step."""
@@ -126,6 +147,9 @@ class Metrics:
     def observe_restart(self) -> None:
         self._totals.restart()
         self._restarts.inc()
+
+    def observe_trial_restart(self) -> None:
+        self._trial_restarts += 1
 
     def observe_prompt(self, n_tokens: int) -> None:
         self._prompt_tokens.inc(n_tokens)
@@ -146,6 +170,12 @@ class Metrics:
         self._requests.labels(outcome).inc()
         if outcome != "refused":
             self._request.observe(seconds)
+
+    def observe_key(self, name: str, outcome: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """Once for each finished request that has a key."""
+        self._key_requests.labels(name, outcome).inc()
+        self._key_prompt_tokens.labels(name).inc(prompt_tokens)
+        self._key_generated_tokens.labels(name).inc(generated_tokens)
 
     async def watch_event_loop(self) -> None:
         """Measure the delay of the event loop until cancelled."""
@@ -176,7 +206,7 @@ class EngineTotals:
         self._current = stats
 
     def restart(self) -> None:
-        self._past.update({field: getattr(self._current, field) for field in COUNTERS})
+        self._past.update({field: getattr(self._current, field) for field in TOTALS})
         self._current = Stats()
 
     def __getitem__(self, field: str) -> int:

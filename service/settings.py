@@ -3,7 +3,7 @@
 `commands/flags.py` reads the declarations. Imports here are light: `serve` needs them before it starts the engine.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from model.checkpoint.resolve import EMBEDDED
@@ -38,7 +38,10 @@ class Settings(RunnerOptions):
     api_keys: tuple[str, ...] = option(
         (), "API key that clients must send; repeat the flag for more keys.", name="api_key", unset="no key is needed"
     )
-    api_key_file: Path | None = option(None, "File with more API keys, one per line.")
+    api_key_file: Path | None = option(
+        None,
+        "File with more API keys: one a line, or, in a .toml or .json file, entries with names and limits.",
+    )
     cors_origins: tuple[str, ...] = option(
         (),
         "Web origin whose pages may call the API (CORS); repeat the flag for more origins.",
@@ -48,6 +51,14 @@ class Settings(RunnerOptions):
     ssl_certfile: Path | None = option(None, "TLS certificate chain (PEM).")
     ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
     max_queue: int = option(256, "Number of requests that may wait while others run. The next one gets a 429.", least=0)
+    max_queue_tokens: int = option(
+        2**20, "Number of prompt tokens that may wait. While as many wait, the next request gets a 429.", least=1
+    )
+    max_queue_choices: int = option(
+        4096,
+        "Number of choices (`n` for each prompt) that may wait. While as many wait, the next request gets a 429.",
+        least=1,
+    )
     max_body_bytes: int = option(8 * 2**20, "Size of the largest request body.", name="max_body", is_size=True)
     max_connections: int = option(
         4096,
@@ -55,7 +66,7 @@ class Settings(RunnerOptions):
         least=1,
     )
     max_connections_per_address: int = option(
-        1024, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
+        2048, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
     )
     health_port: int | None = option(
         None,
@@ -66,7 +77,12 @@ class Settings(RunnerOptions):
     )
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
     step_timeout: float = option(
-        60.0, "Seconds after which a step counts as hung, and the engine is replaced.", least=1
+        60.0, "Seconds without progress after which a sequence counts as hung, and the engine is replaced.", least=1
+    )
+    spare_engine: bool = option(
+        True,
+        "Hold a second engine process ready, without a model. It replaces an engine that dies a second sooner, and "
+        "needs about 150 MB.",
     )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
@@ -116,19 +132,6 @@ class Settings(RunnerOptions):
         if level not in LEVELS:
             raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
         return level
-
-    def with_file_keys(self) -> "Settings":
-        """The same settings with the keys of `api_key_file` among `api_keys`. Raises OptionError."""
-        path = self.api_key_file
-        if path is None:
-            return self
-        try:
-            keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--api-key-file {path}: cannot be read ({type(error).__name__})") from error
-        if not keys:
-            raise OptionError(f"--api-key-file {path}: the file has no key; write one per line")
-        return replace(self, api_keys=self.api_keys + keys)
 
 
 def _check_file(flag: str, path: Path | None) -> None:

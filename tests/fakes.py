@@ -7,7 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import (
+    BROKEN_NUMBERS,
+    UNKNOWN,
+    PoolSpec,
+    RunnerInfo,
+    Slice,
+    SliceOutput,
+    StepBatch,
+    StepOutput,
+    TokenLogprob,
+)
 from model.errors import ModelError
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
@@ -18,8 +28,9 @@ from service.engine.worker import Worker
 VOCAB = 256
 END = 0
 FAULTY = 254
-"""A sequence with this token ends with a fault."""
-BROKEN = '{"grammars": [{"lark_grammar": "start: \\"broken\\""}]}'
+"""A sequence with this token ends with BROKEN_NUMBERS."""
+BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "lost"))
+"""Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
 Say = Callable[[Sequence[int], int], int]
 
@@ -55,6 +66,8 @@ SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
 
 class FakeRunner:
     """A runner that stores tokens in pages and samples from them: a wrong page table gives a wrong token."""
+
+    grammar_restarts = 0
 
     def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
         self.info = info
@@ -98,8 +111,10 @@ class FakeRunner:
         self._check_visible(item)
         if item.params.grammar == BROKEN:
             return SliceOutput(failure="the grammar is broken")
+        if item.params.grammar == LOST:
+            return SliceOutput(fault="the process that follows grammars was lost")
         if FAULTY in item.tokens:
-            return SliceOutput(fault="the fake model's numbers are not finite")
+            return SliceOutput(fault=BROKEN_NUMBERS)
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)
@@ -271,6 +286,10 @@ def create_waiting(progress: Callable[[str, float], None], **options: object) ->
 
 def create_hanging(progress: Callable[[str, float], None], **options: object) -> HangingRunner:
     return HangingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+
+
+def create_broken(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
+    raise ModelError("the model is broken")
 
 
 def create_exiting(progress: Callable[[str, float], None], **options: object) -> FakeRunner:

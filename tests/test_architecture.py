@@ -35,7 +35,7 @@ SERVICE_ROOMS = """
     api; app; commands; cli; __main__
 """
 API_ROOMS = """
-    admission; body; examples; chat_request; encoding; orders; answering; routes
+    work; writing; admission; body; examples; chat_request; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations; document
 """
@@ -215,7 +215,8 @@ def test_the_service_does_not_import_torch() -> None:
 
 
 def test_the_engine_runs_on_the_standard_library_alone() -> None:
-    names = [f"service.engine.{path.stem}" for path in sources("service/engine") if not path.stem.startswith("__")]
+    files = [path.relative_to(ROOT) for path in sources("service/engine") if not path.stem.startswith("__")]
+    names = [".".join(path.with_suffix("").parts) for path in files]
     # -S: no site-packages, so anything beyond the standard library fails to import.
     code = f"import importlib; [importlib.import_module(name) for name in {names!r}]"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

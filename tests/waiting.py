@@ -16,9 +16,15 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def named(pid: int) -> str:
+    """The name of a process, as `ps -o comm` shows it."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def children(pid: int, name: str | None = None) -> list[int]:
+    """Process ids of a process's children, or of those with this name."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in found if name is None or named(child) == name]
 
 
 def ended(pid: int) -> bool:

@@ -21,10 +21,12 @@ class ChatFormat(Protocol):
     """The chat format of a model.
 
     `call_style` names how the model writes tool calls: "mistral", "mistral-v3", "mistral-args", "hermes" or "llama".
-    It is None for a model without tool calls.
+    It is None for a model without tool calls. With `may_strip` the format may leave out white space around contents,
+    and `render` needs no tokenizing.
     """
 
     call_style: str | None
+    may_strip: bool
 
     def encode(
         self,
@@ -63,7 +65,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
     if layout(directory) == "native" and (file := sentencepiece_file(directory)):
-        return MistralChat(file, tokenizer)
+        return MistralChat(directory / file.name, tokenizer)
     return None
 
 

@@ -25,6 +25,8 @@ class JinjaChat:
     template for conversations with tools, None if it is the same.
     """
 
+    may_strip = True
+
     def __init__(
         self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
     ) -> None:

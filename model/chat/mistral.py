@@ -17,6 +17,8 @@ _NEW_CALLS = ("v11", "v13", "v15")
 class MistralChat:
     """mistral-common's encoding, of the version in the name of the tokenizer file."""
 
+    may_strip = False
+
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ class Shard:
     dtypes: Mapping[str, str]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Traversable) -> dict[str, Any]:
     """The JSON object in `path`. Raises ModelError for a file that is missing, damaged or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Generation defaults of a model directory: end tokens and sampling parameters. No torch."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib.resources.abc import Traversable
 
 from model.checkpoint.files import read_json
 
@@ -16,7 +16,7 @@ class GenerationDefaults:
     sampling: dict[str, float | int] = field(default_factory=dict)
 
 
-def read_generation(directory: Path, eos_id: int | None = None) -> GenerationDefaults:
+def read_generation(directory: Traversable, eos_id: int | None = None) -> GenerationDefaults:
     """The defaults in `generation_config.json`. End tokens are else those in `config.json`, else `eos_id`.
 
     `eos_id` is the tokenizer's end token.

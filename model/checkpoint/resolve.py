@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from model.checkpoint.conversions import built, conversions_folder
-from model.checkpoint.files import Progress, fingerprint, layout
+from model.checkpoint.files import Progress, find_shards, fingerprint, layout
 from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -54,6 +54,21 @@ def resolve(
 
     directory = download(model, revision=revision, progress=progress, weights=weights)
     layout(directory)
+    return directory
+
+
+def resolve_again(model: str, directory: Path, *, cache_dir: Path | None = None, progress: Progress) -> Path:
+    """The directory of `model`, which was `directory` before, for another engine. What is gone is made anew.
+
+    A hub model keeps its revision, which names the directory: the newest one may be another model.
+    Raises ModelError as `resolve` does.
+    """
+    if Path(model).expanduser().exists() or not _HUB_NAME.fullmatch(model):
+        return resolve(model, cache_dir=cache_dir, progress=progress)
+    try:
+        find_shards(directory)
+    except ModelError:
+        return resolve(model, revision=directory.name, progress=progress)
     return directory
 
 

@@ -100,7 +100,7 @@ class CompiledGrammars:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._compiled: OrderedDict[str, LLMatcher | Exception] = OrderedDict()
+        self._compiled: OrderedDict[str, LLMatcher | ParameterError] = OrderedDict()
         self._lock = Lock()
 
     def matcher(self, grammar: str) -> "LLMatcher":
@@ -111,14 +111,14 @@ class CompiledGrammars:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        if isinstance(found, Exception):
+        if isinstance(found, ParameterError):
             raise found
         return found
 
-    def _compile(self, grammar: str) -> "LLMatcher | Exception":
+    def _compile(self, grammar: str) -> "LLMatcher | ParameterError":
         try:
             return self._compiler.compile(grammar)
-        except Exception as error:
+        except ParameterError as error:
             return error
 
 

@@ -2,14 +2,17 @@
 
     python -m model.grammar.process TRY [FOLLOW]
 
-The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). The first frame on TRY is
-the vocabulary (`Vocabulary`, or the directory of a model). Each further frame is a grammar to compile; the answer is
-what is wrong with it. A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new
-tokens and a draft. The answer for each sequence is the result of `Follower.masks`.
-The process ends when a socket closes. It ends itself when a task takes too much time.
+The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). `client.py` has their
+other ends. The first frame on TRY is the vocabulary (`client.First`); the answer says whether the system allows less
+memory than the limits here. Each further frame is a grammar to compile; the answer is what is wrong with it.
+A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new tokens and a draft. The
+answer for each sequence is the result of `Follower.masks`.
+The process ends when a socket closes. It ends itself when a task takes too much time, and at any error that is not the
+grammar's: its parent reads on stderr what it was.
 """
 
 import contextlib
+import os
 import resource
 import signal
 import socket
@@ -21,15 +24,19 @@ from random import Random
 from typing import Any
 
 from model.checkpoint.generation_config import read_generation
-from model.errors import one_line
+from model.errors import ParameterError, one_line
+from model.grammar.archive import unpack
 from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
 from model.grammar.follower import Follower
+from model.machine.child import die_with_parent
 from model.machine.frames import receive, send
 from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
 MASK_SECONDS = 0.5
 """Limits of processor time: for a grammar, and for one sequence's masks in a step, which usually take about 0.1 ms."""
+REPLAY_SECONDS = 0.001
+"""More time for each token that a matcher consumes: in a fresh process, those are all that the sequence has."""
 COMPILE_BYTES = 64 * 2**20
 FOLLOW_BYTES = 4 * 2**30
 STACK_BYTES = 2**20
@@ -60,28 +67,28 @@ class Timer:
 
 def main(trying: socket.socket, following: socket.socket | None) -> None:
     """Serve until a socket closes. Without `following`, grammars are only tried."""
-    library = CompiledGrammars(_compiler(receive(trying)[0]))
+    library = CompiledGrammars(_compiler(*receive(trying)))
     library.matcher('start: "a"')  # set up what the first grammar needs, so that no client's grammar pays for it
-    send(trying, "")
+    n_bytes = COMPILE_BYTES if following is None else FOLLOW_BYTES
+    send(trying, {"limited": not _limit_memory(n_bytes)})
     timer = Timer()
     if following is None:
-        _try(trying, library, timer, COMPILE_BYTES)
+        _try(trying, library, timer, n_bytes)
     else:
-        _limit_memory(FOLLOW_BYTES)
         threading.Thread(target=_try, args=(trying, library, timer, None), daemon=True).start()
         _follow(following, library, timer)
 
 
-def _compiler(first: dict[str, Any]) -> Compiler:
-    if "directory" not in first:
+def _compiler(first: dict[str, Any], archive: bytes) -> Compiler:
+    if not archive:
         return Compiler(Vocabulary.from_json(first["vocabulary"]))
-    directory = Path(first["directory"])
+    directory = unpack(archive)
     tokenizer = load_tokenizer(directory)
     return Compiler.of(tokenizer, read_generation(directory, tokenizer.eos_id).eos_token_ids, first["size"])
 
 
 def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: int | None) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ConnectionError):
         while True:
             grammar, _ = receive(sock)
             if n_bytes is not None:
@@ -95,7 +102,7 @@ def _tried(library: CompiledGrammars, grammar: str) -> str:
     """What is wrong with a grammar, "" if nothing: it is compiled, then followed for some random tokens."""
     try:
         return _walk(Follower(library.matcher(grammar)), Random(0))
-    except Exception as error:
+    except ParameterError as error:
         return one_line(error)
 
 
@@ -103,7 +110,7 @@ def _walk(follower: Follower, rng: Random) -> str:
     tokens: list[int] = []
     for _ in range(TRIAL_TOKENS):
         masks, fault = follower.masks(tokens, ())
-        if fault or follower.stopped:
+        if fault or follower.stopped or not any(masks[0]):
             return fault
         tokens = [_some_token(masks[0], rng)]
     return ""
@@ -120,19 +127,19 @@ def _some_token(mask: bytes, rng: Random) -> int:
 
 def _follow(sock: socket.socket, library: CompiledGrammars, timer: Timer) -> None:
     followers: dict[int, Follower] = {}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ConnectionError):
         while True:
             step, _ = receive(sock)
             followers = {number: followers[number] for number, *_ in step if number in followers}
             for number, grammar, tokens, draft in step:
-                with timer.task(MASK_SECONDS):
-                    masks, fault = _masks(followers, library, number, grammar, tokens, draft)
+                masks, fault = _masks(followers, library, timer, number, grammar, tokens, draft)
                 send(sock, (fault, len(masks)), b"".join(masks))
 
 
 def _masks(
     followers: dict[int, Follower],
     library: CompiledGrammars,
+    timer: Timer,
     number: int,
     grammar: str | None,
     tokens: list[int],
@@ -140,23 +147,50 @@ def _masks(
 ) -> tuple[list[bytes], str]:
     try:
         if grammar is not None:
-            followers[number] = Follower(library.matcher(grammar))
-        return followers[number].masks(tokens, draft)
-    except Exception as error:  # with any error, only this sequence ends
+            with timer.task(COMPILE_SECONDS):  # `prepare` has compiled it, unless that process was lost
+                followers[number] = Follower(library.matcher(grammar))
+        with timer.task(MASK_SECONDS + REPLAY_SECONDS * len(tokens)):
+            return followers[number].masks(tokens, draft)
+    except ParameterError as error:  # with the grammar's own error, only this sequence ends
         return [], one_line(error)
 
 
-def _limit_memory(n_bytes: int) -> None:
-    """Let allocations fail beyond `n_bytes` more than now, where the system tells how much is used."""
+def _limit_memory(n_bytes: int) -> bool:
+    """Let allocations fail beyond `n_bytes` more than now, or earlier where the system's own limit is lower.
+
+    Returns whether all of `n_bytes` are allowed. Nothing is limited where the system does not tell how much is used.
+    """
     statm = Path("/proc/self/statm")
-    if statm.exists():
-        used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + n_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    if not statm.exists():
+        return True
+    limit = int(statm.read_text().split()[0]) * resource.getpagesize() + n_bytes
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    allowed = hard == resource.RLIM_INFINITY or limit <= hard
+    resource.setrlimit(resource.RLIMIT_AS, (limit if allowed else hard, hard))
+    return allowed
+
+
+def _end(error: threading.ExceptHookArgs) -> None:
+    """End the process with the error of a thread; as at other limits of memory, if that is the error."""
+    try:
+        threading.__excepthook__(error)
+    finally:
+        if issubclass(error.exc_type, MemoryError):
+            os.abort()
+        os._exit(1)
+
+
+def run() -> None:
+    """Serve on the sockets that the command line names."""
+    die_with_parent()
+    os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it only at the end
+    threading.excepthook = _end
+    trying, *following = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=main, args=(trying, following[0] if following else None))
+    thread.start()
+    thread.join()
 
 
 if __name__ == "__main__":
-    SOCKETS = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
-    threading.stack_size(STACK_BYTES)
-    THREAD = threading.Thread(target=main, args=(SOCKETS[0], SOCKETS[1] if SOCKETS[1:] else None))
-    THREAD.start()
-    THREAD.join()
+    run()

@@ -13,7 +13,9 @@ from typing import Any
 
 HOME = Path(__file__).parents[2]
 """The folder of the packages `service` and `model`."""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PARENT = "NORIA_PARENT_PID"
+"""The variable that tells a child which process started it."""
 
 
 def python_command(
@@ -31,7 +33,7 @@ def python_command(
     """
     descriptors = [sock.fileno() for sock in sockets]
     path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
-    variables = {**os.environ, "PYTHONPATH": path, **environment}
+    variables = {**os.environ, "PYTHONPATH": path, PARENT: str(os.getpid()), **environment}
     # -P: a folder or file named "model" in the user's working directory must not shadow our package.
     return [sys.executable, "-P", "-m", module, *arguments, *map(str, descriptors)], {
         "stdin": subprocess.DEVNULL,
@@ -51,7 +53,34 @@ def start_python(module: str, *arguments: str, **options: Any) -> subprocess.Pop
 def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies, even while it is stopped. Does nothing elsewhere.
 
-    A child calls this first of all; a parent without other threads may pass it as `preexec_fn`.
+    A child calls this first of all; a parent without other threads may pass it as `preexec_fn`. The parent counts as
+    dead when the thread that started the child ends.
     """
+    parent = os.environ.pop(PARENT, None)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent is not None and os.getppid() != int(parent):  # it died before it could be watched
+            os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, where the system can tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def ending(code: int) -> str:
+    """The end of a process as the log describes it, from its `returncode`."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of up to 15 characters, which `ps -o comm` and /proc show. Does nothing elsewhere.
+
+    The main thread calls this.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -4,13 +4,11 @@ That process (`model/grammar/process.py`) has a matcher for each sequence. A mat
 sequence's output. A sequence that returns after a pause, or to another process, begins a new matcher.
 """
 
-import socket
-import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,56 +16,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
+from model.grammar.client import ATTEMPTS, CannotStart, First, GrammarProcess, ProcessLost
 from model.grammar.process import MASK_SECONDS
-from model.machine.child import start_python
-from model.machine.frames import receive, send
 from model.step.logits import HIDDEN, SamplingStep
 
-TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or broke its process"
+TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or too much memory"
 NO_TOKEN_LEFT = "the grammar and the request's other limits leave no token"
+LOST = "the process that follows grammars was lost twice; try again"
+CANNOT_START = "the process that follows grammars cannot be started; try again"
 
 Row = tuple[int, int]
 """A place where a token is sampled: the sequence's id, and the number of tokens before."""
 
 
-class GrammarProcess(NamedTuple):
-    """The process and two sockets to it: one for grammars to compile, one for the masks of steps."""
-
-    process: subprocess.Popen[bytes]
-    compiling: socket.socket
-    following: socket.socket
-
-    @classmethod
-    def start(cls, vocabulary: Mapping[str, Any]) -> "GrammarProcess":
-        """A ready process. Blocks until the process is ready. Raises OSError if it cannot start."""
-        (compiling, first), (following, second) = socket.socketpair(), socket.socketpair()
-        with first, second:
-            process = start_python("model.grammar.process", sockets=[first, second], stderr=subprocess.DEVNULL)
-        started = cls(process, compiling, following)
-        try:
-            send(compiling, vocabulary)
-            receive(compiling)
-        except OSError:
-            started.end()
-            raise
-        return started
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.compiling.close()
-        self.following.close()
-
-
 class Masks:
-    """The masks of the sequences in a step, from their grammars. `vocabulary` is for `model/grammar/process.py`.
+    """The masks of the sequences in a step, from their grammars. `first` is the first frame for the process.
 
-    One other thread may call `prepare`. Only the thread that steps calls the other methods.
+    One other thread may call `prepare`. Only the thread that steps calls the other methods. `restarts` counts processes
+    that took the place of another.
     """
 
-    def __init__(self, vocabulary: Mapping[str, Any], vocab_size: int) -> None:
+    def __init__(self, first: First, vocab_size: int) -> None:
         self.step = SamplingStep(frozenset({"grammar"}), self._hide)
-        self._vocabulary = vocabulary
+        self.restarts = 0
+        self._first = first
         self._n_octets = -(-vocab_size // 8)
         self._all_allowed = np.full(self._n_octets, 255, dtype=np.uint8)
         self._added = torch.where(_bits(), 0.0, HIDDEN)  # [256, 8]: to the logits of 8 tokens
@@ -81,32 +53,35 @@ class Masks:
         self._waiting: dict[int, Sequence[Slice]] = {}  # sequences that wait for masks, in order
         self._rows: dict[Row, NDArray[np.uint8]] = {}
         self._failures: dict[Row, str] = {}
+        self._faults: dict[Row, str] = {}
 
     def prepare(self, grammar: str) -> None:
         """Compile a grammar, which was tried before, while steps run. An error shows when a sequence follows it."""
-        with suppress(OSError):
-            running = self._started()
-            send(running.compiling, grammar)
-            receive(running.compiling)
+        with suppress(ProcessLost):
+            self._started().ask(grammar)
 
     def start(self, samples: Sequence[Sequence[Slice]]) -> None:
         """Request the masks for `Slice.samples` of all slices of a step. Forgets all other sequences."""
         self._collect()  # answers to a step that failed
         self._rows.clear()
         self._failures.clear()
+        self._faults.clear()
         self._waiting = {
             views[0].sequence_id: views for views in samples if views and views[0].params.grammar is not None
         }
         if not self._waiting:
             self._known.clear()
         else:
-            with suppress(OSError):  # `_collect` requests them again
+            with suppress(ProcessLost):  # `_collect` requests them again
                 self._request()
 
     def failure(self, samples: Sequence[Slice]) -> str | None:
-        """Why no token could be sampled for one of these slices."""
-        reasons = (self._failures.get((view.sequence_id, view.stop)) for view in samples) if self._failures else ()
-        return next(filter(None, reasons), None)
+        """Why the request's grammar lets no token be sampled for one of these slices."""
+        return _reason(self._failures, samples)
+
+    def fault(self, samples: Sequence[Slice]) -> str | None:
+        """Which fault of the server lets no token be sampled for one of these slices."""
+        return _reason(self._faults, samples)
 
     def close(self) -> None:
         """End the process."""
@@ -116,22 +91,27 @@ class Masks:
                 self._end()
 
     def _started(self) -> GrammarProcess:
-        """The process, or a new one if it has ended. Raises OSError."""
+        """The process, or a new one if it has ended. Raises CannotStart."""
         with self._starting:
-            if self._process is None or self._process.process.poll() is not None:
-                if self._end is not None:
-                    self._end()
-                self._process = GrammarProcess.start(self._vocabulary)
-                self._end = weakref.finalize(self, self._process.end)
+            if self._process is None or self._process.ended:
+                self._replace()
+            assert self._process is not None
             return self._process
 
+    def _replace(self) -> None:
+        if self._end is not None:
+            self._end()
+        started = GrammarProcess(self._first, follows=True)
+        self.restarts += self._process is not None
+        self._process, self._end = started, weakref.finalize(self, started.end)
+
     def _request(self) -> GrammarProcess:
-        """Send the new tokens of the waiting sequences. Raises OSError if the process has ended."""
+        """Send the new tokens of the waiting sequences. Raises ProcessLost."""
         queried, self._queried = self._queried, None
         running = self._started()
         known = self._known if running is queried else {}
         self._known = {number: n for number, n in known.items() if number in self._waiting}
-        send(running.following, [(number, *self._news(number, views)) for number, views in self._waiting.items()])
+        running.follow([(number, *self._news(number, views)) for number, views in self._waiting.items()])
         self._queried = running
         return running
 
@@ -146,22 +126,40 @@ class Masks:
         return None, output[known:], draft
 
     def _collect(self) -> None:
-        """Read the masks of the step. If the process ended, its current sequence fails; others are requested again."""
+        """Read the masks of the step. Each sequence has an answer then, a failure or a fault."""
         while self._waiting:
             number, views = next(iter(self._waiting.items()))
+            rows = [(number, view.stop) for view in views]
             try:
-                running = self._queried or self._request()
-                (fault, n_masks), octets = receive(running.following)
-            except OSError:
-                self.close()
-                self._queried, fault, n_masks, octets = None, TOO_MUCH, 0, b""
+                (failure, n_masks), octets = self._answer()
+            except CannotStart:
+                self._faults |= {(number, views[0].stop): CANNOT_START for number, views in self._waiting.items()}
+                self._waiting.clear()
+                return
+            except ProcessLost as lost:
+                failure, n_masks, octets = TOO_MUCH if lost.by_limits else None, 0, b""
+                if not lost.by_limits:
+                    self._faults[rows[0]] = LOST
             del self._waiting[number]
-            rows = [(view.sequence_id, view.stop) for view in views]
             if n_masks:
                 self._rows |= zip(rows, np.frombuffer(octets, dtype=np.uint8).reshape(n_masks, -1), strict=False)
-            if fault:
-                self._failures[rows[n_masks]] = fault
+            if failure:
+                self._failures[rows[n_masks]] = failure
                 self._known.pop(number, None)
+
+    def _answer(self) -> tuple[Any, bytes]:
+        """The masks of the first sequence that waits, or why there are none: a fresh process tries it once more.
+
+        Raises ProcessLost, `by_limits` if every process exceeded its limits.
+        """
+        losses: list[ProcessLost] = []
+        while len(losses) < ATTEMPTS:
+            try:
+                return (self._queried or self._request()).masks()
+            except ProcessLost as lost:
+                self._queried = None
+                losses.append(lost)
+        raise next((lost for lost in reversed(losses) if not lost.by_limits), losses[-1])
 
     def _hide(self, logits: Tensor, slices: Sequence[Slice]) -> None:
         """Hide the tokens that are not allowed. A row with no token left fails; its token 0 stays."""
@@ -183,3 +181,8 @@ class Masks:
 def _bits() -> Tensor:
     """[256, 8] bool: bit j of octet i."""
     return (torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1
+
+
+def _reason(reasons: dict[Row, str], samples: Sequence[Slice]) -> str | None:
+    found = (reasons.get((view.sequence_id, view.stop)) for view in samples) if reasons else ()
+    return next(filter(None, found), None)

@@ -112,14 +112,10 @@ def _in_two(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
     first, second = _split(item)
     before = _slice(first, compute, limit)
     accepted = before.tokens == tuple(item.tokens[len(first.tokens) - first.n_draft : second.start + 1])
-    if _ended(before) or (before.tokens and not accepted):
+    if before.ends or (before.tokens and not accepted):
         return before
     after = _slice(second, compute, limit)
-    return after if _ended(after) else _join(before, after)
-
-
-def _ended(output: SliceOutput) -> bool:
-    return output.failure is not None or output.fault is not None
+    return after if after.ends else _join(before, after)
 
 
 def _split(item: Slice) -> tuple[Slice, Slice]:

@@ -1,13 +1,13 @@
 """`tokenizer_config.json` of a model directory."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from model.checkpoint.files import read_json
 
 
-def tokenizer_config(directory: Path) -> dict[str, Any]:
+def tokenizer_config(directory: Traversable) -> dict[str, Any]:
     """The content of `tokenizer_config.json`; empty if there is no such file."""
     path = directory / "tokenizer_config.json"
     return read_json(path) if path.is_file() else {}

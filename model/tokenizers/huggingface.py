@@ -2,9 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import tokenizers
@@ -13,17 +13,30 @@ from tokenizers import models
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
+from model.tokenizers.slicing import CUT, CUT_IN_WORDS, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
+_WORDS = (
+    # Llama 3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    # Tekken
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""Patterns of words that end before a space."""
 
 
 class HuggingFaceTokenizer:
     """A pipeline of the `tokenizers` library. Its special added tokens are the control tokens.
 
-    Raises ModelError for a pipeline other than BPE.
+    Long texts are encoded by `slicing`, where the pipeline allows it. Raises ModelError for a pipeline other than BPE.
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, bos: str | None, eos: str | None, slicing: Slicing | None = None
+    ) -> None:
         if not isinstance(tokenizer.model, models.BPE):
             raise ModelError(f"tokenizer.json has a {type(tokenizer.model).__name__} model; Noria supports BPE")
         self._tokenizer = tokenizer
@@ -35,23 +48,35 @@ class HuggingFaceTokenizer:
         self.bos_id: int | None = tokenizer.token_to_id(bos) if bos else None
         self.eos_id: int | None = tokenizer.token_to_id(eos) if eos else None
         self.strips_leading_space = any(_strips(step) for step in self._steps.values())
+        self._adds_space = any(step["type"] == "Prepend" for step in _steps(tokenizer.normalizer))
+        self._slicing = slicing if _can_slice(tokenizer) else None
         self._prefix: list[int] = [token for token in tokenizer.encode("").ids if token == self.bos_id]
 
     @classmethod
-    def load(cls, directory: Path) -> "HuggingFaceTokenizer":
+    def load(cls, directory: Traversable, slicing: Slicing | None = None) -> "HuggingFaceTokenizer":
         """The tokenizer in `tokenizer.json`; `tokenizer_config.json` names the begin and end tokens."""
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+            tokenizer = tokenizers.Tokenizer.from_buffer((directory / "tokenizer.json").read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json cannot be read: {one_line(error)}") from error
         config = tokenizer_config(directory)
-        return cls(tokenizer, bos=special_token(config, "bos_token"), eos=special_token(config, "eos_token"))
+        bos, eos = special_token(config, "bos_token"), special_token(config, "eos_token")
+        return cls(tokenizer, bos=bos, eos=eos, slicing=slicing)
 
     def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_control else self._plain
-        # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
-        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+        def encode(text: str) -> list[int]:
+            # encode_batch_fast releases the GIL, encode does not: it would block the service's event loop.
+            return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+        ids = encode(text) if self._slicing is None else self._sliced(self._slicing, text, encode)
         return self._prefix + ids if add_bos else ids
+
+    def _sliced(self, slicing: Slicing, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Where the pipeline puts a space before each text between control tokens, no cut may be beside one."""
+        cut = CUT_IN_WORDS if self._adds_space else CUT
+        return slicing.encode(text, encode, adds_space=self._adds_space, cut=cut)
 
     def piece(self, token: int) -> bytes:
         if token in self._control_names or token < 0 or (text := self._tokenizer.id_to_token(token)) is None:
@@ -94,11 +119,58 @@ class HuggingFaceTokenizer:
 def _decoder_steps(tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
     if tokenizer.decoder is None:
         raise ModelError("tokenizer.json has no decoder; Noria supports byte-level and byte-fallback BPE")
-    state = json.loads(tokenizer.decoder.__getstate__())
-    steps = {step["type"]: step for step in state.get("decoders", [state])}
+    steps = {step["type"]: step for step in _steps(tokenizer.decoder)}
     if unknown := [name for name in steps if name not in _DECODERS]:
         raise ModelError(f"tokenizer.json has decoder {unknown[0]!r}; Noria supports {', '.join(_DECODERS)}")
     return steps
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The steps of a part of the pipeline: of its normalizer, pre-tokenizer or decoder."""
+    if part is None:
+        return []
+    state = json.loads(part.__getstate__())
+    lists = (state[name] for name in ("normalizers", "pretokenizers", "decoders") if name in state)
+    return list(next(lists, [state]))
+
+
+def _can_slice(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether the ids of a text are those of its slices (see `slicing.CUT`). False if a step is not known."""
+    model = tokenizer.model
+    others = (tokenizer.truncation, tokenizer.padding, model.continuing_subword_prefix, model.end_of_word_suffix)
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any(others) or not all(map(_stands_alone, added)):
+        return False
+    normalizers, splits = _steps(tokenizer.normalizer), _steps(tokenizer.pre_tokenizer)
+    if not all(map(_keeps_words, normalizers)) or not all(map(_splits_at_spaces, splits)):
+        return False
+    if any(step["type"] == "Split" or step.get("use_regex") for step in splits):
+        return True
+    marks = any(step["type"] in ("Replace", "Metaspace") for step in (*normalizers, *splits))
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    return marks and "▁" in vocab and words_begin_at_marks(vocab)
+
+
+def _stands_alone(token: tokenizers.AddedToken) -> bool:
+    """Whether an added token cannot touch a cut: it takes no space after it, and has no word at its ends."""
+    ends = token.content[:1] + token.content[-1:]
+    return not (token.rstrip or token.single_word or " " in token.content or any(map(str.isalnum, ends)))
+
+
+def _keeps_words(step: Mapping[str, Any]) -> bool:
+    """Whether a step of the normalizer changes words alone: at most it writes spaces as marks."""
+    if step["type"] == "Replace":
+        return (step["pattern"], step["content"]) == ({"String": " "}, "▁")
+    return step["type"] in ("Prepend", "NFC")
+
+
+def _splits_at_spaces(step: Mapping[str, Any]) -> bool:
+    """Whether a step of the pre-tokenizer ends a word before a space, or writes spaces as marks."""
+    if step["type"] == "Split":
+        return step["pattern"].get("Regex") in _WORDS and step["behavior"] == "Isolated" and not step["invert"]
+    if step["type"] == "Metaspace":
+        return step["replacement"] == "▁"
+    return step["type"] in ("ByteLevel", "Digits")
 
 
 def _strips(step: Mapping[str, Any]) -> bool:

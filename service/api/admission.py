@@ -1,39 +1,82 @@
 """Admission of requests (queue bound, loading, draining), and the state that all endpoints share."""
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
+from service.api.work import WorkThread
 from service.engine.client import EngineClient
+from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
 
-T = TypeVar("T")
+RATE_SECONDS = 60.0
+"""The window in which the rate of finished requests is measured."""
+RATE_SAMPLES = 1024
+LONGEST_RETRY = 60
+
+
+class FinishRate:
+    """How many requests finish in a second: measured over the last minute, or since the server was last idle."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._busy_since = clock()
+        self._finished: deque[float] = deque(maxlen=RATE_SAMPLES)
+
+    def begin(self) -> None:
+        """The server was idle until now: what was before says nothing about its speed."""
+        self._finished.clear()
+        self._busy_since = self._clock()
+
+    def count(self) -> None:
+        self._finished.append(self._clock())
+
+    def seconds(self, n_requests: int) -> float:
+        """The time in which so many requests finish. As long as none has, the first is taken to finish now."""
+        now = self._clock()
+        since = max(self._busy_since, now - RATE_SECONDS)
+        while self._finished and self._finished[0] < since:
+            self._finished.popleft()
+        if len(self._finished) == RATE_SAMPLES:
+            since = self._finished[0]
+        return n_requests * (now - since) / max(1, len(self._finished))
 
 
 class Admission:
     """Decides on the event loop which requests the server takes.
 
-    `model` is set once it is loaded. `expired` is done at the end of a drain's time.
+    `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
+    requests are parsed and tokenized. `backlog` is what waits for the engine; the requests themselves keep it.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
         self.model: ServedModel | None = None
-        self.in_flight = 0
+        self._in_flight = Share()
+        self.backlog = Backlog()
         self.draining = False
         self.expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
         self._client = client
         self._max_queue = settings.max_queue
+        self._max_tokens = settings.max_queue_tokens
+        self._max_choices = settings.max_queue_choices
+        self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noria-tokenize")
+        self.work = WorkThread("noria-tokenize")
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are tokenized, wait or run."""
+        return self._in_flight.total
 
     @property
     def ready(self) -> bool:
@@ -55,27 +98,40 @@ class Admission:
         return self.model
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request as in flight inside the context. Raises Overloaded or Unavailable."""
+    def admitted(self, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant as in flight inside the context. Raises Overloaded or Unavailable."""
         if self.draining:
             raise Unavailable("the server is shutting down", "shutting_down")
         if self.model is None or self._client.state != "ready":
             raise Unavailable(f"the engine is not ready ({self.status}); try again shortly", "engine_unavailable")
         capacity = self.model.info.max_sequences + self._max_queue
-        if self.in_flight >= capacity:
-            raise Overloaded(capacity)
-        self.in_flight += 1
+        self._check("requests are running or waiting", self._in_flight, tenant, capacity)
+        if not self.in_flight:
+            self._rate.begin()
+        self._in_flight.add(tenant, 1)
         self._idle.clear()
         try:
             yield
+            self._rate.count()
         finally:
-            self.in_flight -= 1
+            self._in_flight.add(tenant, -1)
             if not self.in_flight:
                 self._idle.set()
 
-    async def off_loop(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which the only tokenizing thread computes."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    def check_backlog(self, tenant: str) -> None:
+        """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""
+        self._check("prompt tokens are waiting", self.backlog.tokens, tenant, self._max_tokens)
+        self._check("choices are waiting", self.backlog.choices, tenant, self._max_choices)
+
+    def _check(self, what: str, share: Share, tenant: str, limit: int) -> None:
+        if share.is_full(tenant, limit):
+            raise Overloaded(what, share.total, limit, self._retry_after())
+
+    def _retry_after(self) -> int:
+        """Seconds until as many requests have finished as wait now, 1 to `LONGEST_RETRY`."""
+        running = 0 if self.model is None else self.model.info.max_sequences
+        seconds = self._rate.seconds(max(1, self.in_flight - running))
+        return min(max(1, math.ceil(seconds)), LONGEST_RETRY)
 
     async def drain(self) -> None:
         """Refuse new requests and wait for those in flight. Those that run longer get an error."""
@@ -86,7 +142,7 @@ class Admission:
             self.expired.set_result(None)
 
     def close(self) -> None:
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self.work.close()
 
 
 @dataclass(frozen=True, slots=True)

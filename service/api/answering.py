@@ -13,10 +13,13 @@ from starlette.responses import Response
 
 from service.api.admission import State
 from service.api.orders import order_late
+from service.api.writing import written
+from service.engine.mailbox import EngineDied
 from service.generation.choice import Delta, joined
 from service.generation.generation import Generation, Timings, Usage
 from service.generation.order import Order
 from service.generation.served import ServedModel
+from service.http.errors import InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected
 from service.logs import hashed
@@ -26,6 +29,8 @@ log = logging.getLogger("noria.request")
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
+LOGPROB_BYTES = 64
+"""About the JSON of one."""
 
 
 class Submittable(Protocol):
@@ -85,25 +90,47 @@ async def submit(
     record: RequestRecord = request.scope["noria.record"]
     assert record.policy.generates, f"the route of {record.path} must declare generates=True"
     record.user = hashed(body.end_user)
-    stack.enter_context(state.admission.admitted())
+    if isinstance(body, GenerationBody):
+        _check_priority(body.options.priority, record)
+    stack.enter_context(state.admission.admitted(record.tenant))
     served = state.admission.require(body.model)
-    order = await _ordered(state, served, body, make_order, record.started)
+    state.admission.check_backlog(record.tenant)
+    ordered = _ordered(state, served, body, make_order, record)
+    order = await while_connected(request.receive, state.admission.expired, ordered)
     log.debug("tokenized", extra={"fields": {"id": record.id}})
-    generation = Generation(order, state.client, served.tokenizer, state.metrics, record)
+    state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
+    generation = Generation(order, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
+    await generation.submit()
     return served, stack.enter_context(generation)
 
 
+def _check_priority(priority: int, record: RequestRecord) -> None:
+    """Raise InvalidRequest for a priority that the request's key, or a request without one, may not send."""
+    least = 0 if record.key is None else record.key.entry.priority
+    if priority < least:
+        whose = "without a key" if record.key is None else f"for the key {record.tenant}"
+        how = "the server's --api-key-file may allow a key less"
+        raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
+
+
 async def _ordered(
-    state: State, served: ServedModel, body: Submittable, make_order: Callable[[ServedModel], Order], arrived: float
+    state: State,
+    served: ServedModel,
+    body: Submittable,
+    make_order: Callable[[ServedModel], Order],
+    record: RequestRecord,
 ) -> Order:
     """The checked order; an empty one if the request's time ends before it is ready."""
     timeout = body.timeout if isinstance(body, GenerationBody) else None
+    limit = asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter())
     try:
-        async with asyncio.timeout(None if timeout is None else arrived + timeout - time.perf_counter()):
-            order = await state.admission.off_loop(lambda: make_order(served))
+        async with limit:
+            order = await state.admission.work.run(lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
             return order
     except TimeoutError:
+        if not limit.expired():  # it is the error of some call, not the end of the request's time
+            raise
         assert isinstance(body, GenerationBody)  # no other body has a deadline
         return order_late(body)
 
@@ -118,13 +145,15 @@ async def whole_response(
     parts = await while_connected(request.receive, state.admission.expired, _collect(generation))
     timings = generation.timings()
 
-    def content() -> bytes:
-        return orjson.dumps(write(parts, generation.usage, timings))
+    def content(dumps: Callable[[object], bytes] = orjson.dumps) -> bytes:
+        return dumps(write(parts, generation.usage, timings))
 
     size = sum(len(part.scored) + len(part.prompt_logprobs or ()) + len(part.embedding) for part in parts)
-    return Response(
-        content() if size < LARGE else await state.admission.off_loop(content), media_type="application/json"
-    )
+    if size < LARGE:
+        return Response(content(), media_type="application/json")
+    work = state.admission.work.run(lambda: content(written), size * LOGPROB_BYTES)
+    whole = await while_connected(request.receive, state.admission.expired, work)
+    return Response(whole, media_type="application/json")
 
 
 async def computed_response(
@@ -132,13 +161,30 @@ async def computed_response(
 ) -> Response:
     """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
     state: State = request.app.state.noria
-    with state.admission.admitted():
+    record: RequestRecord = request.scope["noria.record"]
+    with state.admission.admitted(record.tenant):
         served = state.admission.require(model)
-        content = await state.admission.off_loop(lambda: orjson.dumps(compute(served)))
+        computed = state.admission.work.run(lambda: written(compute(served)), record.body_bytes)
+        content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 
 
 async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
+    """The frames of a stream. If the engine dies before the first, the request is submitted once more."""
+    begun = False
+    try:
+        async for frames in _frames(generation, shape):
+            begun = True
+            yield frames
+    except EngineDied:
+        if begun:
+            raise
+        await generation.resubmit()
+        async for frames in _frames(generation, shape):
+            yield frames
+
+
+async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
     usage = generation.usage
     unopened = {choice.index for choice in generation.choices}
     unfinished = len(generation.choices)
@@ -157,7 +203,15 @@ async def _stream_frames(generation: Generation, shape: Shape) -> AsyncIterator[
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    """One whole delta for each choice of the answer, in their order."""
+    """One whole delta for each choice of the answer, in their order. Survives one death of the engine."""
+    try:
+        return await _whole(generation)
+    except EngineDied:
+        await generation.resubmit()
+        return await _whole(generation)
+
+
+async def _whole(generation: Generation) -> list[Delta]:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     async for choice, delta in generation.events():
         parts[choice.index].append(delta)

@@ -1,36 +1,57 @@
 """Reads and checks the body of a request, and never holds more of it than the limit."""
 
-import asyncio
+import codecs
 from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 
 from service.api.admission import State
-from service.http.errors import BodyTooLarge, HttpError, invalid_body
+from service.http.errors import BodyTooLarge, HttpError, InvalidRequest, invalid_body, quoted
+from service.http.record import RequestRecord
+from service.http.sse import while_connected
 from service.schema.fields import Body
+from service.schema.structure import Structure, StructureError
 
 B = TypeVar("B", bound=Body)
 
 SMALL_BYTES = 64 * 2**10
-"""Up to this size the event loop checks a body: a thread would cost more."""
+SMALL_MARKS = 2**11
+"""Up to this size, and with this many brackets and quotation marks, the event loop checks a body: a thread would cost
+more."""
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
-    """The body as `kind`. Raises BodyTooLarge, HttpError (415) or InvalidRequest."""
+    """The body as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, or ClientGone."""
+    _check_headers(request)
+    state: State = request.app.state.noria
+    record: RequestRecord = request.scope["noria.record"]
+    content = (await read_bytes(request, state.settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
+    record.body_bytes = len(content)
+    if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
+        return _checked(content, kind)
+    checked = state.admission.work.run(lambda: _checked(content, kind), len(content))
+    return await while_connected(request.receive, state.admission.expired, checked)
+
+
+def _check_headers(request: Request) -> None:
+    """Raise HttpError (415) unless the body is plain JSON."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, f"content-type must be application/json, got {media_type or 'none'}")
-    state: State = request.app.state.noria
-    content = await read_bytes(request, state.settings.max_body_bytes)
-    if len(content) <= SMALL_BYTES:
-        return _checked(content, kind)
-    return await asyncio.to_thread(_checked, content, kind)
+    codings = ",".join(request.headers.getlist("content-encoding"))
+    if any(coding.strip().lower() not in ("", "identity") for coding in codings.split(",")):
+        message = f"content-encoding must be identity: bodies are not compressed here, got {quoted(codings)}"
+        raise HttpError(415, message, {"accept-encoding": "identity"})
 
 
 def _checked(content: bytes, kind: type[B]) -> B:
+    structure = Structure()
     try:
-        body = kind.model_validate_json(content)
+        structure.add(content)
+        body = kind.model_validate_json(content, context=structure)
+    except StructureError as error:
+        raise InvalidRequest(str(error)) from None
     except ValidationError as error:
         raise invalid_body(error) from None
     body.check()

@@ -28,6 +28,8 @@ def encode_chat(request: ChatRequest, served: ServedModel) -> list[int]:
     """Token ids of a conversation. Raises ParameterError or InvalidRequest."""
     chat, messages, options = conversation(request, served)
     try:
+        if _size(_contents(request)) > served.max_prompt_bytes:  # before white space was stripped
+            check_size([chat.render(messages, **options)], request.messages_field, served)
         return chat.encode(messages, **options)
     except ParameterError as error:
         if error.param != "messages":
@@ -50,14 +52,19 @@ def conversation(
         )
     messages, functions = request.messages, request.calls.functions
     tools = [function.described() for function in functions]
-    check_size(
-        [message["content"].strip() for message in messages], request.messages_field, served
-    )  # templates may strip
+    contents = _contents(request)
+    if served.chat.may_strip:  # the prompt has at least this
+        contents = [content.strip() for content in contents]
+    check_size(contents, request.messages_field, served)
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
     options = request.template._asdict()
     if served.chat.call_style is None:
         return served.chat, explained(messages, functions), options
     return served.chat, style_of(served).with_ids(messages), options | {"tools": tools or None}
+
+
+def _contents(request: ChatRequest) -> list[str]:
+    return [message["content"] for message in request.messages]
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +116,7 @@ def truncated(tokens: list[int], n_begin: int, n_last: int | None, max_tokens: i
 
 def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
     """Raise InvalidRequest for text that is too long for the context even if all its tokens are the longest ones."""
-    size, limit = sum(len(text.encode()) for text in texts), served.max_prompt_bytes
+    size, limit = _size(texts), served.max_prompt_bytes
     if size > limit:
         raise InvalidRequest(
             f"this model's context is {served.info.max_model_len} tokens, which hold at most {limit} bytes of text, "
@@ -117,6 +124,11 @@ def check_size(texts: Sequence[str], param: str, served: ServedModel) -> None:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _size(texts: Sequence[str]) -> int:
+    """In bytes."""
+    return sum(len(text.encode()) for text in texts)
 
 
 def check_prompt(

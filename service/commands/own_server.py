@@ -53,7 +53,7 @@ def _free_port() -> int:
 
 def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
-    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
+    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-spare-engine")
     return start_python(
         *("service", "serve", *arguments, *where),
         environment=dict.fromkeys(NOT_PASSED_ON) | {"NORIA_API_KEY": key},

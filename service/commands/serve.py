@@ -5,6 +5,7 @@ import socket
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.settings import Settings
 
@@ -16,15 +17,17 @@ def run(settings: Settings) -> int:
     """
     settings.check()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
+    keys = Keys(settings.api_keys, settings.api_key_file)
     with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:
         from service import logs
         from service.engine.client import EngineClient
-        from service.engine.process import EngineProcess
+        from service.engine.supervision.process import EngineProcess
 
         logs.configure(settings.log_format, settings.level())
         client = EngineClient(
             lambda: EngineProcess(log=(settings.log_format, logs.level())),
             step_timeout=settings.step_timeout,
+            spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),
         )
@@ -35,7 +38,7 @@ def run(settings: Settings) -> int:
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
         port = sock.getsockname()[1]
-        server = create_server(settings, client, metrics, port, progress=progress, health=health)
+        server = create_server(settings, client, metrics, port, keys, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
 

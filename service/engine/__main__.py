@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from model.machine.child import die_with_parent
+from model.machine.child import die_with_parent, name_process
 from service import logs
 from service.engine.wire import Wire
 from service.engine.worker import Worker
@@ -22,7 +22,9 @@ def main() -> None:
     logs.configure(log_format, log_level, "engine")
     sock = socket.socket(fileno=int(descriptor))
     # The hard way out, because this thread may be deep inside a long computation.
-    Worker(Wire(sock), on_orphaned=lambda: os._exit(0)).run(runner)
+    worker = Worker(Wire(sock), on_orphaned=lambda: os._exit(0), on_load=lambda: name_process("noria-engine"))
+    name_process("noria-spare")
+    worker.run(runner)
 
 
 if __name__ == "__main__":

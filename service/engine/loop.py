@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from model.batch import Runner, StepOutput
+from model.batch import BROKEN_NUMBERS, Runner, StepOutput
 from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
+from service.engine.progress import StallClock
 from service.engine.scheduler import Scheduler
 
 log = logging.getLogger("noria.engine")
@@ -21,6 +22,7 @@ MAX_FAILED_STEPS = 3
 class Flight(NamedTuple):
     """A step in flight: launched, its result not read yet."""
 
+    sequences: tuple[int, ...]
     n_tokens: int
     launched: float
     wait: Callable[[], StepOutput]
@@ -30,7 +32,7 @@ class EngineLoop:
     """Runs steps until a Stop arrives.
 
     `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
-    message to the service.
+    message to the service. `clock` is told which sequences make progress.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class EngineLoop:
         scheduler: Scheduler,
         receive: Callable[[bool], list[ToEngine]],
         send: Callable[[FromEngine], None],
+        clock: StallClock | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._receive = receive
         self._send = send
+        self._clock = clock or StallClock()
         self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
         self._failed_steps = 0
         self._landed_at = 0.0
@@ -88,7 +92,7 @@ class EngineLoop:
                     self._scheduler.submit(message)
                 except ValueError as error:
                     log.error("sequence %d refused: %s", message.id, error)
-                    updates.append(Update(message.id, finish="error"))
+                    updates += (Update(sequence_id, finish="error") for sequence_id in message.ids)
         return updates
 
     def _idle(self) -> bool:
@@ -101,11 +105,13 @@ class EngineLoop:
     def _launch(self) -> list[Update]:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
+        self._clock.note(self._scheduler.due)
         if batch.slices:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
+            ids = tuple(item.sequence_id for item in batch.slices)
             try:
-                self._flights.append(Flight(batch.n_tokens, launched, self._runner.launch(batch)))
+                self._flights.append(Flight(ids, batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
                 failed_before = self._failed_steps
                 updates = self._land()
@@ -125,22 +131,23 @@ class EngineLoop:
             updates = self._fail(error, flight.n_tokens)
         else:
             updates = self._scheduler.commit(output)
-            self._count([item.fault for item in output.slices], reported=bool(updates))
+            self._count(output, reported=bool(updates))
+            self._clock.note(self._scheduler.due, done=flight.sequences)
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
         return updates
 
-    def _count(self, faults: list[str | None], reported: bool) -> None:
-        """Count a step in which every sequence has a fault as a failed one: then no single sequence is to blame.
+    def _count(self, output: StepOutput, reported: bool) -> None:
+        """Count a step in which every sequence is broken as a failed one: then no single sequence is to blame.
 
-        The step after it, which was launched already, has the same faults. It reports none, and does not count.
+        The step after it, which was launched already, is as broken. It reports nothing, and does not count.
         """
-        if not all(faults):
+        if any(item.fault != BROKEN_NUMBERS for item in output.slices):
             self._failed_steps = 0
         elif reported:
             self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
-            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row have failed for every sequence: {faults[0]}")
+            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every sequence: {BROKEN_NUMBERS}")
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""
@@ -152,5 +159,6 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        self._send(Report(tuple(updates), self._scheduler.stats(*self._landed)))
+        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
+        self._send(Report(tuple(updates), stats))
         self._landed = (0, 0.0)

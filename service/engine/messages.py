@@ -23,10 +23,11 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """One sequence to complete. No other sequence of this engine has its `id`.
+    """One prompt to complete `n` times: sequences `id`, `id + 1`, ... make the choices `choice`, `choice + 1`, ...
 
-    Of the waiting sequences the one with the lowest `priority` is admitted first. Only sequences with the same
-    `cache_salt` share pages.
+    No other sequence of this engine has one of these ids. Of the waiting sequences those with the lowest `priority` are
+    admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same `cache_salt`
+    share pages.
     """
 
     id: int
@@ -35,6 +36,13 @@ class Submit:
     choice: int = 0
     priority: int = 0
     cache_salt: str = ""
+    n: int = 1
+    tenant: str = ""
+
+    @property
+    def ids(self) -> range:
+        """The ids of its sequences."""
+        return range(self.id, self.id + self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The engine process is alive. It sends beats while it is idle and inside long steps."""
+    """The engine process is alive. It sends beats while it is idle and inside long steps.
+
+    `stalled`: the seconds since the last progress of the sequence, running or preparing, that has waited longest.
+    """
+
+    stalled: float = 0.0
 
 
 class Update(NamedTuple):
@@ -82,8 +95,9 @@ class Update(NamedTuple):
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
     "timeout" from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
-    update. `failure` explains an "error" that the request itself caused. `processed` counts computed prompt tokens, if
-    the request wants progress. `embedding` [dim] comes with the last update. `fault` explains an "error" of the server.
+    update. `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence
+    alone. `processed` counts computed prompt tokens, if the request wants progress. `embedding` [dim] comes with the
+    last update.
     """
 
     id: int
@@ -121,6 +135,7 @@ class Stats(NamedTuple):
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     pools: tuple[PoolStats, ...] = ()
+    grammar_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

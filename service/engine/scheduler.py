@@ -1,28 +1,25 @@
 """The scheduler chooses the tokens of each step. It alone changes queues, sequences and page tables.
 
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
-chunks, the oldest sequence first. Then the scheduler admits sequences from the waiting queue, which is in order of
-priority, then of arrival. Draft tokens take what is left. When pages run out, the scheduler preempts the youngest
+chunks, the oldest sequence first. Then the scheduler admits sequences from the waiting queue, which shares the engine
+fairly between tenants. Draft tokens take what is left. When pages run out, the scheduler preempts the youngest
 sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its old place.
 """
 
 import logging
 import time
-from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
-from operator import attrgetter
 
-from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
+from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, Table, reusable_blocks
 from service.engine.prompt_lookup import DraftBudget
+from service.engine.scheduling.queue import WaitingQueue
 from service.engine.sequence import Sequence, ending, unimplemented
 
 log = logging.getLogger("noria.engine")
-
-RANK = attrgetter("rank")
 
 
 class _Step:
@@ -68,7 +65,7 @@ class Scheduler:
         self._max_model_len = info.max_model_len
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
-        self._waiting: list[Sequence] = []  # by rank, next first
+        self._queue = WaitingQueue()
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[_Step] = deque()  # not yet committed, oldest first
@@ -76,16 +73,23 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._queue)
+
+    @property
+    def due(self) -> list[int]:
+        """Ids of the sequences that should make progress: those that run, or all that wait if none runs."""
+        return [item.id for item in self._running] or [*self._sequences]
 
     def submit(self, request: Submit) -> None:
-        """Queue a sequence. Raises ValueError if it can never finish."""
+        """Queue the sequences of a request. Raises ValueError if they can never finish."""
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
-        sequence = Sequence(request, self.pools, self._clock(), next(self._numbers))
-        self._sequences[sequence.id] = sequence
-        insort(self._waiting, sequence, key=RANK)
+        now = self._clock()
+        for index in range(request.n):
+            sequence = Sequence(request, index, self.pools, now, next(self._numbers))
+            self._sequences[sequence.id] = sequence
+            self._queue.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence and release its pages. An unknown id is no error."""
@@ -98,7 +102,7 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
-        while step.budget and self._waiting and len(self._running) < self._max_sequences and self._admit():
+        while step.budget and self._queue and len(self._running) < self._max_sequences and self._admit():
             self._extend(next(reversed(self._running)), step)
         self._add_drafts(step)
         if step.parts:
@@ -152,7 +156,7 @@ class Scheduler:
     def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
         return Stats(
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._queue),
             step_tokens=step_tokens,
             step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
@@ -208,28 +212,30 @@ class Scheduler:
         if sequence in self._running:
             del self._running[sequence]
         else:
-            del self._waiting[bisect_left(self._waiting, sequence.rank, key=RANK)]
+            self._queue.remove(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         sequence.reset()
         del self._running[sequence]
-        insort(self._waiting, sequence, key=RANK)
+        self._queue.add(sequence)
         self._totals["preemptions"] += 1
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
     def _admit(self) -> bool:
         """Move the head of the queue to the running sequences if there are pages for its tokens. Reuses pages."""
-        sequence = self._waiting[0]
+        sequence = self._queue.head
         reused = self._reuse(sequence)
         if not self._fits(sequence):
             sequence.reset()
             return False
-        del self._waiting[0]
+        self._queue.remove(sequence)
         self._running[sequence] = None
         log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
         if sequence.queued is None:
+            sequence.own_tokens()
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
+            self._queue.charge(sequence, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
         return True
@@ -261,8 +267,8 @@ class Scheduler:
         return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if result.failure is not None or result.fault is not None:
-            if result.fault is not None:
+        if result.ends:
+            if result.fault == BROKEN_NUMBERS:
                 sequence.withdraw()
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
@@ -309,4 +315,5 @@ class Scheduler:
             if (reason := ending(sequence.params, token, before + n)) is not None:
                 break
         sequence.append(sampled[:n])
+        self._queue.charge(sequence, generated=n)
         return sampled[:n], reason

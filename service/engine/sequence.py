@@ -51,16 +51,19 @@ class Sequence:
     """The state of one request's choice in the scheduler.
 
     The first `computed` positions have keys and values in pages, or will have when the steps in flight are done.
+    `number` counts the sequences of an engine in the order of their arrival.
     """
 
-    def __init__(self, submit: Submit, pools: Items[PagePool], arrived: float, number: int = 0) -> None:
-        self.id = submit.id
-        self.rank = (submit.priority, number)  # the lowest is admitted first; no two are equal
-        self.tokens = list(submit.prompt)  # the known tokens; the list only grows, so that a snapshot may hold it
+    def __init__(self, submit: Submit, index: int, pools: Items[PagePool], arrived: float, number: int) -> None:
+        self.id = submit.ids[index]
+        self.number = number
+        self.priority = submit.priority
+        self.tenant = submit.tenant
+        self.tokens = submit.prompt  # the known tokens, shared by all choices until `own_tokens`
         self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = len(submit.prompt)
         self.params: SamplingParams = submit.params
-        self.choice = submit.choice
+        self.choice = submit.choice + index
         self.arrived = arrived
         self.computed = 0
         self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
@@ -130,6 +133,10 @@ class Sequence:
             choice=self.choice,
             n_draft=len(draft),
         )
+
+    def own_tokens(self) -> None:
+        """Copy the prompt. The new list only grows, so that a snapshot may hold it."""
+        self.tokens = self.tokens.copy()
 
     def assume(self) -> None:
         """Continue as if the step in flight had computed the last token and sampled the next one."""

@@ -4,6 +4,7 @@ import importlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,12 +12,15 @@ from model.batch import Runner
 from model.errors import NoriaError
 from service.engine.loop import EngineLoop
 from service.engine.messages import Abort, Beat, Failed, Loading, LoadModel, Ready, Stop, Submit, ToEngine
+from service.engine.progress import StallClock
 from service.engine.scheduler import Scheduler
 from service.engine.wire import Wire
 
 log = logging.getLogger("noria.engine")
 
 BEAT_SECONDS = 0.25
+LONGEST_TICK_SECONDS = 4 * BEAT_SECONDS
+"""A beat that comes later than that was held up together with everything else, by a signal or by the machine."""
 
 CreateRunner = Callable[..., Runner]
 
@@ -28,15 +32,22 @@ def import_callable(name: str) -> CreateRunner:
 
 
 class Worker:
-    """One engine on one wire. It calls `on_orphaned` when the service closes its end."""
+    """One engine on one wire.
 
-    def __init__(self, wire: Wire, on_orphaned: Callable[[], None]) -> None:
+    It calls `on_load` when it begins to load its model, and `on_orphaned` when the service closes its end.
+    """
+
+    def __init__(self, wire: Wire, on_orphaned: Callable[[], None], on_load: Callable[[], None] = lambda: None) -> None:
         self._wire = wire
         self._on_orphaned = on_orphaned
+        self._on_load = on_load
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
         self._preparing: set[int] = set()
+        self._clock = StallClock()
+        self._n_received = 0
+        self._n_prepared = 0
         self._preparer = ThreadPoolExecutor(1, "noria-engine-preparer")
 
     def run(self, runner: str) -> None:
@@ -70,21 +81,23 @@ class Worker:
                 runner, scheduler = loaded
                 self._runner = runner
                 self._wire.send(Ready(runner.info))
-                EngineLoop(runner, scheduler, self._receive, self._wire.send).run()
+                EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock).run()
 
     def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
-        """Import at once, while the service still finds the model's files; load at the LoadModel message."""
+        """Import at once; load at the LoadModel message, for which a spare engine may wait long."""
         create = import_callable(name)
         load = self._inbox.get()
         if not isinstance(load, LoadModel):
             return None
         log.debug("loading with %s", load.options)
+        self._on_load()
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
         log.debug("the model is loaded: %s", info)
         return runner, Scheduler(info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens)
 
     def _receive(self, block: bool) -> list[ToEngine]:
+        self._n_received += 1
         messages = [self._inbox.get()] if block else []
         while not self._inbox.empty():
             messages.append(self._inbox.get())
@@ -105,7 +118,7 @@ class Worker:
         An abort of such a sequence takes the same way, so that it arrives after the sequence.
         """
         if isinstance(message, Submit) and message.params.grammar is not None:
-            self._preparing.add(message.id)
+            self._preparing.update(message.ids)
         elif not isinstance(message, Abort) or message.id not in self._preparing:
             self._inbox.put(message)
             return
@@ -113,13 +126,29 @@ class Worker:
 
     def _prepare(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit) and self._runner is not None:
-            self._runner.prepare(message.params)
+            try:
+                self._runner.prepare(message.params)
+            except Exception:  # the sequence's first step meets the same fault and reports it
+                log.exception("sequence %d cannot be prepared", message.id)
         self._inbox.put(message)
-        self._preparing.discard(message.id)
+        if isinstance(message, Submit):
+            self._preparing.difference_update(message.ids)
+        self._n_prepared += 1
 
     def _beat(self) -> None:
+        last = time.monotonic()
         while not self._ended.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            passed, last = min(now - last, LONGEST_TICK_SECONDS), now
             try:
-                self._wire.send(Beat())
+                self._wire.send(Beat(round(self._stalled(passed), 3)))
             except OSError:
                 return
+
+    def _stalled(self, passed: float) -> float:
+        """The seconds without progress in the loop, on the preparing thread, or of messages that the loop leaves."""
+        return self._clock.tick(
+            passed,
+            preparing=self._n_prepared if self._preparing else None,
+            inbox=None if self._inbox.empty() else self._n_received,
+        )

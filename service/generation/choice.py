@@ -68,6 +68,7 @@ class Choice:
         self.index = index
         self.mailbox = mailbox
         self.n_generated = 0
+        self.admitted = False  # whether the engine has begun with it
         self.last_token: float | None = None  # when the latest tokens arrived, by perf_counter
         self._prompt = prompt
         self._order = order
@@ -80,6 +81,10 @@ class Choice:
         self._waiting: deque[TokenLogprob] = deque()  # logprobs of tokens whose text may still become a stop string
         self._total_logprob = 0.0
         self._cached = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._prompt.tokens)
 
     @property
     def mean_logprob(self) -> float:

@@ -12,8 +12,9 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 
 from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
-from service.engine.mailbox import Mailbox
+from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import Update
+from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
@@ -24,6 +25,9 @@ from service.metrics import Metrics
 log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
+
+RESUBMIT_SECONDS = 30.0
+"""How long a request waits for the next engine after the death of its engine."""
 
 
 @dataclass(slots=True)
@@ -49,64 +53,96 @@ class Timings(TypedDict):
 
 
 class Generation:
-    """The choices of an order. It is a context manager: its exit aborts unfinished choices and records the outcome.
+    """The choices of an order, once `submit` has sent them.
 
-    The constructor raises EngineUnavailable when the engine takes no requests.
+    It is a context manager: its exit aborts unfinished choices and records the outcome. `backlog` counts what waits, of
+    all requests.
     """
 
     def __init__(
-        self, order: Order, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, record: RequestRecord
+        self,
+        order: Order,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        record: RequestRecord,
+        backlog: Backlog,
     ) -> None:
         self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
         self.choices: list[Choice] = []
+        self._order = order
+        self._client = client
+        self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
+        self._late = False  # whether the request's time was up before it could be submitted again
         self._n = order.n
         self._n_best = order.n if order.n_best is None else order.n_best
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._record = record
+        self._backlog = backlog
+        self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
         self._finishes: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
-        self._submit(order, client)
-        metrics.observe_prompt(self.usage.prompt)
-        record.prompt_tokens = self.usage.prompt
-        if log.isEnabledFor(logging.DEBUG):
-            sequences = [choice.mailbox.id for choice in self.choices]
-            fields = {"id": record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
-            log.debug("submitted", extra={"fields": fields})
 
-    def _submit(self, order: Order, client: EngineClient) -> None:
-        params = order.params
-        stops = [StopString.compile(stop) for stop in params.stop]
-        strip = order.starts_message and self._tokenizer.strips_leading_space
+    async def submit(self) -> None:
+        """Submit the order. Raises EngineUnavailable."""
+        await self._submit()
+        self._metrics.observe_prompt(self.usage.prompt)
+        self._record.charge_prompt(self.usage.prompt)
+
+    async def _submit(self) -> None:
+        """Send each prompt to the engine, once for all its choices. The event loop serves others after each prompt."""
+        order, timeout = self._order, self._order.options.timeout
+        self._wait(self.usage.prompt, len(order.prompts) * order.n)
+        stops = [StopString.compile(stop) for stop in order.params.stop]
         try:
             for prompt in order.prompts:
-                for number in range(order.n):
-                    mailbox = self._mailbox(prompt, number, order, client)
-                    text = TextStream(
-                        self._tokenizer,
-                        stops,
-                        min_tokens=params.min_tokens,
-                        include_stop=params.include_stop_str_in_output,
-                        strip_leading_space=strip,
-                        keep_control=order.visible_control,
-                    )
-                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, text))
+                for mailbox in self._mailboxes(prompt):
+                    self.choices.append(Choice(len(self.choices), prompt, order, mailbox, self._text(stops)))
+                if prompt is not order.prompts[-1]:
+                    await asyncio.sleep(0)
         except BaseException:
             self._close()
             raise
-        if order.options.timeout is not None:
-            left = order.options.timeout - (time.perf_counter() - self._record.started)
+        if timeout is not None:
+            left = timeout - (time.perf_counter() - self._record.started)
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+        if log.isEnabledFor(logging.DEBUG):
+            sequences = [choice.mailbox.id for choice in self.choices]
+            fields = {"id": self._record.id, "sequences": sequences, "prompt_tokens": self.usage.prompt}
+            log.debug("submitted", extra={"fields": fields})
 
-    @staticmethod
-    def _mailbox(prompt: Prompt, number: int, order: Order, client: EngineClient) -> Mailbox:
-        if not prompt.tokens:
-            return Mailbox.late()
-        priority, cache_salt = order.options.priority, order.options.cache_salt
-        return client.submit(prompt.tokens, order.params, number, priority=priority, cache_salt=cache_salt)
+    def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
+        """A mailbox for each choice of a prompt."""
+        order = self._order
+        if self._late or not prompt.tokens:
+            return [Mailbox.late() for _ in range(order.n)]
+        return self._client.submit_choices(
+            prompt.tokens,
+            order.params,
+            order.n,
+            priority=order.options.priority,
+            cache_salt=order.options.cache_salt,
+            tenant=self._record.tenant,
+        )
+
+    def _text(self, stops: list[StopString]) -> TextStream:
+        params = self._order.params
+        return TextStream(
+            self._tokenizer,
+            stops,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
+            keep_control=self._order.visible_control,
+        )
+
+    def _wait(self, tokens: int, choices: int) -> None:
+        self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)
+        self._backlog.add(self._record.tenant, tokens, choices)
 
     def _expire(self) -> None:
         for choice in self.choices:
@@ -119,6 +155,30 @@ class Generation:
         prompts = [self.choices[first : first + self._n] for first in range(0, len(self.choices), self._n)]
         ranked = (sorted(prompt, key=lambda choice: -choice.mean_logprob) for prompt in prompts)
         return [choice for prompt in ranked for choice in prompt[: self._n_best]]
+
+    async def resubmit(self) -> None:
+        """Submit all choices once more, to the next engine. The caller must have used nothing of the answer.
+
+        The parameters hold the seed, so the answer will be the same. Raises EngineDied the second time, or when no
+        engine serves in time. When the request's own time is up, its choices end with "timeout" as always.
+        """
+        if self._died:
+            raise EngineDied
+        self._close()
+        self._died, self.choices = self.choices, []
+        self.usage.completion = self.usage.cached = 0
+        timeout = self._order.options.timeout
+        left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
+        try:
+            async with asyncio.timeout(RESUBMIT_SECONDS if left is None else min(left, RESUBMIT_SECONDS)):
+                await self._client.serving()
+        except (TimeoutError, EngineUnavailable):
+            self._late = left is not None and left <= RESUBMIT_SECONDS
+            if not self._late:
+                raise EngineDied from None
+        await self._submit()
+        for choice, died in zip(self.choices, self._died, strict=True):
+            choice.last_token = died.last_token
 
     def events(self) -> AsyncIterator[Event]:
         """The deltas of all choices as they arrive, in order for each choice. Raises what the engine raises."""
@@ -177,8 +237,13 @@ class Generation:
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
+        """Count an update. Metrics count what an engine computed before its death only once."""
+        died = self._died[choice.index] if self._died else None
         if update.queued is not None:
-            self._metrics.observe_queue(update.queued)
+            choice.admitted = True
+            self._wait(-choice.prompt_tokens if choice.index % self._n == 0 else 0, -1)
+            if died is None or not died.admitted:
+                self._metrics.observe_queue(update.queued)
             if self._record.queue_seconds is None:  # of several choices the first that is admitted counts
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
@@ -192,7 +257,9 @@ class Generation:
             if self._record.first_token_seconds is None:
                 self._record.first_token_seconds = now - self._record.started
                 log.debug("first token", extra={"fields": {"id": self._record.id}})
-        self._metrics.observe_tokens(n_tokens, None if choice.last_token is None else now - choice.last_token)
+        new = n_tokens if died is None else min(n_tokens, choice.n_generated - died.n_generated)
+        if new > 0:
+            self._metrics.observe_tokens(new, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now
 
@@ -203,6 +270,7 @@ class Generation:
             pump.cancel()
         for choice in self.choices:
             choice.mailbox.close()
+        self._wait(-self._waiting[0], -self._waiting[1])
 
     def __enter__(self) -> Self:
         return self

@@ -1,19 +1,22 @@
 """The loading of the served model: the service reads tokenizer and chat format while the engine loads the network."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.resolve import default_name, resolve
+from model.checkpoint.resolve import default_name, resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
+from model.tokenizers.slicing import Slicing
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.settings import Settings
@@ -31,25 +34,36 @@ class TextSide:
     longest_piece: int
 
 
-async def load_served(settings: Settings, client: EngineClient) -> ServedModel:
-    """The served model: its files are found, then tokenizer and network load at the same time. Raises NoriaError."""
+async def load_served(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
+    """The served model: its files are found, then tokenizer and network load at the same time. Raises NoriaError.
+
+    The tokenizer encodes long texts by `slicing`.
+    """
     directory = await _in_thread(
         lambda: resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=client.note)
     )
-    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template)))
+
+    async def renew() -> dict[str, Any]:
+        """The runner's options for another engine: the model's files may have gone, or moved."""
+        find = partial(resolve_again, settings.model, directory, cache_dir=settings.cache_dir, progress=client.note)
+        return runner_options(settings, await _in_thread(find))
+
+    text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template, slicing)))
     try:
-        await client.start(runner_options(settings, directory))
+        await client.start(runner_options(settings, directory), renew)
         side = await text
     finally:
         text.cancel()
     assert client.info is not None
+    gc.collect()
+    gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait
     names = settings.served_model_name or (default_name(settings.model),)
     return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
 
 
-def load_text_side(directory: Path, chat_template: Path | None) -> TextSide:
+def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing | None = None) -> TextSide:
     """The tokenizer, chat format and generation defaults of a model directory."""
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(directory, slicing)
     chat = load_chat(directory, tokenizer, _read(chat_template))
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)

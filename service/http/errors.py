@@ -8,13 +8,16 @@ ApiError
 ├── ModelNotFound      404  a model that is not served here
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
+├── RateLimited        429  a limit of the request's key is reached
 ├── Unavailable        503  loading, restarting or draining
 └── HttpError          404, 405, 415: no such route, method or content type; 400, 408, 414, 431: the bytes
 """
 
+import errno
 import logging
 import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +25,7 @@ from starlette.exceptions import HTTPException
 
 from model.errors import ParameterError
 from service.engine.mailbox import EngineDied, EngineUnavailable
+from service.http.keys.key import LimitReached
 
 log = logging.getLogger("noria.api")
 
@@ -36,6 +40,11 @@ HTTP_CODES = {
     431: "header_fields_too_large",
 }
 """Status of an `HttpError` -> its code."""
+MAX_PARAM_CHARS = 256
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
+"""Errors of a system that has no more descriptors, memory, processes or disk."""
+NO_THREAD = "can't start new thread"
+"""Python's message where the system allows no more threads."""
 
 
 class ApiError(Exception):
@@ -98,9 +107,17 @@ class Overloaded(ApiError):
     status = 429
     type = "rate_limit_error"
 
-    def __init__(self, limit: int) -> None:
-        message = f"the server is full: {limit} requests are running or waiting; try again later"
-        super().__init__(message, code="queue_full", headers={"retry-after": "1"})
+    def __init__(self, what: str, value: int, limit: int, retry_after: int) -> None:
+        message = f"the server is full: {value} {what}, the limit is {limit}; try again in {retry_after} s"
+        super().__init__(message, code="queue_full", headers={"retry-after": str(retry_after)})
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, reached: LimitReached) -> None:
+        super().__init__(str(reached), code="rate_limit_exceeded", headers={"retry-after": str(reached.retry_after)})
 
 
 class Unavailable(ApiError):
@@ -127,14 +144,25 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case ParameterError():
             return InvalidRequest(str(error), param=error.param)
+        case LimitReached():
+            return RateLimited(error)
         case EngineUnavailable():
             return Unavailable("the engine is not ready; try again shortly", "engine_unavailable")
         case EngineDied():
             return Unavailable("the engine failed while it computed this request; try again", "engine_died")
         case HTTPException():
             return HttpError(error.status_code, str(error.detail), error.headers)
+    if _exhausted(error):
+        log.error("the system has no more memory, descriptors, processes or disk: %s", error)
+        return Unavailable("the server is out of resources; try again shortly", "out_of_resources")
     log.error("internal error", exc_info=error)
     return ApiError("internal error", code="internal_error")
+
+
+def _exhausted(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in EXHAUSTED
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
@@ -144,9 +172,9 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {context['error']}", code="invalid_json")
     path = [*first["loc"], context["param"]] if "param" in context else first["loc"]
-    param = ".".join(str(part) for part in path) or None
+    param = ".".join(str(part) for part in path)[:MAX_PARAM_CHARS] or None
     if first["type"] == "unsupported_field":
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"])[:MAX_PARAM_CHARS]
         message = f"{place}: {first['msg']}" if place else first["msg"]
         return InvalidRequest(message, param=param, code="unsupported_parameter")
     if first["type"] == "missing":
@@ -156,7 +184,17 @@ def invalid_body(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param or 'the body'} {problem}, got {quoted(first['input'])}", param=param)
 
 
+class _Quotes(reprlib.Repr):
+    """Short representations, which do not sort the keys of an object as the base class does."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
+
+
+_QUOTES = _Quotes()
+
+
 def quoted(value: Any) -> str:
     """A value as an error message quotes it: short, and fast to make even of a large value."""
-    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else reprlib.repr(value)
+    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else _QUOTES.repr(value)
     return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

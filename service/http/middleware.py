@@ -1,18 +1,19 @@
 """The middleware for every request: an id, the key check, a log line, metrics, and a response to any error."""
 
 import asyncio
-import hmac
 import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from contextlib import nullcontext
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.dialects import error_response
 from service.http.errors import Unauthorized
+from service.http.keys.key import Key
+from service.http.keys.keys import Keys
 from service.http.policy import Policies, Policy
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
@@ -31,10 +32,10 @@ CLIENT_GONE = 499
 class RequestMiddleware:
     """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside."""
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str], metrics: Metrics, policies: Policies) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, policies: Policies) -> None:
         self._app = app
         self._policies = policies
-        self._keys = [key.encode() for key in api_keys]
+        self._keys = keys
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +43,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        record = RequestRecord(request_id(scope), scope["method"], path, self._policies.of(path))
+        record = RequestRecord(request_id(scope), scope["method"], path, self._policies.of(path), _address(scope))
         scope["noria.record"], scope["noria.send"] = record, send
 
         async def send_marked(message: Message) -> None:
@@ -60,8 +61,9 @@ class RequestMiddleware:
 
     async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_key(scope, record.policy)
-            await self._app(scope, receive, send)
+            record.key = self._find_key(scope, record.policy)
+            with record.key.request() if record.key and not record.policy.quiet else nullcontext():
+                await self._app(scope, receive, send)
         except (ClientGone, ClientDisconnect):
             record.status = CLIENT_GONE
         except Exception as error:
@@ -69,19 +71,19 @@ class RequestMiddleware:
             if record.status is None:
                 await response(scope, receive, send)
 
-    def _check_key(self, scope: Scope, policy: Policy) -> None:
-        """Raise Unauthorized unless the path is open or a key is right. Each comparison takes constant time."""
+    def _find_key(self, scope: Scope, policy: Policy) -> Key | None:
+        """The request's key; None if it needs none. Raises Unauthorized for a wrong one, and for none."""
         if not self._keys or policy.open:
-            return
+            return None
         headers = dict(scope["headers"])
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         keys = [key.strip()] if scheme.lower() == b"bearer" else []
         name = policy.dialect.key_header
         if name is not None and (key := headers.get(name.encode())) is not None:
             keys.append(key.strip())
-        matches = [hmac.compare_digest(key, known) for key in keys for known in self._keys]
-        if not any(matches):
+        if (found := self._keys.find(keys)) is None:
             raise Unauthorized(name)
+        return found
 
     def _finish(self, record: RequestRecord) -> None:
         seconds = time.perf_counter() - record.started
@@ -89,6 +91,7 @@ class RequestMiddleware:
         if record.policy.generates:
             record.outcome = record.outcome or outcome_of(status)
             self._metrics.observe_request(record.outcome, seconds)
+            self._account(record, record.outcome)
         level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
@@ -96,6 +99,8 @@ class RequestMiddleware:
             "id": record.id,
             "status": status,
             "outcome": record.outcome,
+            "client": record.client,
+            "key": record.tenant or None,
             "user": record.user,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
@@ -105,6 +110,14 @@ class RequestMiddleware:
             "total_s": _rounded(seconds),
         }
         log.log(level, "%s %s", record.method, _one_line(record.path), extra={"fields": fields})
+
+    def _account(self, record: RequestRecord, outcome: str) -> None:
+        """Count a finished request as use of its key."""
+        if record.key is None:
+            return
+        generated = record.generated_tokens or 0
+        record.key.charge(generated)
+        self._metrics.observe_key(record.key.name, outcome, record.prompt_tokens or 0, generated)
 
 
 def _report_long(record: RequestRecord) -> None:
@@ -124,6 +137,12 @@ def request_id(scope: Scope) -> str:
     """The client's `x-request-id` if it is short and plain, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _address(scope: Scope) -> str | None:
+    """The client's IP address; None on a socket that has none."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from service.http.keys.key import Key
 from service.http.policy import Policy
 
 
@@ -10,14 +11,17 @@ from service.http.policy import Policy
 class RequestRecord:
     """The facts of one request, for its log line and the metrics. They are added while the request is served.
 
-    Times are in seconds. None: the request did not get that far.
+    `client` is the address of its sender. `key` is None without keys too. Times are in seconds. None: the request did
+    not get that far.
     """
 
     id: str
     method: str
     path: str
     policy: Policy
+    client: str | None = None
     started: float = field(default_factory=time.perf_counter)
+    body_bytes: int = 0
     status: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -26,6 +30,18 @@ class RequestRecord:
     first_token_seconds: float | None = None
     outcome: str | None = None
     user: str | None = None
+    key: Key | None = None
+
+    @property
+    def tenant(self) -> str:
+        """The name under which the engine accounts the request."""
+        return "" if self.key is None else self.key.name
+
+    def charge_prompt(self, n_tokens: int) -> None:
+        """Record the tokens of all prompts. They are part of what the key has used from now on."""
+        self.prompt_tokens = n_tokens
+        if self.key is not None:
+            self.key.charge(n_tokens)
 
     @property
     def waits_for(self) -> str:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -30,9 +30,9 @@ CLOSING_SECONDS = 5
 class Server(uvicorn.Server):
     """A uvicorn server that stops after a drain, or at once after `fail`.
 
-    `drain` refuses new requests, and returns when those in flight have ended or their time is up. `reload` is called at
-    SIGHUP. `on_refused` is told why a connection's request was refused before any application saw it. `probes` listens
-    on a port of its own.
+    `drain` refuses new requests, and returns when those in flight have ended or their time is up. `reloads` are called
+    at SIGHUP; each has the name of what it reads again. `on_refused` is told why a connection's request was refused
+    before any application saw it. `probes` listens on a port of its own.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
         settings: Settings,
         *,
         drain: Callable[[], Awaitable[None]],
-        reload: Callable[[], None],
+        reloads: Mapping[str, Callable[[], None]],
         places: Places,
         on_refused: Callable[[str], None],
         probes: HealthListener | None = None,
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
     ) -> None:
         self.failed = False
         self._drain = drain
-        self._reload = reload
+        self._reloads = {"TLS certificate": self._reload_certificate, **reloads}
         self._settings = settings
         self._probes = probes
         self._drain_task: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         )
 
     def fail(self) -> None:
-        """Stop: there is no model to serve."""
+        """Stop: there is no engine, and there will be none."""
         self.failed = True
         self.should_exit = True
 
@@ -92,11 +92,11 @@ class Server(uvicorn.Server):
 
     def reload(self) -> None:
         """Read again what may change while the server runs. What cannot be read stays as it was."""
-        for name, read in (("TLS certificates", self._reload_certificate), ("options", self._reload)):
+        for name, read in self._reloads.items():
             try:
                 read()
             except (OSError, NoriaError) as error:
-                log.error("reload: the %s stay as they were: %s", name, error)
+                log.error("reload: the old %s stays: %s", name, error)
         log.info("reloaded")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from service.http.errors import InvalidRequest
+from service.http.keys.entry import PRIORITIES
 from service.schema.fields import MODEL, Body, only, optional, ranged
 from service.schema.sampling import SamplingBody
 from service.schema.structured_output import StructuredOutputBody
@@ -63,7 +64,10 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
         "Cut a longer prompt to its last k tokens. -1: to as many tokens as fit.", ge=-1, le=2**31 - 1
     )
     priority: int | None = optional(
-        "The scheduler admits waiting requests with the lowest number first. Default: 0.", ge=-(2**63), le=2**63 - 1
+        "The scheduler admits waiting requests with the lowest number first. A number below 0 needs a key that may "
+        "send it. Default: 0.",
+        ge=PRIORITIES[0],
+        le=PRIORITIES[1],
     )
     cache_salt: str | None = optional(
         "Prompts share cached pages only with prompts that have the same salt.", min_length=1, max_length=MAX_SALT

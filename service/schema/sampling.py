@@ -72,8 +72,8 @@ class SamplingBody(DeclaredBody):
     def biases(self) -> tuple[tuple[int, float], ...]:
         biases = self.logit_bias or {}
         for token, value in biases.items():
-            if type(value) not in (int, float):
-                raise InvalidRequest(f"logit_bias.{token} should be a number, got {quoted(value)}", param="logit_bias")
             if not TOKEN_ID.fullmatch(token):
                 raise InvalidRequest(f"logit_bias has key {quoted(token)}, expected token ids", param="logit_bias")
+            if type(value) not in (int, float):
+                raise InvalidRequest(f"logit_bias.{token} should be a number, got {quoted(value)}", param="logit_bias")
         return tuple((int(token), value) for token, value in biases.items())

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError, from_json
 
 from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import Body, Items, optional, unsupported
+from service.schema.structure import Structure, StructureError
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -64,12 +65,16 @@ def allowed_calls(
     return AllowedCalls(tuple(function for function in offered if chosen is None or function.name in chosen), must, one)
 
 
-def _parsed(arguments: Any) -> Json:
-    """The object in a string of JSON: chat templates take objects."""
+def _parsed(arguments: Any, info: ValidationInfo) -> Json:
+    """The object in a string of JSON: chat templates take objects. The context is the `Structure` of the body."""
     if not isinstance(arguments, str):
         raise PydanticCustomError("string", "should be a valid string")
+    structure = info.context or Structure()
     try:
+        structure.add(arguments.encode(), "the body with the arguments of all calls")
         value = from_json(arguments or "{}", allow_inf_nan=False)
+    except StructureError as error:
+        raise unsupported(None, f"must be a JSON object as a string, within limits: {error}") from None
     except ValueError:
         value = None
     if not isinstance(value, dict):

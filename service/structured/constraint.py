@@ -8,6 +8,7 @@ from pydantic_core import from_json
 
 from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.http.errors import InvalidRequest, quoted
+from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
 from service.structured.json_schema import bounded, closed
 
@@ -89,8 +90,11 @@ def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
 
 def json_grammar(schema: Json | str, field: str) -> Json:
     """The grammar of JSON that follows a schema."""
+    value: Any = schema
     try:
-        value = from_json(schema, allow_inf_nan=False) if isinstance(schema, str) else schema
+        if isinstance(schema, str):
+            Structure().add(schema.encode(), "the text")
+            value = from_json(schema, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"{field} is not a JSON schema: {error}", param=field) from None
     return {"grammars": [{"json_schema": with_spaces(value, field) if isinstance(value, dict) else value}]}

@@ -2,54 +2,66 @@
 
 import asyncio
 import hashlib
-import logging
-import socket
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
+from model.grammar.client import ATTEMPTS, First, GrammarProcess, ProcessLost
 from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
-from model.machine import frames
-from model.machine.child import python_command
 from service.generation.order import Order
 from service.generation.served import ServedModel
-from service.http.errors import ApiError, InvalidRequest
+from service.http.errors import InvalidRequest, Unavailable
 
-log = logging.getLogger("noria.api")
-
-WALL_SECONDS = 20.0
-"""The time limit for an answer of the child process, whatever it waits for."""
 MAX_REMEMBERED = 1024
 MAX_TOTAL_CHARS = 2**23
 """The limit for all choices of a request together: each choice goes to the engine with a copy of the grammar."""
+TOO_MUCH = f"compiling it takes more than {COMPILE_SECONDS:g} s, {COMPILE_BYTES >> 20} MiB or a deep stack"
 
 
-class TrialProcess(NamedTuple):
-    """The child process (`model/grammar/process.py`) and its socket."""
+class Recent:
+    """Texts on the grammars that were used last, by digest. For any thread."""
 
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    def __init__(self) -> None:
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = Lock()
 
-    async def ask(self, data: object) -> str:
-        """Send a frame and return the answer. Raises OSError, EOFError or TimeoutError."""
-        self.writer.write(frames.pack(data))
-        await self.writer.drain()
-        async with asyncio.timeout(WALL_SECONDS):
-            answer, _ = await frames.read(self.reader)
-        return str(answer)
+    def find(self, digest: bytes) -> str | None:
+        with self._lock:
+            if digest in self._texts:
+                self._texts.move_to_end(digest)
+            return self._texts.get(digest)
+
+    def note(self, digest: bytes, text: str) -> None:
+        with self._lock:
+            self._texts[digest] = text
+            self._texts.move_to_end(digest)
+            if len(self._texts) > MAX_REMEMBERED:
+                self._texts.popitem(last=False)
+
+    def forget(self, digest: bytes) -> None:
+        with self._lock:
+            self._texts.pop(digest, None)
 
 
 class Grammars:
-    """The checker of grammars: it tries one at a time and remembers the results. One per server, on its event loop."""
+    """The checker of grammars: it tries one at a time, and remembers what the compiler said. One per server.
 
-    def __init__(self) -> None:
-        self._problems: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> its problem, "" if none
-        self._lock = asyncio.Lock()
-        self._child: TrialProcess | None = None
+    A thread of its own talks to the process, because the process dies with the thread that starts it.
+    """
+
+    def __init__(self, on_restart: Callable[[], None] = lambda: None) -> None:
+        self._on_restart = on_restart
+        self._problems = Recent()  # "" for a grammar without problem
+        self._suspects = Recent()  # grammars with which a process exceeded its limits
+        self._thread = ThreadPoolExecutor(1, "noria-grammars")
+        self._thread.submit(int)  # start the thread now: later the system may allow no more threads
+        self._process: GrammarProcess | None = None
+        self._closed = False
 
     async def check(self, served: ServedModel, order: Order) -> None:
-        """Raise InvalidRequest, naming the field, for a grammar that cannot be used."""
+        """Raise InvalidRequest, naming the field, for a grammar that cannot be used; Unavailable without a process."""
         grammar = order.params.grammar
         if grammar is None:
             return
@@ -58,54 +70,60 @@ class Grammars:
         if total > MAX_TOTAL_CHARS:
             message = f"{names} may have at most {MAX_TOTAL_CHARS} characters over all choices together, got {total}"
             raise InvalidRequest(message, param=field)
-        digest = hashlib.sha256(grammar.encode()).digest()
-        if digest not in self._problems:  # a known grammar does not wait for the trial of another
-            async with self._lock:
-                if digest not in self._problems:
-                    self._problems[digest] = await self._try(served, grammar)
-        self._problems.move_to_end(digest)
-        if len(self._problems) > MAX_REMEMBERED:
-            self._problems.popitem(last=False)
-        if problem := self._problems[digest]:
+        problem = self._problems.find(hashlib.sha256(grammar.encode()).digest())
+        if problem is None:  # a known grammar does not wait for the trial of another
+            problem = await asyncio.get_running_loop().run_in_executor(self._thread, self._try, served, grammar)
+        if problem:
             raise InvalidRequest(f"{names} cannot be enforced: {problem}", param=field, code="invalid_grammar")
 
     async def close(self) -> None:
-        """Kill the child process."""
-        child, self._child = self._child, None
-        if child is not None:
-            if child.process.returncode is None:
-                child.process.kill()
-            await child.process.wait()
-            child.writer.close()
+        """End the process and the thread."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._end)
+        self._thread.shutdown(wait=False)
 
-    async def _try(self, served: ServedModel, grammar: str) -> str:
-        """The problem of a grammar, "" if none. After an error the child ends: its answer could still arrive."""
-        try:
-            self._child = self._child or await self._start(served)
-            return await self._child.ask(grammar)
-        except (TimeoutError, OSError, EOFError):
-            log.warning("a grammar of %d characters ended the process that tries grammars", len(grammar))
-            await self.close()
-            return f"compiling it takes more than {COMPILE_SECONDS:g} s, {COMPILE_BYTES >> 20} MiB or a deep stack"
-        except BaseException:
-            await self.close()
-            raise
+    def _try(self, served: ServedModel, grammar: str) -> str:
+        """The problem of a grammar, "" if none. Only the compiler's word is remembered. Raises Unavailable.
 
-    async def _start(self, served: ServedModel) -> TrialProcess:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command, options = python_command(
-                "model.grammar.process",
-                sockets=[theirs],
-                environment={"MALLOC_ARENA_MAX": "1"},  # a thread's arena takes 64 MiB at once
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            process = await asyncio.create_subprocess_exec(*command, **options)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        self._child = TrialProcess(process, reader, writer)
+        A process that exceeds its limits, and then a fresh one that does too, say something of the grammar. Any other
+        end of a process says nothing.
+        """
+        digest = hashlib.sha256(grammar.encode()).digest()
+        if (known := self._problems.find(digest)) is not None:
+            return known
+        losses = 0
+        while losses < ATTEMPTS and not self._closed:
+            suspected = self._suspects.find(digest) is not None
+            try:
+                problem = self._running(served, fresh=suspected).ask(grammar)
+            except ProcessLost as lost:
+                if not lost.by_limits:
+                    losses += 1
+                elif suspected:
+                    return TOO_MUCH
+                else:
+                    self._suspects.note(digest, str(lost))
+            else:
+                self._suspects.forget(digest)
+                self._problems.note(digest, problem)
+                return problem
+        raise Unavailable("the process that tries grammars was lost; try again", "grammar_unavailable")
+
+    def _running(self, served: ServedModel, *, fresh: bool) -> GrammarProcess:
+        """The process; a new one if it has ended, or has to be `fresh`. Raises CannotStart."""
+        before = self._process
+        if before is not None:
+            if not fresh and not before.ended:
+                return before
+            before.end()
         vocabulary = Vocabulary.of(served.tokenizer, served.defaults.eos_token_ids, served.info.vocab_size)
-        try:
-            await self._child.ask({"vocabulary": vocabulary.to_json()})
-        except (TimeoutError, OSError, EOFError) as error:
-            raise ApiError("structured output is not available: its compiler cannot be started") from error
-        return self._child
+        self._process = GrammarProcess(First({"vocabulary": vocabulary.to_json()}))
+        if before is not None:
+            self._on_restart()
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()

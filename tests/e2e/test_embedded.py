@@ -1,10 +1,13 @@
 """The embedded model through a real server and the openai client."""
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -122,6 +125,29 @@ def test_an_engine_that_dies_or_hangs_is_replaced_under_six_streams(server: Live
     assert server.metric("noria_engine_restarts_total") == restarts + 1
     answer = server.openai.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)  # type: ignore[call-overload]
     assert answer.choices[0].message.content == ANSWER
+
+
+def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cache(tmp_path: Path) -> None:
+    """The next engine unpacks the model again, and gives the answers that were given alone."""
+    prompts = ["Once upon a time", "The three primary colours are", "My favourite animal is"]
+    bodies = [
+        {**LONG, "prompt": prompt, "max_tokens": 120, "seed": 3, "temperature": temperature}
+        for prompt in prompts
+        for temperature in (0.0, 1.0)
+    ]
+
+    def text(body: dict[str, Any]) -> str:
+        return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+    with serving("--cache-dir", str(tmp_path / "cache")) as server, ThreadPoolExecutor(6) as pool:
+        alone = list(pool.map(text, bodies))
+        again = pool.map(text, bodies)
+        eventually(lambda: server.metric("noria_requests_running") == len(bodies), "all run")
+        shutil.rmtree(tmp_path / "cache")
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert list(again) == alone
+        assert server.metric("noria_engine_restarts_total") == 1
+        assert server.metric("noria_requests_total", outcome="length") == 2 * len(bodies)
 
 
 def test_sigterm_lets_running_requests_finish() -> None:

@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -16,51 +15,13 @@ import pytest
 from model.errors import NoriaError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
-from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
+from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.engine.messages import Update
-from service.engine.process import EngineHandle, EngineProcess
+from service.engine.supervision.process import EngineHandle, EngineProcess
 from tests.engine.driving import expected
+from tests.engine.hosting import OPTIONS, PARAMS, collect, process, thread, until, with_client
 from tests.fakes import WAITING, EngineThread
-from tests.waiting import PATIENCE, ended, eventually
-
-OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
-PARAMS = SamplingParams(max_tokens=20)
-
-
-def process(runner: str = "create_fake") -> EngineProcess:
-    return EngineProcess(f"tests.fakes:{runner}")
-
-
-def thread() -> EngineThread:
-    return EngineThread("tests.fakes:create_fake")
-
-
-async def collect(mailbox: Mailbox) -> list[int]:
-    return [token async for update in mailbox for token in update.tokens]
-
-
-def with_client(
-    host: Callable[[], EngineHandle],
-    body: Callable[[EngineClient], Awaitable[None]],
-    model: str = "fake",
-    **settings: float,
-) -> None:
-    async def main() -> None:
-        client = EngineClient(host, **settings)  # type: ignore[arg-type]
-        await client.start({**OPTIONS, "model": model})
-        try:
-            await body(client)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.02)
+from tests.waiting import ended, eventually
 
 
 @pytest.mark.parametrize("host", [process, thread])
@@ -255,7 +216,7 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
     script = (
         "import asyncio, os, signal, sys\n"
         "from service.engine.client import EngineClient\n"
-        "from service.engine.process import EngineProcess\n"
+        "from service.engine.supervision.process import EngineProcess\n"
         "async def main():\n"
         "    host = EngineProcess('tests.fakes:create_fake')\n"
         "    client = EngineClient(lambda: host, stall_timeout=60)\n"

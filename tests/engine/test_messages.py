@@ -37,7 +37,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
     [
         LoadModel({"model": "m", "dtype": "auto"}),
         Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
-        Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt"),
+        Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt", 128, "a.b"),
         Abort(1),
         Stop(),
         Loading("loading weights", 0.25),
@@ -57,6 +57,7 @@ def test_round_trip(message: object) -> None:
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
     merged = merge(Update(3, (1,), cached=4, queued=0.5), Update(3, (2, 3), finish="length"))
     assert merged == Update(3, (1, 2, 3), finish="length", cached=4, queued=0.5)
+    assert merge(Update(3, (1,)), Update(3, finish="error", fault="why")).fault == "why"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.sampling_params import SamplingParams
 from service.engine import prompt_lookup
 from tests.engine.driving import Drive, expected
-from tests.fakes import BROKEN, END, make_info, next_token, parrot
+from tests.fakes import BROKEN, END, LOST, make_info, next_token, parrot
 
 PARAMS = SamplingParams(max_tokens=5)
 
@@ -365,7 +365,10 @@ def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence_alone() -> None
     drive = Drive(make_info())
     drive.submit(1, [1, 2, 3], SamplingParams(max_tokens=5))
     drive.submit(2, [1, 2, 3], SamplingParams(max_tokens=5, grammar=BROKEN))
+    drive.submit(3, [1, 2, 3], SamplingParams(max_tokens=5, grammar=LOST))
     drive.run()
-    assert drive.finished == {1: "length", 2: "error"}
-    assert drive.updates[2][-1].failure == "the grammar is broken"
+    assert drive.finished == {1: "length", 2: "error", 3: "error"}
+    broken, faulty = (drive.updates[number][-1] for number in (2, 3))
+    assert (broken.failure, broken.fault) == ("the grammar is broken", None)
+    assert (faulty.failure, faulty.fault) == (None, "the process that follows grammars was lost")
     assert drive.answers[1] == expected([1, 2, 3], SamplingParams(max_tokens=5))

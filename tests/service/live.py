@@ -13,11 +13,13 @@ import httpx
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError
+from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
 from service.http.connection.limits import Limits
+from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
@@ -30,6 +32,7 @@ class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
     call_style: str | None = None
+    may_strip = True
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())
@@ -65,9 +68,19 @@ def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
 class Live:
     """A running server and an HTTP client for it."""
 
-    def __init__(self, server: Server, client: EngineClient, hosts: list[EngineThread], http: httpx.Client) -> None:
+    def __init__(
+        self,
+        server: Server,
+        client: EngineClient,
+        keys: Keys,
+        hosts: list[EngineThread],
+        http: httpx.Client,
+        running: Callable[[], bool],
+    ) -> None:
         self.server = server
+        self.running = running
         self.engine = client
+        self.keys = keys
         self.hosts = hosts
         self.http = http
         self.url = str(http.base_url).rstrip("/")
@@ -133,7 +146,7 @@ def running(
         hosts.append(EngineThread("tests.fakes:create_fake"))
         return hosts[-1]
 
-    async def load(settings: Settings, client: EngineClient) -> ServedModel:
+    async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
         assert client.info is not None
@@ -150,14 +163,17 @@ def running(
         on_restart=lambda: metrics.observe_restart(),
     )
     metrics = Metrics(lambda: client.stats)
+    keys = Keys(settings.api_keys, settings.api_key_file)
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        server = create_server(settings, client, metrics, port, load=load, routes=routes, limits=limits, health=health)
+        server = create_server(
+            settings, client, metrics, port, keys, load=load, routes=routes, limits=limits, health=health
+        )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
-                live = Live(server, client, hosts, http)
+                live = Live(server, client, keys, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live
         finally:
@@ -184,9 +200,9 @@ def busy(live: Live, n: int = 1) -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def begun(live: Live, **body: Any) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has given its first chunk."""
+    """The lines of a stream that has given its first chunk. It is sent with the key of `live.http`."""
     with (
-        httpx.Client(base_url=live.url, timeout=PATIENCE) as http,
+        httpx.Client(base_url=live.url, timeout=PATIENCE, headers=live.http.headers) as http,
         http.stream("POST", "/v1/completions", json={**LONG, **body, "stream": True}) as response,
     ):
         assert response.status_code == 200

@@ -54,7 +54,7 @@ def test_flags(seen: list[Settings], tmp_path: Path) -> None:
         Settings(
             model="org/name",
             port=0,
-            api_keys=("one", "two", "three", "four"),
+            api_keys=("one", "two"),
             api_key_file=keys,
             cache_memory=3 * 2**29,
             max_body_bytes=1000,
@@ -134,6 +134,7 @@ def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--ssl-keyfile", "pyproject.toml"), ["--ssl-certfile"]),
         (("--ssl-certfile", "pyproject.toml"), ["--ssl-certfile", "cannot be used"]),
         (("--api-key-file", "missing"), ["--api-key-file"]),
+        (("--api-key-file", "pyproject.toml"), ["--api-key-file pyproject.toml", "entries named keys"]),
         (("--api-key", ""), ["--api-key must not be empty"]),
         (("--gpu-memory-utilization", "0"), ["--gpu-memory-utilization must be above 0 and at most 1, got 0.0"]),
         (("--chat-template", "missing"), ["--chat-template", "no such file"]),

@@ -16,7 +16,7 @@ import pytest
 from model.sampling_params import SamplingParams
 from service import logs
 from service.engine.messages import LoadModel
-from service.engine.process import EngineProcess
+from service.engine.supervision.process import EngineProcess
 from service.engine.wire import frame
 from service.http import middleware
 from tests.engine.driving import Drive

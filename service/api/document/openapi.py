@@ -19,7 +19,7 @@ ERRORS = {
     404: "The server does not serve this model.",
     413: "The body is larger than the server's limit.",
     415: "The content type is not application/json.",
-    429: "The queue is full; try again after `retry-after` seconds.",
+    429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
     500: "The server failed.",
     503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
 }

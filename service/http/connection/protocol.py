@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._client = _address(transport.get_extra_info("peername"))
         self._local = _address(transport.get_extra_info("sockname"))
         self._encrypted = transport.get_extra_info("sslcontext") is not None
-        self._place = self._places.enter(self._client[0] if self._client else "", transport.abort)
+        self._place = self._places.enter(self._client[0] if self._client else "", self._leave)
         self._reading = Deadline(self._too_slow)
         self._writing = Deadline(self._not_read)
         self._reading.set(self._limits.head_seconds)
@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
             return HttpError(400, "the URL of the request is not valid")
         if self._place.refusal is not None and scope["raw_path"] not in PROBES:
             return Unavailable(f"{self._place.refusal}; try again later", "too_many_connections")
+        self._places.work(self._place)
         exchange = Exchange(self, scope, self._server.default_headers, keep_alive=head.keep_alive)
         exchange.expects_continue = (head.value(b"expect") or b"").lower() == b"100-continue"
         self._arriving = exchange
@@ -199,6 +200,7 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             self._reading.set(self._limits.head_seconds if self._reader.in_head else self._limits.idle_seconds)
+            self._places.wait(self._place)
             if self._unread or self._paused:
                 self._loop.call_soon(self._read_on)
 
@@ -293,6 +295,11 @@ class Connection(asyncio.Protocol):
             self._close()
         elif not self._exchanges:
             self._refuse(HttpError(408, "the header of the request did not arrive in time"))
+
+    def _leave(self) -> None:
+        """Make a place for another connection."""
+        self._on_refused("full")
+        self._transport.abort()
 
     def _not_read(self) -> None:
         self._on_refused("unread")

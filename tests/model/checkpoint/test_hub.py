@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from model.checkpoint.resolve import ignore_progress, resolve_again
+
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = b'{"model_type": "llama"}'
 REPOS = {  # every file differs: the client downloads equal contents once
@@ -164,3 +166,21 @@ def test_no_connection_is_one_line_and_an_earlier_download_still_serves(hub: Hub
     assert later["files"] == first["files"]
     assert error["error"].startswith("org/both cannot be downloaded from the hub: ")
     assert "\n" not in error["error"]
+
+
+def test_another_engine_gets_the_same_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is not asked while the download is complete: its newest revision may be another model."""
+    asked = []
+
+    def download(name: str, *, revision: str | None, **options: object) -> Path:
+        asked.append((name, revision))
+        (tmp_path / "0123abc/model.safetensors").touch()
+        return tmp_path / "0123abc"
+
+    monkeypatch.setattr("model.checkpoint.hub.download", download)
+    directory = tmp_path / "0123abc"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    for _ in range(2):
+        assert resolve_again("org/name", directory, progress=ignore_progress) == directory
+    assert asked == [("org/name", "0123abc")]

@@ -1,5 +1,6 @@
-"""A small vocabulary: a token is one byte, or sometimes several bytes."""
+"""A small vocabulary: a token is one byte, or sometimes several bytes. Grammars that harm who compiles them."""
 
+from model.grammar.client import First
 from model.grammar.compiler import Vocabulary
 
 END = 0
@@ -17,3 +18,11 @@ VOCABULARY = Vocabulary((b"<end>", *PIECES[1:], *[b""] * (WIDTH - len(PIECES))),
 
 def token(text: str) -> int:
     return PIECES.index(text.encode())
+
+
+FIRST = First({"vocabulary": VOCABULARY.to_json()})
+GOOD, BAD = 'start: "a"', "start: nonsense"
+ENDLESS = 'start: "a" more\nmore: T more T\nT: /b*/'
+"""A rule that leads to itself through nothing: llguidance never returns."""
+LARGE = "start: A\nA: " + " & ".join(f"/(.*a.{{{n}}}b.*)/" for n in range(30))
+"""It has 2^30 states: compiling it takes more memory than there is."""

@@ -16,7 +16,7 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.retry import TokenLimit
-from model.step.runner import ALL_HIDDEN, BROKEN, ModelRunner
+from model.step.runner import ALL_HIDDEN, BROKEN_NUMBERS, ModelRunner
 from tests.model.driving import checkpoint, tiny
 
 ROOT = Path(__file__).parents[3]
@@ -139,7 +139,7 @@ def test_a_row_that_is_not_finite_ends_alone(runner: ModelRunner, params: Sampli
     poison(runner, 1)
     found = runner.step(last)
     same(found, expected, {1})
-    assert found.slices[1] == SliceOutput(fault=BROKEN)
+    assert found.slices[1] == SliceOutput(fault=BROKEN_NUMBERS)
 
 
 def test_a_request_that_hides_all_tokens_is_told_apart(runner: ModelRunner) -> None:

@@ -1,29 +1,36 @@
 """The tokens that grammars allow, against enumerations of their languages; most tokens are single bytes."""
 
 import json
+import os
+import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from model.batch import Slice
+from model.grammar.archive import NAMES, pack
+from model.grammar.client import First, GrammarProcess
+from model.machine.child import is_stopped
 from model.sampling_params import SamplingParams
 from model.step.logits import HIDDEN
-from model.step.masks import Masks
-from tests.model.grammar.vocabulary import END, PIECES, VOCABULARY, WIDTH, token
+from model.step.masks import LOST, Masks
+from model.tokenizers.load import load_tokenizer
+from tests.faults import FAULTS, descriptors, every_fault, offspring
+from tests.model.grammar.vocabulary import END, ENDLESS, FIRST, PIECES, WIDTH, token
+from tests.waiting import ended, eventually
 
 LANGUAGE = {"".join(letters) for n in range(1, 5) for letters in product("ab", repeat=n) if letters[0] != letters[-1]}
 CHOICES = f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(text) for text in sorted(LANGUAGE))}"
 
 
-BOMB = 'start: "a" more\nmore: T more T\nT: /b*/'
-"""A rule that leads to itself through nothing: llguidance never returns."""
-
-
 @pytest.fixture(scope="module")
 def one() -> Iterator[Masks]:
-    made = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    made = Masks(FIRST, WIDTH)
     yield made
     made.close()
 
@@ -143,25 +150,114 @@ def test_a_grammar_that_does_not_compile_is_a_failure(masks: Masks) -> None:
 
 def test_a_bomb_fails_its_own_sequence_and_the_others_go_on(masks: Masks) -> None:
     a, b = token("a"), token("b")
-    step = [view([a], number=1), view([a], number=2, grammar=BOMB), view([a], number=3)]
+    step = [view([a], number=1), view([a], number=2, grammar=ENDLESS), view([a], number=3)]
     assert allowed(masks, *step)[::2] == [oracle([a])] * 2
     assert "more than 0.5 s for one token" in str(masks.failure(step[1].samples))
     assert masks.failure(step[0].samples) is masks.failure(step[2].samples) is None
     assert allowed(masks, view([a, b], number=3)) == [oracle([a, b])]
 
 
-def test_a_child_that_dies_between_steps_is_replaced(masks: Masks) -> None:
-    a = token("a")
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPROF]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_process_that_is_lost_between_steps_is_replaced(masks: Masks, number: signal.Signals) -> None:
+    a, before = token("a"), masks.restarts
     assert allowed(masks, view([a])) == [oracle([a])]
-    process = masks._started().process
-    process.kill()
-    process.wait()
+    os.kill(masks._started().pid, number)
     assert allowed(masks, view([a, a])) == [oracle([a, a])]
+    assert masks.restarts == before + 1
 
 
-def test_without_a_compiler_sequences_with_grammars_fail() -> None:
-    masks = Masks({"directory": "/nowhere", "size": WIDTH}, WIDTH)
+class Doomed(GrammarProcess):
+    """A process that a signal hits at the first request for masks, as often as `SIGNALS` says."""
+
+    signals: ClassVar[list[signal.Signals]] = []
+
+    def masks(self) -> tuple[Any, bytes]:
+        if self.signals:
+            os.kill(self.pid, signal.SIGCONT)
+            os.kill(self.pid, self.signals.pop())
+            eventually(lambda: ended(self.pid) or is_stopped(self.pid), "the signal has hit")
+        return super().masks()
+
+
+@pytest.fixture
+def doomed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Masks]:
+    monkeypatch.setattr("model.step.masks.GrammarProcess", Doomed)
+    made = Masks(FIRST, WIDTH)
+    yield made
+    made.close()
+    Doomed.signals.clear()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_process_that_is_lost_in_a_step_is_replaced_in_it(doomed: Masks, number: signal.Signals) -> None:
+    Doomed.signals[:] = [number]
+    outputs = spellings(1)
+    assert allowed(doomed, *(view(output, number=n) for n, output in enumerate(outputs))) == [*map(oracle, outputs)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_processes_lost_twice_are_a_fault_in_one_sequence(doomed: Masks, number: signal.Signals) -> None:
+    Doomed.signals[:] = [number] * 2
+    a, b = view([token("a")], number=1), view([token("b")], number=2)
+    assert allowed(doomed, a, b)[1] == oracle([token("b")])
+    assert doomed.fault(a.samples) == LOST
+    assert doomed.failure(a.samples) is doomed.failure(b.samples) is doomed.fault(b.samples) is None
+    assert allowed(doomed, a) == [oracle([token("a")])]
+
+
+def test_one_loss_of_the_server_takes_the_blame_from_the_grammar(doomed: Masks) -> None:
+    Doomed.signals[:] = [signal.SIGKILL, signal.SIGPROF]
+    item = view([token("a")])
+    allowed(doomed, item)
+    assert doomed.failure(item.samples) is None
+    assert doomed.fault(item.samples) == LOST
+
+
+def test_a_compiler_that_is_stopped_holds_nobody_for_ever(masks: Masks) -> None:
+    os.kill(masks._started().pid, signal.SIGSTOP)
+    masks.prepare(CHOICES)
+    assert allowed(masks, view([])) == [oracle([])]
+
+
+@pytest.mark.parametrize(("kind", "code"), FAULTS)
+def test_every_fault_ends_in_masks_or_a_fault(kind: str, code: int) -> None:
+    before, children = descriptors(), offspring()
+    item = view([token("a")])
+    for fault in every_fault(kind, code):
+        masks = Masks(FIRST, WIDTH)
+        masks.prepare(CHOICES)
+        served = allowed(masks, item) == [oracle([token("a")])]
+        assert masks.failure(item.samples) is None
+        assert served or (fault.happened and masks.fault(item.samples)), fault
+        masks.close()
+        assert (descriptors(), offspring()) == (before, children), fault
+
+
+def test_the_process_needs_no_directory(embedded_model: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        if (embedded_model / name).is_file():
+            shutil.copy(embedded_model / name, tmp_path)
+    width = 49152
+    masks = Masks(First({"size": width}, pack(tmp_path)), width)
+    yes = load_tokenizer(tmp_path).encode("yes", add_bos=False, parse_control=False)
+    shutil.rmtree(tmp_path)
+    for _ in range(2):
+        item = view([], grammar='start: "yes"')
+        masks.start([item.samples])
+        logits = torch.zeros(1, width)
+        masks.step.change(logits, item.samples)
+        assert yes[0] in torch.nonzero(logits[0] > HIDDEN)[:, 0].tolist()
+        masks._started().kill()
+    masks.close()
+
+
+def test_without_a_compiler_a_fault_ends_sequences_with_grammars() -> None:
+    masks = Masks(First({"vocabulary": "[]"}), WIDTH)
     masks.prepare(CHOICES)
     allowed(masks, view([]))
-    assert masks.failure(view([]).samples)
+    assert masks.failure(view([]).samples) is None
+    assert "cannot be started" in str(masks.fault(view([]).samples))
     masks.close()

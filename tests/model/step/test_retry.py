@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
+from model.grammar.client import First
 from model.grammar.compiler import Vocabulary
 from model.loading import load_from
 from model.options import RunnerOptions
@@ -32,7 +33,7 @@ def runner() -> Iterator[ModelRunner]:
     """A runner in int8, where a row's bits depend on no other row, with a windowed and a full layer."""
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     made = load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
-    made._masks = Masks({"vocabulary": VOCABULARY.to_json()}, WIDTH)
+    made._masks = Masks(First({"vocabulary": VOCABULARY.to_json()}), WIDTH)
     yield made
     made._masks.close()
 

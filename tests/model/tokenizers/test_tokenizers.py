@@ -7,12 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import tokenizers
-from gguf import TokenType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
@@ -25,10 +23,8 @@ from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
+from tests.model.tokenizers.vocabularies import V1, V3, gguf_metadata
 
-DATA = Path(str(files("mistral_common") / "data"))
-V1 = DATA / "tokenizer.model.v1"
-V3 = DATA / "mistral_instruct_tokenizer_240323.model.v3"
 TEXTS = [
     "",
     " ",
@@ -59,29 +55,11 @@ def _spm(file: Path, directory: Path, name: str) -> Tokenizer:
     return load_tokenizer(directory)
 
 
-def _metadata(file: Path) -> dict:
-    """GGUF metadata of a SentencePiece model, as llama.cpp's converter writes it."""
-    spm = SentencePieceProcessor(model_file=str(file))
-    kinds = ((spm.is_unknown, TokenType.UNKNOWN), (spm.is_control, TokenType.CONTROL), (spm.is_byte, TokenType.BYTE))
-    ids = range(spm.vocab_size())
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [spm.id_to_piece(token) for token in ids],
-        "tokenizer.ggml.scores": [spm.get_score(token) for token in ids],
-        "tokenizer.ggml.token_type": [
-            int(next((kind for test, kind in kinds if test(token)), TokenType.NORMAL)) for token in ids
-        ],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-
-
 @pytest.fixture(scope="module")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     """Mistral's first SentencePiece model as a tokenizer.json with byte fallback."""
     directory = tmp_path_factory.mktemp("byte-fallback")
-    write_tokenizer(_metadata(V1), directory)
+    write_tokenizer(gguf_metadata(V1), directory)
     return load_tokenizer(directory), tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 

@@ -198,14 +198,14 @@ def test_the_lowest_priority_is_served_first() -> None:
             done.append(priority)
 
         threads = []
-        for number, priority in enumerate((5, 0, -5), 2):
+        for number, priority in enumerate((9, 5, 0), 2):
             threads.append(threading.Thread(target=ask, args=[priority]))
             threads[-1].start()
             eventually(busy(live, number), "it waits")
         remaining(lines)
         for thread in threads:
             thread.join()
-    assert done == [-5, 0, 5]
+    assert done == [0, 5, 9]
 
 
 def test_a_salt_keeps_the_cache_apart(live: Live) -> None:

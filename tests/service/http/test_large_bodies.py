@@ -1,8 +1,13 @@
 """Expensive bodies of legal size: few errors, no work on the event loop, no tokenizing of too long texts."""
 
+import codecs
 import json
+import re
 import signal
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import pytest
@@ -14,8 +19,8 @@ from service.schema.conversation import Content
 from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
-from tests.service.live import Live, begun, ready, running
-from tests.waiting import eventually
+from tests.service.live import USER, Live, begun, ready, refused, running
+from tests.waiting import PATIENCE, eventually
 
 MANY = 3000
 
@@ -124,3 +129,123 @@ def test_tokenizing_takes_a_place_in_the_queue(path: str, body: dict[str, Any]) 
             eventually(lambda: not ready(live.http), "readiness flips")
             late = live.post(path, body)
             assert (late.status_code, late.json()["error"]["code"]) == (503, "shutting_down")
+
+
+LISTS = [[]] * 100_000
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"a": [[]] * 8_000})}
+"""The lists in the arguments of five calls are too many together."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": LISTS}),
+        ("/v1/completions", {"prompt": "a", "unknown": LISTS}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(n): 0 for n in range(100_000)}}),
+        ("/v1/completions", {"prompt": "a", "guided_json": json.dumps({"enum": LISTS})}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}] * 100_000}]}),
+        ("/v1/chat/completions", {"messages": USER, "chat_template_kwargs": {"tone": LISTS}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{}] * 100_000}], "max_tokens": 1}),
+        ("/v1/responses", {"input": [{}] * 100_000}),
+        ("/v1/responses", {"input": [CALL] * 5}),
+    ],
+)
+def test_a_structure_beyond_the_limits_is_refused_before_it_is_parsed(live: Live, path: str, body: Any) -> None:
+    response = live.post(path, body)
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400
+    assert re.search(r"has at least \d+ (lists and objects|names of fields), the limit is \d+$", message)
+
+
+def test_many_token_ids_are_read(live: Live) -> None:
+    """As many as four prompts of 128k tokens."""
+    response = live.post("/v1/completions", {"prompt": [[7] * 2**17] * 4})
+    assert response.json()["error"]["message"].startswith(
+        "this model's context is 512 tokens, but the request needs 131"
+    )
+
+
+def test_errors_are_short_whatever_the_names_are(live: Live) -> None:
+    name = "x" * 1_000_000
+    for body in ({name: 1}, {"logit_bias": {name: "a"}}, {"structured_outputs": {name: 1}}):
+        response = live.post("/v1/completions", {"prompt": "a", **body})
+        assert response.status_code == 400
+        assert len(response.content) < 1000
+
+
+class Slow(IntegerTokenizer):
+    """A tokenizer that waits with texts of "wait", and records all texts."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.texts: list[str] = []
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        self.texts.append(text)
+        if text == "wait":
+            assert self.may.wait(PATIENCE)
+        return super().encode(text, add_bos=add_bos, parse_control=parse_control)
+
+
+@contextmanager
+def sent(live: Live, path: str, body: dict[str, Any], pad: int = 0) -> Iterator[None]:
+    """A request whose client goes away at the end of the context."""
+    content = json.dumps(body).encode().ljust(pad)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection((live.http.base_url.host, live.http.base_url.port)) as connection:
+        connection.sendall(head.encode() + content)
+        yield
+
+
+def aborted(live: Live, n: int) -> Callable[[], bool]:
+    return lambda: live.metric("noria_requests_total", outcome="abort") == n
+
+
+@pytest.mark.parametrize("pad", [0, 100_000])
+def test_the_work_of_a_client_that_has_gone_is_dropped(pad: int) -> None:
+    """Its text is never tokenized, and with a large body its fields are never checked."""
+    tokenizer = Slow()
+    with running(tokenizer=tokenizer) as live:
+        work = live.server.config.app.state.noria.admission.work
+        with sent(live, "/tokenize", {"prompt": "wait"}):
+            eventually(lambda: tokenizer.texts == ["wait"], "the thread is busy")
+            with sent(live, "/v1/completions", {"prompt": "gone"}, pad):
+                eventually(lambda: work._waiting, "the request waits")
+            eventually(aborted(live, 1), "the server sees that the client has gone")
+            assert not work._waiting
+            tokenizer.may.set()
+        assert live.complete(prompt="here", max_tokens=1)["choices"]
+    assert [text for text in tokenizer.texts if text] == ["wait", "here"]
+
+
+def test_spaces_that_stay_in_the_prompt_are_not_tokenized() -> None:
+    """A template may strip white space. What it leaves is measured before it is tokenized."""
+    tokenizer = Watched()
+    with running(tokenizer=tokenizer, max_model_len=64) as live:
+        done = tokenizer.encoded
+        for path in ("/v1/chat/completions", "/tokenize"):
+            error = refused(live, path, {"messages": [{"role": "user", "content": " " * 400}]})
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+            assert "at most 320 bytes of text, but messages has 405" in error["message"]
+        assert tokenizer.encoded == done
+
+
+def test_a_byte_order_mark_is_skipped(live: Live) -> None:
+    for pad in (0, 100_000):
+        content = codecs.BOM_UTF8 + json.dumps({"prompt": "a", "max_tokens": 1}).encode().ljust(pad)
+        headers = {"content-type": "application/json"}
+        assert live.http.post("/v1/completions", content=content, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "rot13", "identity, GZIP"])
+def test_a_content_coding_is_refused(live: Live, coding: str) -> None:
+    response = live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"content-encoding": coding})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (415, "unsupported_media_type")
+    assert error["message"] == f"content-encoding must be identity: bodies are not compressed here, got {coding!r}"
+    assert response.headers["accept-encoding"] == "identity"
+    for plain in ("identity", ""):
+        response = live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"content-encoding": plain})
+        assert response.status_code == 200

@@ -10,7 +10,7 @@ from model.checkpoint.generation_config import GenerationDefaults
 from service.api.openai.models import card
 from service.generation.served import ServedModel, fingerprint
 from tests.fakes import IntegerTokenizer, make_info
-from tests.service.live import Live, answer, running
+from tests.service.live import Live, answer, busy, running
 from tests.waiting import eventually
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -152,6 +152,7 @@ def test_a_silent_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch, pat
 
 
 def test_a_failure_after_a_sign_of_life_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first death of the engine does not show, the second is such a failure."""
     monkeypatch.setattr("service.http.sse.KEEP_ALIVE_SECONDS", 0.05)
     with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
         body = {"prompt": "p" * 400, "stream": True}
@@ -159,6 +160,8 @@ def test_a_failure_after_a_sign_of_life_is_an_event(monkeypatch: pytest.MonkeyPa
             lines = response.iter_lines()
             assert next(lines) == ": keep-alive"
             live.hosts[0].kill()
+            eventually(lambda: len(live.hosts) == 2 and busy(live)(), "it runs on the second engine")
+            live.hosts[1].kill()
             rest = [line for line in lines if line and line != ": keep-alive"]
         assert len(rest) == 1
         assert "engine_died" in rest[0]

@@ -49,7 +49,7 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path, caplog: pytest.
         lambda *_: None,  # type: ignore[arg-type]
         settings,
         drain=drain,
-        reload=lambda: None,
+        reloads={},
         places=Places(1, 1),
         on_refused=print,
     )
@@ -62,7 +62,7 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path, caplog: pytest.
     assert peer_name(server.config.ssl) == "second"
     path.write_text("nonsense")
     server.reload()
-    assert "the TLS certificates stay as they were" in caplog.text
+    assert "the old TLS certificate stays" in caplog.text
     assert peer_name(server.config.ssl) == "second"
 
 

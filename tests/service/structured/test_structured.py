@@ -96,3 +96,11 @@ def test_a_grammar_that_fails_in_the_engine_fails_its_request(live: Live, stream
     error = refused(live, "/v1/chat/completions", body)
     assert error["code"] == "grammar_failed"
     assert error["message"] == "the grammar is broken"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_in_one_sequence_is_the_servers(live: Live, stream: bool) -> None:
+    body = {"messages": USER, "max_tokens": 3, "guided_grammar": 'start: "faulty"', "stream": stream}
+    error = refused(live, "/v1/chat/completions", body, 500)
+    assert error["code"] == "engine_error"
+    assert error["message"] == "the process that follows grammars was lost"

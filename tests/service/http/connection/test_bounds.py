@@ -19,7 +19,7 @@ from tests.service.http.connection.raw import (
     send_all,
     whole,
 )
-from tests.service.live import LONG, Live, answer, running
+from tests.service.live import LONG, Live, answer, begun, remaining, running
 from tests.waiting import eventually
 
 LIMITS = Limits()
@@ -101,15 +101,7 @@ def test_trailers_are_no_header_fields(live: Live) -> None:
         assert read_answer(sock).status == 200
 
 
-SHORT = replace(
-    LIMITS,
-    head_seconds=0.3,
-    body_seconds=0.3,
-    idle_seconds=0.3,
-    unread_seconds=0.3,
-    linger_seconds=0.1,
-    body_rate=10**6,
-)
+SHORT = replace(LIMITS, head_seconds=1.0, body_seconds=1.0, unread_seconds=1.0, linger_seconds=0.1, body_rate=10**6)
 
 
 @pytest.mark.parametrize(
@@ -201,20 +193,21 @@ def test_a_stream_that_nobody_reads_is_aborted() -> None:
         assert live.metric("noria_requests_total", outcome="abort") == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "per_address", "words"), [(20, 1000, "20 connections"), (1000, 20, "your address has 20 connections")]
+OF_ADDRESS, OF_SERVER = (
+    ({"max_connections_per_address": 20}, "your address has 20"),
+    ({"max_connections": 20}, "has 20"),
 )
-def test_too_many_connections(limit: int, per_address: int, words: str) -> None:
-    """Probes are served beyond the limit, also while others hold all reserved places; then there is place again."""
-    options = {"max_connections": limit, "max_connections_per_address": per_address}
-    with running(**options) as live, contextlib.ExitStack() as stack:
-        ask = live.http.get
-        assert ask("/v1/models").status_code == 200
-        for _ in range(limit + per_address):
-            if live.metric("noria_connections") == 20:
-                break
-            stack.enter_context(connected(live))
-        for _ in range(40):  # more than reserved places, all silent
+
+
+@pytest.mark.parametrize(("options", "words"), [OF_ADDRESS, OF_SERVER], ids=["address", "server"])
+def test_probes_are_served_beyond_the_limits(options: dict[str, int], words: str) -> None:
+    """All connections are busy with answers. More silent ones than reserved places do not keep a probe out."""
+    with running(model="slow", **options) as live, contextlib.ExitStack() as stack:
+        body = json.dumps({**LONG, "stream": True}).encode()
+        for _ in range(20):
+            stack.enter_context(connected(live)).sendall(whole(body=body))
+        eventually(lambda: live.engine.stats.running == 20, "all places are taken by requests")
+        for _ in range(40):
             stack.enter_context(connected(live))
         for path, status in (("/live", 200), ("/ready", 200), ("/v1/models", 503)):
             with connected(live) as sock:
@@ -225,9 +218,21 @@ def test_too_many_connections(limit: int, per_address: int, words: str) -> None:
                     assert words in response.error["message"]
                     assert response.error["code"] == "too_many_connections"
                     assert response.fields["retry-after"]
-        assert ask("/v1/models").status_code == 200  # its connection was there before
+        assert live.engine.stats.running == 20
         stack.close()
         eventually(lambda: connected_models(live) == 200, "there is place again")
+
+
+@pytest.mark.parametrize("options", [OF_ADDRESS[0], OF_SERVER[0]], ids=["address", "server"])
+def test_half_sent_requests_keep_nobody_out(options: dict[str, int]) -> None:
+    with running(model="slow", **options) as live, contextlib.ExitStack() as stack:
+        lines = stack.enter_context(begun(live, max_tokens=100))
+        for n in range(60):
+            stack.enter_context(connected(live)).sendall(START[:n])
+        assert connected_models(live) == 200
+        assert remaining(lines)[-1] == "[DONE]"
+        assert live.metric("noria_connections") <= 21
+        assert live.metric("noria_refused_connections_total", reason="full") >= 40
 
 
 def connected_models(live: Live) -> int:

@@ -1,12 +1,13 @@
 """The engine process, as the service starts and ends it. Tests run an engine on a thread (`tests/fakes.py`)."""
 
-import signal
 import socket
 import subprocess
-from pathlib import Path
 from typing import Protocol
 
-from model.machine.child import start_python
+from model.machine.child import ending, is_stopped, start_python
+
+END_SECONDS = 10.0
+"""Time for a killed process to end. A process that the system holds longer is left behind."""
 
 
 class EngineHandle(Protocol):
@@ -25,7 +26,10 @@ class EngineHandle(Protocol):
         ...
 
     def wait(self) -> str:
-        """Wait until the engine has ended; returns how it ended, for the log. Blocks, so never on the event loop."""
+        """Wait for the end of an engine that was killed; returns how it ended, for the log.
+
+        Blocks, so never on the event loop, and not for ever: a process can be stuck in the system.
+        """
         ...
 
 
@@ -49,17 +53,13 @@ class EngineProcess:
         with theirs:
             try:
                 self._process = start_python("service.engine", self._runner, *self._log, sockets=[theirs])
-            except OSError:
+            except BaseException:
                 ours.close()
                 raise
         return ours
 
     def stopped(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return self.pid is not None and is_stopped(self.pid)
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -68,5 +68,7 @@ class EngineProcess:
     def wait(self) -> str:
         if self._process is None:
             return "never started"
-        code = self._process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        try:
+            return ending(self._process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "it does not end"

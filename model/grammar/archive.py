@@ -1,0 +1,28 @@
+"""The files of a model that make a compiler of grammars, as bytes: a later process needs no directory."""
+
+import io
+import zipfile
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from model.tokenizers.load import sentencepiece_file
+
+NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
+"""What `load_tokenizer` and `read_generation` read, besides a SentencePiece model."""
+
+
+def pack(directory: Path) -> bytes:
+    """An archive of the files in a model directory. It is as long as they are. Raises OSError."""
+    present = [path for name in NAMES if (path := directory / name).is_file()]
+    if (model := sentencepiece_file(directory)) is not None:
+        present.append(directory / model.name)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in present:
+            archive.writestr(path.name, path.read_bytes())
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes) -> Traversable:
+    """The directory that `pack` read."""
+    return zipfile.Path(zipfile.ZipFile(io.BytesIO(archive)))

@@ -1,0 +1,88 @@
+"""The queue of waiting sequences: first by priority, then in fair shares for each tenant, then by arrival.
+
+The shares follow the Virtual Token Counter of "Fairness in Serving Large Language Models" (arXiv 2401.00588). Each
+tenant has a counter of the tokens that it was served. The tenant with the lowest counter is next. A tenant that comes
+back is lifted to the lowest counter of those that wait, so that it gains nothing by having been idle. While two
+tenants wait, the difference of their service stays within a bound that no flood can change.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from operator import attrgetter
+
+from service.engine.sequence import Sequence
+
+PROMPT_WEIGHT = 1
+GENERATED_WEIGHT = 2
+"""The paper's weights: the cost of a prompt token that is computed, and of a generated one."""
+NUMBER = attrgetter("number")
+
+
+class WaitingQueue:
+    """All sequences that wait. Each priority has its own shares: one that is not served there earns no credit here."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, FairQueue] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels.values()))
+
+    def __bool__(self) -> bool:
+        return any(self._levels.values())
+
+    @property
+    def head(self) -> Sequence:
+        """The sequence to admit next. Raises ValueError if none waits."""
+        return self._levels[min(priority for priority, level in self._levels.items() if level)].head
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence, a preempted one at its old place among those of its tenant."""
+        self._levels.setdefault(sequence.priority, FairQueue()).add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out, because it is admitted or aborted."""
+        self._levels[sequence.priority].remove(sequence)
+
+    def charge(self, sequence: Sequence, *, prompt: int = 0, generated: int = 0) -> None:
+        """Count tokens that were computed for a sequence as service of its tenant."""
+        tokens = PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated
+        self._levels[sequence.priority].charge(sequence.tenant, tokens)
+
+
+class FairQueue:
+    """The waiting sequences of one priority, with the virtual token counters of their tenants."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Sequence]] = {}  # the tenants that wait, each with its sequences by arrival
+        self._served: Counter[str] = Counter()  # weighted tokens
+        self._last_to_leave = ""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def head(self) -> Sequence:
+        """The oldest sequence of the tenant that was served least."""
+        oldest = (sequences[0] for sequences in self._waiting.values())
+        return min(oldest, key=lambda sequence: (self._served[sequence.tenant], sequence.number))
+
+    def add(self, sequence: Sequence) -> None:
+        tenant = sequence.tenant
+        if tenant not in self._waiting:
+            least = min(self._served[other] for other in self._waiting or (self._last_to_leave,))
+            self._served[tenant] = max(self._served[tenant], least)
+            self._waiting[tenant] = []
+        insort(self._waiting[tenant], sequence, key=NUMBER)
+
+    def remove(self, sequence: Sequence) -> None:
+        waiting = self._waiting[sequence.tenant]
+        del waiting[bisect_left(waiting, sequence.number, key=NUMBER)]
+        if not waiting:
+            del self._waiting[sequence.tenant]
+            self._last_to_leave = sequence.tenant
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        self._served[tenant] += tokens

@@ -1,0 +1,132 @@
+"""The supervisor: it runs one engine after the other, until it has to give up."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from model.errors import NoriaError
+from service.engine.messages import FromEngine, Ready, ToEngine
+from service.engine.supervision.backoff import backoff
+from service.engine.supervision.connection import Connection
+from service.engine.supervision.process import EngineHandle
+from service.engine.supervision.spare import Spare
+from service.engine.supervision.watchdog import Patience, watch
+
+log = logging.getLogger("noria.engine")
+
+MAX_FAILED_LOADS = 5
+"""Engines in a row that end before they have loaded the model. The next one would do no better."""
+
+Options = Mapping[str, Any]
+
+
+class Supervisor:
+    """Runs engines. `take` gets the messages of the one that loads or serves, `on_end` is called when it has ended.
+
+    If the first engine cannot load the model, nothing will. A later engine that ends is replaced until one serves
+    again, or `MAX_FAILED_LOADS` have failed in a row. An engine that the machine cannot even start is tried again
+    without end. With `has_spare` the next engine has imported everything before it is needed.
+    """
+
+    def __init__(
+        self,
+        new_engine: Callable[[], EngineHandle],
+        take: Callable[[FromEngine], None],
+        on_end: Callable[[], None],
+        patience: Patience,
+        *,
+        has_spare: bool,
+    ) -> None:
+        self._new_engine = new_engine
+        self._take = take
+        self._on_end = on_end
+        self._patience = patience
+        self._spare = Spare(new_engine, patience) if has_spare else None
+        self._next: Connection | None = None
+        self._current: Connection | None = None
+
+    def spawn(self) -> None:
+        """Start the first engine. Needs no event loop. Raises NoriaError if the machine cannot."""
+        self._next = Connection(self._new_engine())
+
+    def send(self, message: ToEngine) -> None:
+        """Write a message to the engine that loads or serves, if there is one."""
+        if self._current is not None:
+            self._current.send(message)
+
+    async def run(self, options: Callable[[], Awaitable[Options]], on_restart: Callable[[], None]) -> NoReturn:
+        """Run engines, each with what `options` gives for it. Raises NoriaError to give up, and nothing else."""
+        served, failures, failed_loads = False, 0, 0
+        while True:
+            ending = await self._run_engine(options)
+            served = served or ending.loaded
+            if not served:
+                raise NoriaError(ending.failure or f"the engine ended while loading the model ({ending.how})")
+            failures = 0 if ending.loaded else failures + 1
+            failed_loads = 0 if ending.loaded else failed_loads + ending.started
+            reason = ending.failure or ending.how
+            if failed_loads == MAX_FAILED_LOADS:
+                raise NoriaError(
+                    f"{MAX_FAILED_LOADS} engines in a row could not load the model; the last one: {reason}"
+                )
+            _guarded(on_restart)
+            log.error("the engine is gone (%s); starting a fresh one", reason)
+            await asyncio.sleep(backoff(failures))
+
+    async def close(self) -> None:
+        """End every engine, once `run` has ended."""
+        for connection in filter(None, (self._next, self._current)):
+            await connection.close()
+        if self._spare is not None:
+            await self._spare.close()
+
+    async def _run_engine(self, options: Callable[[], Awaitable[Options]]) -> "Ending":
+        """Run one engine from its start to its end. An error in this code must not end the supervision."""
+        failure = None
+        try:
+            connection = await self._connect()
+            connection.load(await options(), self._receive)
+            if (failure := await watch(connection, self._patience)) is not None:
+                log.error("%s; killing it", failure)
+        except NoriaError as error:
+            failure = str(error)
+        except Exception as error:
+            log.exception("the service cannot go on with this engine")
+            failure = f"{type(error).__name__}: {error}"
+        _guarded(self._on_end)
+        ended, how = self._current, "never started"
+        if ended is not None:
+            how = await ended.close()
+        self._current = None
+        return Ending(ended is not None, ended is not None and ended.ready, (ended and ended.failure) or failure, how)
+
+    async def _connect(self) -> Connection:
+        """An engine that waits for its model: the one that `spawn` started, the spare, or a new one."""
+        spare = await self._spare.take() if self._spare is not None and self._next is None else None
+        self._current = self._next or spare or Connection(self._new_engine())
+        self._next = None
+        if spare is None:
+            await self._current.open()
+        return self._current
+
+    def _receive(self, message: FromEngine) -> None:
+        self._take(message)
+        if isinstance(message, Ready) and self._spare is not None:
+            self._spare.keep()
+
+
+class Ending(NamedTuple):
+    """The end of an engine: whether its process had started and its model was loaded, why it ended, and how."""
+
+    started: bool
+    loaded: bool
+    failure: str | None
+    how: str
+
+
+def _guarded(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:
+        log.exception("internal error at the end of an engine")

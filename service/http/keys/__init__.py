@@ -1,0 +1,1 @@
+"""The API keys: which there are, what each may do, and what it has used."""

@@ -1,0 +1,140 @@
+"""The declarations of API keys: plain ones, and the entries of a key file. All that can be wrong is an OptionError."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from model.errors import OptionError
+
+PRIORITIES = (-10, 10)
+"""The lowest and the highest number that any request may send as its priority."""
+LIMITS = {
+    "requests_per_minute": (1, None),
+    "tokens_per_minute": (1, None),
+    "max_concurrent": (1, None),
+    "priority": PRIORITIES,
+}
+"""Fields of an entry that are whole numbers, with the lowest and the highest one."""
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One API key as it is declared. `digest` is the SHA-256 hash of the key.
+
+    None: no limit. `priority` is the lowest number that requests with the key may send.
+    """
+
+    name: str
+    digest: bytes
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+    priority: int = 0
+
+
+def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
+    """The entries of plain keys and of a key file: TOML or JSON by its name, else one plain key a line.
+
+    Raises OptionError.
+    """
+    named: list[Entry] = []
+    plain = list(keys)
+    if path is not None:
+        if path.suffix in (".toml", ".json"):
+            named = list(_entries(path))
+        else:
+            plain += _lines(path)
+    unnamed = enumerate(dict.fromkeys(map(_hashed, plain)), start=1)
+    return _distinct([*(Entry(f"key-{number}", digest) for number, digest in unnamed), *named], path)
+
+
+def _hashed(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--api-key-file {path}: cannot be read ({type(error).__name__})") from error
+
+
+def _lines(path: Path) -> list[str]:
+    keys = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    if not keys:
+        raise OptionError(f"--api-key-file {path}: the file has no key; write one per line")
+    return keys
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    """The entries under `keys`. No other field may stand beside it."""
+    try:
+        table = tomllib.loads(_text(path)) if path.suffix == ".toml" else json.loads(_text(path))
+    except ValueError as error:
+        reason = str(error).replace("\n", " ")
+        raise OptionError(f"--api-key-file {path}: not valid {path.suffix[1:].upper()}: {reason}") from error
+    entries = table.get("keys") if isinstance(table, dict) and table.keys() <= {"keys"} else None
+    if not isinstance(entries, list) or not entries:
+        raise OptionError(f"--api-key-file {path}: expected a list of entries named keys, and nothing beside it")
+    for number, fields in enumerate(entries, start=1):
+        try:
+            yield _entry(fields)
+        except ValueError as error:
+            raise OptionError(f"--api-key-file {path}: entry {number}: {error}") from error
+
+
+def _entry(fields: Any) -> Entry:
+    """One entry. Raises ValueError, with the name of the field."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected fields, got {fields!r}")
+    name = fields.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
+    if unknown := fields.keys() - {"name", "key", "sha256", *LIMITS}:
+        raise ValueError(f"{name}: unknown field {min(unknown)!r}")
+    try:
+        limits = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
+        return Entry(name, _digest(fields), **limits)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _digest(fields: dict[str, Any]) -> bytes:
+    if ("key" in fields) == ("sha256" in fields):
+        raise ValueError("give either sha256 or key")
+    if "key" in fields:
+        if not isinstance(fields["key"], str) or not fields["key"].strip():
+            raise ValueError("key must be text that is not empty")
+        return _hashed(fields["key"].strip())
+    if not isinstance(fields["sha256"], str) or not DIGEST.fullmatch(fields["sha256"]):
+        raise ValueError("sha256 must be 64 hexadecimal digits")
+    return bytes.fromhex(fields["sha256"])
+
+
+def _whole(field: str, value: Any) -> int:
+    least, most = LIMITS[field]
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{field} must be a whole number {limits}, got {value!r}")
+    return value
+
+
+def _distinct(entries: list[Entry], path: Path | None) -> list[Entry]:
+    """The same entries. Raises OptionError where two have one name or one key."""
+    names: set[str] = set()
+    owners: dict[bytes, str] = {}
+    for entry in entries:
+        if entry.name in names:
+            raise OptionError(f"--api-key-file {path}: {entry.name}: name is that of another key")
+        if entry.digest in owners:
+            raise OptionError(f"--api-key-file {path}: {entry.name}: sha256 is that of {owners[entry.digest]}")
+        names.add(entry.name)
+        owners[entry.digest] = entry.name
+    return entries

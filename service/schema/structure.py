@@ -1,0 +1,83 @@
+"""Limits on the structure of JSON, which hold before anything builds objects from it.
+
+A parser holds the interpreter until it has read the whole text: a megabyte of empty lists would stop all other threads.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from service.schema.fields import MAX_ITEMS
+
+MAX_CONTAINERS = 2 * MAX_ITEMS
+MAX_NAMES = 3 * MAX_ITEMS
+MAX_STRINGS = 5 * MAX_ITEMS
+MAX_FRACTIONS = 2**16
+MAX_ELEMENTS = 2**19
+"""Four prompts of 128k token ids."""
+MAX_DEPTH = 64
+MAX_DIGITS = 512
+
+LIMITS = (
+    ("lists and objects", b"[{", MAX_CONTAINERS),
+    ("names of fields", b":", MAX_NAMES),
+    ("quotation marks around strings", b'"', 2 * MAX_STRINGS),
+    ("fractions, exponents and booleans", b".eE", MAX_FRACTIONS),
+    ("commas between elements", b",", MAX_ELEMENTS),
+)
+"""What is counted outside strings, the bytes that show it, and the limit."""
+SLICE_BYTES = 2**16
+"""The bytes that are scanned at once. Other threads run between two slices."""
+
+BRACKETS = b"[]{}"
+OTHERS = bytes(set(range(256)) - set(BRACKETS))
+STEPS = bytes.maketrans(BRACKETS, b"\x01\xff\x01\xff")
+"""Brackets as signed bytes: the step in depth."""
+NUMERIC = b"0123456789+-.eE"
+DIGITS = bytes(ord("0") if byte in NUMERIC else ord(" ") for byte in range(256))
+LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
+
+
+class StructureError(ValueError):
+    """A text of JSON beyond a limit. The message names the limit and what was counted."""
+
+
+class Structure:
+    """The counts of all JSON texts in one request: its body, and texts of JSON inside strings of the body."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(LIMITS)
+
+    def add(self, text: bytes, name: str = "the body") -> None:
+        """Count what is in a text. Raises StructureError as soon as a limit is passed; `name` is the text's.
+
+        The text need not be valid JSON: the counts are right up to its first fault, where every parser stops.
+        """
+        depth, number = 0, b""
+        for outside in _outside_strings(text):
+            for index, (what, marks, limit) in enumerate(LIMITS):
+                self._counts[index] += sum(map(outside.count, marks))
+                _check(name, what, self._counts[index], limit)
+            depths = [*accumulate(memoryview(outside.translate(STEPS, OTHERS)).cast("b"), initial=depth)]
+            _check(name, "levels of lists and objects", max(depths), MAX_DEPTH)
+            depth = depths[-1]
+            digits = number + outside.translate(DIGITS)
+            _check(name, "characters in one number", MAX_DIGITS + (LONG_NUMBER in digits), MAX_DIGITS)
+            number = digits[-MAX_DIGITS:]
+
+
+def _outside_strings(text: bytes) -> Iterator[bytes]:
+    """The text with empty strings in place of all strings, a slice at a time."""
+    escape, inside = b"", False
+    for start in range(0, len(text), SLICE_BYTES):
+        part = (escape + text[start : start + SLICE_BYTES]).replace(b"\\\\", b"")
+        escape = part[-1:] if part.endswith(b"\\") else b""
+        pieces = part.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        contents = slice(0 if inside else 1, None, 2)
+        pieces[contents] = [b""] * len(pieces[contents])
+        inside ^= len(pieces) % 2 == 0
+        yield b'"'.join(pieces)
+
+
+def _check(name: str, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")

@@ -1,0 +1,77 @@
+"""Engines under a client: processes and threads with a fake model, and a client that lives as long as a test."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from model.sampling_params import SamplingParams
+from service.engine.client import EngineClient
+from service.engine.mailbox import Mailbox
+from service.engine.supervision.process import EngineHandle, EngineProcess
+from tests.fakes import EngineThread
+from tests.waiting import PATIENCE, named
+
+OPTIONS = {"model": "fake", "max_sequences": 8, "max_step_tokens": 32}
+PARAMS = SamplingParams(max_tokens=20)
+
+
+def process(runner: str = "create_fake") -> EngineProcess:
+    return EngineProcess(f"tests.fakes:{runner}")
+
+
+def thread(runner: str = "create_fake") -> EngineThread:
+    return EngineThread(f"tests.fakes:{runner}")
+
+
+async def collect(mailbox: Mailbox) -> list[int]:
+    return [token async for update in mailbox for token in update.tokens]
+
+
+def with_client(
+    host: Callable[[], EngineHandle],
+    body: Callable[[EngineClient], Awaitable[None]],
+    model: str = "fake",
+    **settings: Any,
+) -> None:
+    async def main() -> None:
+        client = EngineClient(host, **settings)
+        await client.start({**OPTIONS, "model": model})
+        try:
+            await body(client)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+class Hosts:
+    """A factory of engines that keeps those it has made."""
+
+    def __init__(self, *kinds: Callable[[], EngineHandle]) -> None:
+        """The last of `kinds` makes all further engines, too."""
+        self.made: list[EngineHandle] = []
+        self._kinds = kinds
+
+    def __call__(self) -> EngineHandle:
+        self.made.append(self._kinds[min(len(self.made), len(self._kinds) - 1)]())
+        return self.made[-1]
+
+    def pid(self, number: int) -> int:
+        """The process id of the engine with this number, the first is 0."""
+        engine = self.made[number]
+        assert isinstance(engine, EngineProcess)
+        assert engine.pid is not None
+        return engine.pid
+
+
+async def standing_by(hosts: Hosts, number: int) -> None:
+    """Wait until the engine with this number has imported everything, and waits for its model."""
+    await until(lambda: len(hosts.made) > number and named(hosts.pid(number)) == "noria-spare")

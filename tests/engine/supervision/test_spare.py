@@ -1,0 +1,99 @@
+"""The spare engine: real processes, without a delay before the spare starts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from service.engine.client import EngineClient
+from service.engine.supervision import spare
+from service.engine.supervision.connection import Connection
+from tests.engine.driving import expected
+from tests.engine.hosting import PARAMS, Hosts, collect, process, standing_by, thread, until, with_client
+from tests.waiting import ended, eventually, named
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare, "AFTER_SECONDS", 0.0)
+
+
+def test_the_spare_takes_over_and_another_one_follows() -> None:
+    hosts, restarts = Hosts(process), []
+
+    async def body(client: EngineClient) -> None:
+        await standing_by(hosts, 1)
+        os.kill(hosts.pid(0), signal.SIGKILL)
+        await until(lambda: bool(restarts))
+        await client.serving()
+        assert named(hosts.pid(1)) == "noria-engine"
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        await standing_by(hosts, 2)
+        assert len(hosts.made) == 3
+
+    with_client(hosts, body, spare=True, on_restart=lambda: restarts.append(1))
+    assert restarts == [1]
+    assert all(ended(hosts.pid(number)) for number in range(3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_spare_that_dies_or_stops_is_replaced_and_nothing_restarts(number: signal.Signals) -> None:
+    hosts, restarts = Hosts(process), []
+
+    async def body(client: EngineClient) -> None:
+        await standing_by(hosts, 1)
+        os.kill(hosts.pid(1), number)
+        await standing_by(hosts, 2)
+        assert client.state == "ready"
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+
+    with_client(hosts, body, spare=True, on_restart=lambda: restarts.append(1))
+    assert restarts == []
+    assert ended(hosts.pid(1))
+
+
+def test_the_beats_of_a_waiting_engine_do_not_fill_its_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket holds some 300 beats that nobody reads."""
+    monkeypatch.setattr("service.engine.worker.BEAT_SECONDS", 0.0005)
+
+    async def main() -> None:
+        connection, heard = Connection(thread()), set()
+        await connection.open()
+
+        def enough() -> bool:
+            heard.add(connection.heard)
+            return len(heard) > 600
+
+        deadline = asyncio.get_running_loop().time() + 30
+        while not enough():
+            assert asyncio.get_running_loop().time() < deadline, f"only {len(heard)} beats have arrived"
+            await asyncio.sleep(0)
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def test_the_spare_dies_with_the_service_even_when_stopped() -> None:
+    script = (
+        "import asyncio, os, signal\n"
+        "from service.engine.supervision import spare\n"
+        "from tests.engine.hosting import Hosts, OPTIONS, process, standing_by\n"
+        "from service.engine.client import EngineClient\n"
+        "async def main():\n"
+        "    spare.AFTER_SECONDS, hosts = 0.0, Hosts(process)\n"
+        "    await EngineClient(hosts, spare=True).start(OPTIONS)\n"
+        "    await standing_by(hosts, 1)\n"
+        "    os.kill(hosts.pid(1), signal.SIGSTOP)\n"
+        "    print(hosts.pid(1), flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    eventually(partial(ended, child), "the spare ends with its parent")

@@ -1,0 +1,127 @@
+"""How long the oldest sequence has made no progress: the clock alone, and as the service sees it."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from model.batch import StepBatch, StepOutput
+from model.sampling_params import SamplingParams
+from service.engine.client import EngineClient
+from service.engine.mailbox import EngineDied
+from service.engine.progress import StallClock
+from tests.engine.driving import expected
+from tests.engine.hosting import PARAMS, Hosts, collect, thread, until, with_client
+from tests.fakes import FakeRunner, WaitingRunner, make_info
+
+
+def test_the_sequence_that_waits_longest_counts_whatever_the_others_do() -> None:
+    clock = StallClock()
+    assert clock.tick(5) == 0  # nothing is due
+    clock.note([1, 2])
+    assert clock.tick(3) == 3
+    clock.note([1, 2, 3], done=[2])
+    assert clock.tick(1) == 4
+    clock.note([2, 3], done=[2])
+    assert clock.tick(1) == 2  # 1 has ended; 3 began when 1 had waited 3 s
+    clock.note([])
+    assert clock.tick(60) == 0
+
+
+def test_other_work_counts_until_its_number_changes() -> None:
+    clock = StallClock()
+    clock.tick(1, inbox=7, preparing=None)
+    assert clock.tick(2, inbox=7, preparing=1) == 2
+    assert clock.tick(2, inbox=8, preparing=1) == 2
+    assert clock.tick(2, inbox=None, preparing=1) == 4
+    assert clock.tick(2, inbox=8, preparing=None) == 0
+
+
+def test_a_grammar_that_hangs_is_noticed_while_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+    hanging.may = threading.Event()  # type: ignore[misc]
+    monkeypatch.setattr("tests.fakes.WAITING", hanging)
+    hosts = Hosts(lambda: thread("create_waiting"), thread)
+
+    async def body(client: EngineClient) -> None:
+        async def others() -> None:
+            while True:
+                await collect(client.submit([1], PARAMS))
+
+        beside = asyncio.create_task(others())
+        with pytest.raises(EngineDied):
+            await collect(client.submit([1, 2], SamplingParams(max_tokens=4, grammar="g")))
+        with pytest.raises(EngineDied):
+            await beside
+        hanging.may.set()
+        await client.serving()
+        assert len(hosts.made) == 2
+
+    with_client(hosts, body, step_timeout=1.0)
+
+
+class Blocked(FakeRunner):
+    """A runner that hangs where nothing runs: between two steps."""
+
+    def __init__(self, may: threading.Event) -> None:
+        super().__init__(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+        self.may = may
+
+    def idle(self) -> bool:
+        if self.steps:
+            self.may.wait(60)
+        return False
+
+
+class Slow(FakeRunner):
+    """A runner that computes a step in half a second."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        threading.Event().wait(0.5)
+        return super().step(batch)
+
+
+def test_messages_that_the_loop_leaves_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    may = threading.Event()
+    monkeypatch.setattr("tests.fakes.create_blocked", lambda progress, **options: Blocked(may), raising=False)
+    hosts = Hosts(lambda: thread("create_blocked"), thread)
+
+    async def body(client: EngineClient) -> None:
+        assert await collect(client.submit([1], PARAMS)) == expected([1], PARAMS)
+        with pytest.raises(EngineDied):
+            await collect(client.submit([2], PARAMS))
+        may.set()
+        await client.serving()
+
+    with_client(hosts, body, step_timeout=1.0)
+
+
+def test_a_queue_is_no_stall_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence runs at a time, each step takes half a second, and the last sequence waits for three."""
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512, limits=(1, 32))
+    monkeypatch.setattr("tests.fakes.create_slow", lambda progress, **options: Slow(info), raising=False)
+    params = SamplingParams(max_tokens=1)
+
+    async def body(client: EngineClient) -> None:
+        mailboxes = [client.submit([n + 1], params) for n in range(7)]
+        assert await asyncio.gather(*map(collect, mailboxes)) == [expected([n + 1], params) for n in range(7)]
+        await until(lambda: client.stats.running == 0)
+
+    with_client(Hosts(lambda: thread("create_slow")), body, step_timeout=2.5)
+
+
+def test_a_grammar_that_cannot_be_prepared_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raising(FakeRunner):
+        def prepare(self, params: SamplingParams) -> None:
+            raise OSError("no more processes")
+
+    info = make_info(page_size=16, pools=((None, 512),), max_model_len=512)
+    create: Callable[..., FakeRunner] = lambda progress, **options: Raising(info)  # noqa: E731
+    monkeypatch.setattr("tests.fakes.create_raising", create, raising=False)
+
+    async def body(client: EngineClient) -> None:
+        params = SamplingParams(max_tokens=4, grammar="g")
+        assert await collect(client.submit([1], params)) == expected([1], params)
+
+    with_client(Hosts(lambda: thread("create_raising")), body)

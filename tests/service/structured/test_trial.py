@@ -1,0 +1,166 @@
+"""The law: no fault of the server is ever a 4xx. Faults of the process that tries grammars, each before a new form."""
+
+import os
+import signal
+import subprocess
+from itertools import count
+from typing import Any
+
+import httpx
+import pytest
+
+from model.grammar import client
+from model.machine.child import is_stopped
+from service.structured.trial import Grammars
+from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
+from tests.service.live import Live, refused
+from tests.waiting import ended, eventually
+
+NUMBERS = count()
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
+
+
+def ask(live: Live, form: str | None = None) -> httpx.Response:
+    """The answer to a request with a form, which is new if none is given."""
+    choice = form or f"choice {next(NUMBERS)}"
+    return live.post("/v1/completions", {"prompt": "x", "max_tokens": 3, "guided_choice": [choice]})
+
+
+def served(live: Live, form: str | None = None) -> None:
+    response = ask(live, form)
+    assert response.status_code == 200, response.text
+
+
+def unavailable(live: Live, form: str | None = None) -> None:
+    response = ask(live, form)
+    assert response.status_code == 503, response.text
+    assert response.json()["error"]["code"] == "grammar_unavailable"
+    assert int(response.headers["retry-after"]) > 0
+
+
+def grammars(live: Live) -> Grammars:
+    found: Grammars = live.server.config.app.state.noria.grammars  # type: ignore[union-attr]
+    return found
+
+
+def process(live: Live) -> client.GrammarProcess:
+    """The process that tries grammars."""
+    found = grammars(live)._process
+    assert found is not None
+    return found
+
+
+def without_process(live: Live) -> None:
+    """Kill it."""
+    process(live).kill()
+    eventually(lambda: process(live).ended, "it is dead")
+
+
+@pytest.fixture(autouse=True)
+def warm(live: Live) -> None:
+    served(live)
+
+
+class Starts:
+    """What happens to processes that start: the first `n` get a signal at once."""
+
+    def __init__(self, number: signal.Signals, n: int) -> None:
+        self._number = number
+        self._left = n
+        self._start = client.start_python
+
+    def __call__(self, *arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started = self._start(*arguments, **options)
+        if self._left:
+            self._left -= 1
+            started.send_signal(self._number)
+        return started
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_idle_process_that_is_lost_costs_nobody_a_form(live: Live, number: signal.Signals) -> None:
+    before = live.metric("noria_grammar_restarts_total", process="trial")
+    old = process(live).pid
+    os.kill(old, number)
+    if number == signal.SIGSEGV:  # Rust's handler lets the first pass, if no access to memory caused it
+        os.kill(old, number)
+    eventually(lambda: ended(old) or is_stopped(old), "the signal has hit")
+    for _ in range(2):
+        served(live)
+    assert ended(old)
+    assert live.metric("noria_grammar_restarts_total", process="trial") == before + 1
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_process_lost_while_it_starts_costs_a_retry(
+    live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "start_python", Starts(number, 1))
+    without_process(live)
+    served(live)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_processes_that_are_always_lost_are_a_503_and_nothing_is_remembered(
+    live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "start_python", Starts(number, 2))
+        without_process(live)
+        unavailable(live, f"lost by {number.name}")
+    served(live, f"lost by {number.name}")
+    served(live)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_process_lost_with_a_form_is_tried_again(
+    live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives between the request for a trial and its answer."""
+    left, send = [number], client.Link.send
+
+    def hit(link: client.Link, value: Any, *arguments: Any) -> None:
+        if left and isinstance(value, str):
+            os.kill(process(live).pid, left.pop())
+        send(link, value, *arguments)
+
+    monkeypatch.setattr(client.Link, "send", hit)
+    served(live)
+    assert not left
+
+
+@pytest.mark.parametrize(("kind", "code"), FAULTS)
+def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, code: int) -> None:
+    before, children = descriptors(), len(offspring())
+    for fault in every_fault(kind, code):
+        form = f"{fault!r} {next(NUMBERS)}"
+        without_process(live)
+        response = ask(live, form)
+        assert response.status_code == 200 or (fault.happened and response.status_code == 503), fault
+        served(live, form)
+    served(live)
+    assert (descriptors(), len(offspring())) == (before, children)
+
+
+@pytest.mark.parametrize(("kind", "code"), FAULTS[:5])
+def test_as_long_as_nothing_can_start_every_form_is_a_503(live: Live, kind: str, code: int) -> None:
+    without_process(live)
+    with failing(kind, code, lasting=True):
+        for _ in range(3):
+            unavailable(live, f"{kind} {code}")
+    served(live, f"{kind} {code}")
+
+
+CHAIN = "\n".join(f"r{n}: r{n + 1} | r{n + 2}" for n in range(6000))
+DEEP = f'start: r0\n{CHAIN}\nr6000: "c"\nr6001: "d"'
+"""Rules too deep for the stack."""
+
+
+def test_a_form_that_breaks_two_processes_is_refused_and_is_no_word_of_the_compiler(live: Live) -> None:
+    """Another form is not held up by it, and the same form is tried in a fresh process again."""
+    body = {"prompt": "x", "max_tokens": 3, "guided_grammar": DEEP}
+    known = len(grammars(live)._problems._texts)
+    for _ in range(2):
+        assert "2 s, 64 MiB" in refused(live, "/v1/completions", body)["message"]
+    assert len(grammars(live)._problems._texts) == known
+    served(live)
