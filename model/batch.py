@@ -12,6 +12,8 @@ from model.sampling_params import SamplingParams
 
 PAGE_SIZE = 32
 """Positions of a page, unless the attention backend needs another number."""
+BROKEN_NUMBERS = "the model's numbers for this request are not finite"
+"""The fault of a slice whose keys and values may be broken too: nothing of its sequence is reused."""
 UNKNOWN = -1
 """Stands for a sequence's last token while the step that samples it is still running."""
 
@@ -102,7 +104,7 @@ class SliceOutput:
     the state at the prompt's last position ("last"; empty before it).
     `failure` says why no token could be sampled after `tokens`. The client reads it, and the sequence ends.
     `fault` says the same where the request is not to blame: the step raised for this slice, or its numbers are not
-    finite, or the process that follows its grammar is lost. The sequence ends, and nothing that it computed is reused.
+    finite, or the process that follows its grammar is lost. The sequence ends.
     """
 
     tokens: tuple[int, ...] = ()

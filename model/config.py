@@ -8,6 +8,8 @@ from typing import Literal
 from model.errors import ModelError, short
 
 MAX_SIZE = 2**31 - 1
+MAX_BLOCKS = 2**15
+"""Layers times experts. The largest models have fewer; a damaged file could ask for days of work."""
 VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in each format that a model can have."""
 
@@ -86,6 +88,8 @@ class ModelConfig:
             raise ModelError(f"n_heads ({self.n_heads}) must be a multiple of n_kv_heads ({self.n_kv_heads})")
         if self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
+        if self.n_layers * max(1, self.n_experts) > MAX_BLOCKS:
+            raise ModelError(f"{self.n_layers} layers of {self.n_experts} experts are more than {MAX_BLOCKS} blocks")
         if self.n_experts and self.n_experts_per_token > self.n_experts:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
 

@@ -17,13 +17,13 @@ from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
-from model.errors import ModelError, OptionError
+from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
-from model.machine.device import choose_device, choose_dtype, free_bytes, name_of
+from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
 from model.memory import profile
@@ -40,13 +40,21 @@ from model.step.runner import ModelRunner
 def create(progress: Progress, **options: Any) -> ModelRunner:
     """Load a model with `RunnerOptions(**options)`. Memory is checked before weights are read.
 
-    Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be used.
+    Raises ModelError for a checkpoint that cannot be loaded, OptionError for an option that cannot be used, or where
+    memory runs out although the check found enough: other programs may have taken it.
     """
     chosen = RunnerOptions(**options)
     _check(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    return load_from(checkpoint, chosen, progress)
+    try:
+        return load_from(checkpoint, chosen, progress)
+    except Exception as error:
+        if not of_memory(error):
+            raise
+        raise OptionError(
+            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
+        ) from error
 
 
 @torch.inference_mode()

@@ -69,6 +69,11 @@ def use_level(log_level: str) -> None:
         logging.getLogger(name).setLevel(log_level.upper())
 
 
+def level() -> str:
+    """The level from which on our own lines are logged."""
+    return logging.getLevelName(logging.getLogger("noria").getEffectiveLevel()).lower()
+
+
 def hashed(name: str | None) -> str | None:
     """A hash of a user's name, which may be logged."""
     return hashlib.sha256(name.encode()).hexdigest()[:16] if name else None

@@ -7,7 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from model.batch import UNKNOWN, PoolSpec, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import (
+    BROKEN_NUMBERS,
+    UNKNOWN,
+    PoolSpec,
+    RunnerInfo,
+    Slice,
+    SliceOutput,
+    StepBatch,
+    StepOutput,
+    TokenLogprob,
+)
 from model.errors import ModelError
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
@@ -18,7 +28,7 @@ from service.engine.worker import Worker
 VOCAB = 256
 END = 0
 FAULTY = 254
-"""A sequence with this token ends with a fault."""
+"""A sequence with this token ends with BROKEN_NUMBERS."""
 BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "lost"))
 """Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
@@ -104,7 +114,7 @@ class FakeRunner:
         if item.params.grammar == LOST:
             return SliceOutput(fault="the process that follows grammars was lost")
         if FAULTY in item.tokens:
-            return SliceOutput(fault="the fake model's numbers are not finite")
+            return SliceOutput(fault=BROKEN_NUMBERS)
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)

@@ -16,6 +16,8 @@ NATIVE_FLAGS = {
     torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
 """Flags in /proc/cpuinfo (x86 and ARM) of processors that compute natively in a format."""
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+"""Parts of out-of-memory messages of CUDA, Triton, cuBLAS and PyTorch's CPU allocator, which raise RuntimeError."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,3 +66,10 @@ def free_bytes(device: torch.device) -> int:
 def name_of(dtype: torch.dtype) -> str:
     """PyTorch's name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def of_memory(error: Exception) -> bool:
+    """Whether an error is for want of memory, on the host or on a device."""
+    if isinstance(error, RuntimeError):  # torch.OutOfMemoryError is one
+        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)

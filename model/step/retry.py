@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from model.batch import Slice, SliceOutput, StepBatch, StepOutput
+from model.machine.device import of_memory
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,6 @@ Compute = Callable[[StepBatch], StepOutput]
 
 PATIENCE = 64
 """Attempts after which memory may be free again."""
-MESSAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
-"""Parts of out-of-memory messages of CUDA, Triton, cuBLAS and PyTorch's CPU allocator, which raise RuntimeError."""
 
 
 class TokenLimit:
@@ -52,7 +51,7 @@ class TokenLimit:
         try:
             return compute()
         except Exception as error:
-            if not _of_memory(error):
+            if not of_memory(error):
                 if len(batch.slices) == 1:
                     raise
                 log.warning("a step of %d sequences failed: it is computed in parts (%r)", len(batch.slices), error)
@@ -101,12 +100,6 @@ def _slice(item: Slice, compute: Compute, limit: TokenLimit) -> SliceOutput:
     batch = StepBatch((item,))
     output = limit.attempt(lambda: compute(batch), batch)
     return _in_two(item, compute, limit) if output is None else output.slices[0]
-
-
-def _of_memory(error: Exception) -> bool:
-    if isinstance(error, RuntimeError):  # torch.OutOfMemoryError is one
-        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)
-    return isinstance(error, MemoryError)
 
 
 def _middle(lengths: list[int]) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
-from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
 from model.network.transformer import Transformer
@@ -44,7 +44,6 @@ class Started(NamedTuple):
 REPORTS = frozenset({"logprobs", "prompt_logprobs", "embed"})
 """Parameters whose results the runner adds to those of a slice."""
 ALL_HIDDEN = "no token can be sampled: the request hides all tokens"
-BROKEN = "the model's numbers for this request are not finite"
 
 
 class ModelRunner:
@@ -163,7 +162,7 @@ class ModelRunner:
             failure = ALL_HIDDEN if NO_TOKEN in tokens else self._masks.failure(views[: len(tokens)])
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
-            fault = self._masks.fault(views[: len(tokens)]) if _finite(result) else BROKEN
+            fault = self._masks.fault(views[: len(tokens)]) if _finite(result) else BROKEN_NUMBERS
             ended = SliceOutput(failure=failure if fault is None else None, fault=fault)
             outputs.append(ended if ended.ends else result)
         return StepOutput(tuple(outputs))

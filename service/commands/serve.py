@@ -19,22 +19,22 @@ def run(settings: Settings) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:
+        from service import logs
         from service.engine.client import EngineClient
         from service.engine.supervision.process import EngineProcess
 
+        logs.configure(settings.log_format, settings.level())
         client = EngineClient(
-            lambda: EngineProcess(log=(settings.log_format, settings.level())),
+            lambda: EngineProcess(log=(settings.log_format, logs.level())),
             step_timeout=settings.step_timeout,
             spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),
             on_restart=lambda: metrics.observe_restart(),
         )
         client.spawn()
-        from service import logs
         from service.app import create_server
         from service.metrics import Metrics
 
-        logs.configure(settings.log_format, settings.level())
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
         port = sock.getsockname()[1]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from model.batch import Runner, StepOutput
+from model.batch import BROKEN_NUMBERS, Runner, StepOutput
 from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
 from service.engine.progress import StallClock
 from service.engine.scheduler import Scheduler
@@ -130,19 +130,24 @@ class EngineLoop:
         except Exception as error:
             updates = self._fail(error, flight.n_tokens)
         else:
-            self._count(output)
             updates = self._scheduler.commit(output)
+            self._count(output, reported=bool(updates))
             self._clock.note(self._scheduler.due, done=flight.sequences)
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
         return updates
 
-    def _count(self, output: StepOutput) -> None:
-        """Count a step in which every sequence has a fault as a failed one: then no single sequence is to blame."""
-        faults = [item.fault for item in output.slices]
-        self._failed_steps = self._failed_steps + 1 if all(faults) else 0
+    def _count(self, output: StepOutput, reported: bool) -> None:
+        """Count a step in which every sequence is broken as a failed one: then no single sequence is to blame.
+
+        The step after it, which was launched already, is as broken. It reports nothing, and does not count.
+        """
+        if any(item.fault != BROKEN_NUMBERS for item in output.slices):
+            self._failed_steps = 0
+        elif reported:
+            self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
-            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row have failed for every sequence: {faults[0]}")
+            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every sequence: {BROKEN_NUMBERS}")
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""

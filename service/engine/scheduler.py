@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 
-from model.batch import RunnerInfo, SliceOutput, StepBatch, StepOutput
+from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.pages import PagePool, Table, reusable_blocks
 from service.engine.prompt_lookup import DraftBudget
@@ -268,7 +268,7 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         if result.ends:
-            if result.fault is not None:
+            if result.fault == BROKEN_NUMBERS:
                 sequence.withdraw()
             self._forget(sequence)
             return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)

@@ -98,3 +98,15 @@ def test_the_image_has_a_list_of_its_packages_where_the_docs_say() -> None:
     assert path in (ROOT / "scripts/check-container").read_text()
     made, last = DOCKERFILE.index(path), DOCKERFILE.rindex("/opt/noria/bin/python install")
     assert made > last, "the list is made after the last package is installed"
+
+
+def test_the_flags_in_the_threat_model_are_those_of_serve() -> None:
+    from typer.main import get_command
+
+    from service.cli import build
+
+    serve = get_command(build(["bench"])).commands["serve"]  # type: ignore[attr-defined]
+    known = {name for parameter in serve.params for name in parameter.opts}
+    named = set(re.findall(r"`(--[a-z-]+)`", (ROOT / "docs/security.md").read_text()))
+    assert "--max-queue-tokens" in named
+    assert named <= known, named - known

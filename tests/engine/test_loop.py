@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from model.batch import StepBatch, StepOutput
+from model.batch import BROKEN_NUMBERS, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client, copied, expected
-from tests.fakes import END, FAULTY, AheadRunner, FakeRunner, make_info, parrot
+from tests.fakes import END, FAULTY, LOST, AheadRunner, FakeRunner, make_info, parrot
 
 INFO = make_info(pools=((None, 24), (5, 16)))
 
@@ -216,15 +216,24 @@ def test_what_can_wait_is_done_while_nothing_is_to_do() -> None:
     assert client.finished == {1: "length"}
 
 
+@pytest.mark.parametrize("kind", [FakeRunner, AheadRunner])
 @pytest.mark.parametrize("beside", [0, 1])
-def test_an_engine_whose_every_sequence_is_faulty_is_given_up(beside: int) -> None:
-    """It is kept while a step gives another sequence a token."""
+def test_an_engine_whose_every_sequence_is_faulty_is_given_up(kind: type[FakeRunner], beside: int) -> None:
+    """It is kept while a step gives another sequence a token, and for fewer faults: each counts once."""
     script: list[list[ToEngine]] = [[Submit(i, [40, FAULTY], SamplingParams(), 0)] for i in range(MAX_FAILED_STEPS)]
     script[0] += [Submit(100 + i, [50], SamplingParams(max_tokens=9), 0) for i in range(beside)]
-    if not beside:
-        with pytest.raises(RuntimeError, match="for every sequence: the fake model's numbers are not finite"):
-            Client(FakeRunner(INFO), script)
+    script = [part for request in script for part in (request, [], [])]
+    if beside:
+        client = Client(kind(INFO), script)
+        assert client.finished == {**dict.fromkeys(range(MAX_FAILED_STEPS), "error"), 100: "length"}
+        assert client.answers[100] == expected([50], SamplingParams(max_tokens=9))
         return
-    client = Client(FakeRunner(INFO), script)
-    assert client.finished == {**dict.fromkeys(range(MAX_FAILED_STEPS), "error"), 100: "length"}
-    assert client.answers[100] == expected([50], SamplingParams(max_tokens=9))
+    with pytest.raises(RuntimeError, match=f"for every sequence: {BROKEN_NUMBERS}"):
+        Client(kind(INFO), script)
+    assert set(Client(kind(INFO), script[:-3]).finished.values()) == {"error"}
+
+
+def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:
+    lost = SamplingParams(grammar=LOST)
+    client = Client(FakeRunner(INFO), [[Submit(i, [40], lost, 0)] for i in range(2 * MAX_FAILED_STEPS)])
+    assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")

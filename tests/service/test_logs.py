@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from model.sampling_params import SamplingParams
+from service import logs
 from service.engine.messages import LoadModel
 from service.engine.supervision.process import EngineProcess
 from service.engine.wire import frame
@@ -127,3 +128,12 @@ def test_a_request_that_takes_long_gets_one_line(
 
 def _long(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [record for record in caplog.records if "is not finished after" in record.getMessage()]
+
+
+def test_a_level_that_changed_is_that_of_the_next_engine() -> None:
+    before = logs.level()
+    try:
+        logs.use_level("error")
+        assert logs.level() == "error"
+    finally:
+        logs.use_level(before)

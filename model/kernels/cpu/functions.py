@@ -135,13 +135,17 @@ class Kernels:
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
 
-        `rows` [N] are SAMPLING.
+        `rows` [N] are SAMPLING. Raises MemoryError if there is no memory for top_k or top_p.
         """
         if rows.dtype != SAMPLING or logits.dtype is not torch.float32 or len(rows) != len(logits):
             raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and float32 logits, got {logits.dtype}")
         tokens = torch.empty(len(logits), dtype=torch.int64)
         with self._lock:
-            self._sample(logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr())
+            no_memory = self._sample(
+                logits.data_ptr(), len(logits), logits.shape[1], rows.ctypes.data, tokens.data_ptr()
+            )
+        if no_memory:
+            raise MemoryError("no memory to sample tokens")
         return tokens
 
     def _scratch_of(self, n_bytes: int) -> int:
@@ -165,5 +169,5 @@ def bind(library: ctypes.CDLL, variant: str) -> Kernels:
     """The kernels of `library` for one `variant` of processors."""
     functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
     for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
-        function.argtypes, function.restype = types, ctypes.c_int if kernel == "quantize" else None
+        function.argtypes, function.restype = types, ctypes.c_int if kernel in ("quantize", "sample") else None
     return Kernels(variant, *functions)

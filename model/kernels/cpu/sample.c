@@ -20,6 +20,7 @@ typedef struct {
     float *logits;
     const params *rows;
     int64_t *tokens, n_tokens;
+    int no_memory;
 } call;
 
 /* Load values i.. of n, with zeros beyond the end, and store them. */
@@ -121,17 +122,18 @@ static uint32_t descend(search *s, int shift, int digits) {
     return b << shift;
 }
 
-/* The values that are at least `least`, packed in memory of this thread. The next call overwrites them. */
+/* The values that are at least `least`, packed in memory of this thread. The next call overwrites them. Without memory
+ * its `x` is null. */
 static search candidates(const float *x, int64_t n, float least) {
     static _Thread_local float *found;
     static _Thread_local int64_t size;
     if (size < n) {
         free(found);
         found = malloc((size_t)n * sizeof *found);
-        size = n;
+        size = found ? n : 0;
     }
     search s = {found, 0, 0, 0};
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; found && i < n; i++) {
         found[s.n] = x[i];
         s.n += x[i] >= least;
     }
@@ -139,12 +141,14 @@ static search candidates(const float *x, int64_t n, float least) {
 }
 
 /* Hides all but the k greatest weights, or all but the fewest weights whose sum is `share` of the total. Of equal
- * weights those with the lowest index stay. Weights are not negative, and therefore have the order of their bits. */
-static void keep(float *x, int64_t n, int64_t k, double share) {
+ * weights those with the lowest index stay. Weights are not negative, and therefore have the order of their bits.
+ * Returns whether there was memory for it. */
+static int keep(float *x, int64_t n, int64_t k, double share) {
     double total = k ? 0 : total_of(x, n);
     /* All weights below `least` together are less than the part that may be hidden: none of them is needed. */
     float least = k ? 0 : (float)(0.5 * (1 - share) * total / (double)n), cut;
     search s = candidates(x, n, least);
+    if (!s.x) return 0;
     s.k = k;
     s.weight = share * total;
     uint32_t bits = descend(&s, 32 - DIGITS, DIGITS);
@@ -158,6 +162,7 @@ static void keep(float *x, int64_t n, int64_t k, double share) {
     double places = k ? (double)s.k : ceil(s.weight / cut); /* how many of the s.n values that equal the cut stay */
     for (int64_t i = 0; i < n && places < (double)s.n; i++)
         if (x[i] == cut && places-- <= 0) x[i] = 0;
+    return 1;
 }
 
 /* Uniforms strictly between 0 and 1: a 32-bit SplitMix stream mixed by Chris Wellons' lowbias32, as in noise.py. */
@@ -181,7 +186,7 @@ static void race(float *x, int64_t n, const params *p) {
 }
 
 static void draw_row(void *context, int row, int thread) {
-    const call *c = context;
+    call *c = context;
     const params *p = c->rows + row;
     int64_t n = c->n_tokens;
     float *x = c->logits + row * n;
@@ -189,16 +194,17 @@ static void draw_row(void *context, int row, int thread) {
     int64_t best = greatest(x, n);
     if (best >= 0 && p->temperature > 0) {
         weigh(x, n, x[best], p->temperature, p->min_p);
-        if (p->top_k > 0 && p->top_k < n) keep(x, n, p->top_k, 0);
-        if (p->top_p < 1) keep(x, n, 0, p->top_p);
+        if (p->top_k > 0 && p->top_k < n && !keep(x, n, p->top_k, 0)) c->no_memory = 1;
+        if (p->top_p < 1 && !keep(x, n, 0, p->top_p)) c->no_memory = 1;
         race(x, n, p);
         best = greatest(x, n);
     }
     c->tokens[row] = best;
 }
 
-/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites. */
-void EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
-    call c = {logits, rows, tokens, n_tokens};
+/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites. Returns whether memory ran out. */
+int EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
+    call c = {logits, rows, tokens, n_tokens, 0};
     noria_parallel(draw_row, &c, (int)n_rows);
+    return c.no_memory;
 }

@@ -18,7 +18,7 @@ from model.checkpoint.conversions import built, conversions_folder
 from model.checkpoint.resolve import resolve
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import converted, new_file, write
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
 
@@ -180,36 +180,23 @@ def test_no_lock_is_left(small: Path) -> None:
 
 
 def test_who_waited_for_a_lock_that_was_removed_locks_again(tmp_path: Path) -> None:
-    """Three builders: one holds the lock, one waits for it, one comes when it is removed. No two build at a time."""
-    entry, building, most = tmp_path / "entry", [], []
+    """One builder holds the lock, a second waits for it, and a third comes right after the first has removed it."""
+    built_by_second: list[Path] = []
+    second = threading.Thread(target=built, args=[tmp_path / "entry", built_by_second.append])
     lock = tmp_path / ".entry.lock"
-
-    def build(directory: Path) -> None:
-        building.append(directory)
-        most.append(len(building))
-        eventually(lambda: True, "a moment")
-        building.pop()
-        raise ZeroDivisionError  # the next one builds, too
-
-    def work() -> None:
-        with pytest.raises(ZeroDivisionError):
-            built(entry, build)
-
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=work)
-        waiting.start()
-        eventually(lambda: waits_for(held), "a thread waits for the lock")
+    with lock.open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second.start()
+        eventually(lambda: waits_for(first), "the second waits for the first")
         lock.unlink()
-        with lock.open("w") as other:
-            fcntl.flock(other, fcntl.LOCK_EX)
-            fcntl.flock(held, fcntl.LOCK_UN)
-            eventually(lambda: waits_for(other), "it waits for the new lock")
-            assert not most
-            lock.unlink()
-    waiting.join(60)
-    assert most == [1]
-    assert not names(tmp_path)
+        with lock.open("w") as third:
+            fcntl.flock(third, fcntl.LOCK_EX)
+            fcntl.flock(first, fcntl.LOCK_UN)
+            eventually(lambda: waits_for(third), "the second waits for the third")
+            assert not built_by_second
+    second.join(PATIENCE)
+    assert len(built_by_second) == 1
+    assert names(tmp_path) == ["entry"]
 
 
 def waits_for(file: Any) -> bool:

@@ -1,8 +1,11 @@
 """The error boundary: a slice that makes a step raise, or whose numbers are not finite, ends alone. Others keep their
 bits."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,10 @@ from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.retry import TokenLimit
-from model.step.runner import ALL_HIDDEN, BROKEN, ModelRunner
+from model.step.runner import ALL_HIDDEN, BROKEN_NUMBERS, ModelRunner
 from tests.model.driving import checkpoint, tiny
 
+ROOT = Path(__file__).parents[3]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=2)
 SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=40, top_p=0.9)
 KINDS = [
@@ -135,10 +139,39 @@ def test_a_row_that_is_not_finite_ends_alone(runner: ModelRunner, params: Sampli
     poison(runner, 1)
     found = runner.step(last)
     same(found, expected, {1})
-    assert found.slices[1] == SliceOutput(fault=BROKEN)
+    assert found.slices[1] == SliceOutput(fault=BROKEN_NUMBERS)
 
 
 def test_a_request_that_hides_all_tokens_is_told_apart(runner: ModelRunner) -> None:
     hiding = replace(GREEDY, allowed_token_ids=(1,), bad_words=((1,),))
     (output,) = runner.step(StepBatch((part(0, hiding),))).slices
     assert output == SliceOutput(failure=ALL_HIDDEN)
+
+
+NO_MEMORY = """
+import resource, torch
+from model.batch import Slice
+from model.sampling_params import SamplingParams
+from model.step.distribution import choose
+
+logits = torch.zeros(1, 2**26)
+logits[0, 77] = 1.0
+slices = [Slice(0, [0], 1, 0, 1, (), SamplingParams(top_k=1))]
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+before = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, before[1]))
+try:
+    choose(logits, slices)
+except MemoryError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, before)
+logits.zero_()[0, 77] = 1.0
+print(choose(logits, slices).tolist())
+"""
+
+
+def test_sampling_for_which_there_is_no_memory_raises() -> None:
+    """The compiled kernel packs the candidates of top_k in memory of its own: 256 MB here, of which there are 64."""
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["no memory to sample tokens", "[77]"]

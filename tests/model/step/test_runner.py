@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model.attention.cache import PagePools
 from model.attention.reference import ReferenceAttention
 from model.batch import PageTable, Slice, SliceOutput, StepBatch
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -255,6 +256,22 @@ def test_a_checkpoint_with_numbers_that_are_none_is_refused(
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=message):
         create(lambda *_: None, model=str(tmp_path), device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")]
+)
+def test_memory_that_runs_out_after_all_is_one_line(
+    saved: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(PagePools, "allocate", too_much)
+    with pytest.raises(
+        OptionError, match=r"memory ran out while the model was loaded \(.*\); free memory, or lower --ca"
+    ):
+        start(saved[0])
 
 
 @pytest.mark.parametrize(

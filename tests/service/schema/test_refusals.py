@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from model.batch import BROKEN_NUMBERS
 from tests.fakes import FAULTY
 from tests.service.live import USER, Live, begun, refused, running
 
@@ -230,5 +231,5 @@ def test_a_step_that_fails_is_a_500_without_its_reason(live: Live) -> None:
 def test_a_fault_of_one_sequence_is_a_500_of_its_request_alone() -> None:
     with running(model="slow") as live, begun(live) as lines:
         error = refused(live, COMPLETIONS, {"prompt": [1, FAULTY]}, status=500)
-        assert (error["code"], error["message"]) == ("engine_error", "the fake model's numbers are not finite")
+        assert (error["code"], error["message"]) == ("engine_error", BROKEN_NUMBERS)
         assert '"error"' not in next(line for line in lines if line.startswith("data: "))
