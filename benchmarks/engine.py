@@ -14,7 +14,7 @@ from model.options import STEP_LIMITS
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit, Update
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 
 SCHEMES: dict[str, dict[str, str]] = {
     "float32": {"quantize": "none", "dtype": "float32"},

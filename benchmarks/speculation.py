@@ -15,7 +15,7 @@ from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from service.generation.startup import load_text_side
 
 CODE = """class Account:

@@ -31,7 +31,7 @@ from model.machine.host import choose_threads
 from model.step import packing, sampler
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 
 CHUNK = 512
 PARTS = (

@@ -3,7 +3,7 @@
 All that depends on which parameters exist reads these rows: the fields of a request, the message to the engine, whether
 a step may run ahead, and which rows the compiled kernel may sample. To add one that changes the sampling, write its row
 here and its step in `model/step/logits.py` or `model/step/distribution.py`. The rules of those that end the output are
-in `service/engine/sequence.py`. A parameter that nothing implements stops the runner, or the scheduler, at the start.
+in `service/engine/scheduling/sequence.py`. A parameter that nothing implements stops runner or scheduler at the start.
 """
 
 from collections.abc import Iterable, Mapping

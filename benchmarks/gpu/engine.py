@@ -20,7 +20,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 
 
 class Seen(NamedTuple):

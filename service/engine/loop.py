@@ -12,7 +12,7 @@ from typing import NamedTuple
 from model.batch import BROKEN_NUMBERS, Runner, StepOutput
 from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
 from service.engine.progress import StallClock
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 
 log = logging.getLogger("noria.engine")
 

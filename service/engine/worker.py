@@ -13,7 +13,7 @@ from model.errors import NoriaError
 from service.engine.loop import EngineLoop
 from service.engine.messages import Abort, Beat, Failed, Loading, LoadModel, Ready, Stop, Submit, ToEngine
 from service.engine.progress import StallClock
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from service.engine.wire import Wire
 
 log = logging.getLogger("noria.engine")

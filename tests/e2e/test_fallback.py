@@ -11,7 +11,7 @@ from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from model.tokenizers.load import load_tokenizer
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.server import MODEL, serving
 
 SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)

@@ -13,7 +13,7 @@ import pytest
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from tests.e2e.without_server import Answer, serve, serve_with
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)

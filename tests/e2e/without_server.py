@@ -4,7 +4,7 @@ from model.batch import TokenLogprob
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 
 Answer = list[tuple[int, TokenLogprob | None]]
 Request = tuple[list[int], SamplingParams]

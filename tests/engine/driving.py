@@ -8,7 +8,7 @@ from model.batch import Runner, RunnerInfo, StepBatch, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from tests.fakes import FakeRunner, Say, next_token, sample_token
 
 

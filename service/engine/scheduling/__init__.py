@@ -1,1 +1,1 @@
-"""The order in which waiting sequences are admitted."""
+"""The choice of the tokens of each step: the queue, sequences, their pages and drafts."""

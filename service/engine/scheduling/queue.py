@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from operator import attrgetter
 
-from service.engine.sequence import Sequence
+from service.engine.scheduling.sequence import Sequence
 
 PROMPT_WEIGHT = 1
 GENERATED_WEIGHT = 2

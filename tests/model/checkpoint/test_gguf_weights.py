@@ -18,7 +18,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
+from service.engine.scheduling.scheduler import Scheduler
 from tests.model.checkpoint.gguf_files import VOCAB, converted, new_file, save, write
 from tests.model.driving import CPU, Driver
 

@@ -20,8 +20,8 @@ from model.step.logits import HIDDEN, SamplingStep
 from model.step.runner import ModelRunner
 from service.engine import messages, sequence
 from service.engine.messages import Submit, from_json, to_json
-from service.engine.scheduler import Scheduler
-from service.engine.sequence import EndRule
+from service.engine.scheduling.scheduler import Scheduler
+from service.engine.scheduling.sequence import EndRule
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 

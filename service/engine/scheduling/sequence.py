@@ -8,8 +8,8 @@ from typing import NamedTuple, overload
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import Submit
-from service.engine.pages import PagePool, Table, chain_seed, page_name
-from service.engine.prompt_lookup import PromptLookup
+from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
+from service.engine.scheduling.prompt_lookup import PromptLookup
 
 
 class Snapshot(Items[int]):

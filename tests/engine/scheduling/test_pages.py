@@ -3,7 +3,7 @@
 import pytest
 
 from model.batch import PoolSpec
-from service.engine.pages import PagePool, page_name, reusable_blocks
+from service.engine.scheduling.pages import PagePool, page_name, reusable_blocks
 
 
 def pool(n_pages: int = 4, window: int | None = None, page_size: int = 4) -> PagePool:

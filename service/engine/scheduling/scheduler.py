@@ -14,10 +14,10 @@ from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
-from service.engine.pages import PagePool, Table, reusable_blocks
-from service.engine.prompt_lookup import DraftBudget
+from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
+from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
-from service.engine.sequence import Sequence, ending, unimplemented
+from service.engine.scheduling.sequence import Sequence, ending, unimplemented
 
 log = logging.getLogger("noria.engine")
 

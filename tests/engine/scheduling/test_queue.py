@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from model.batch import StepBatch
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
-from service.engine.scheduler import Scheduler
 from service.engine.scheduling.queue import GENERATED_WEIGHT, PROMPT_WEIGHT
+from service.engine.scheduling.scheduler import Scheduler
 from tests.engine.driving import Drive, expected
 from tests.fakes import make_info
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.prompt_lookup import NGRAM, STEP_ROWS, DraftBudget, PromptLookup
+from service.engine.scheduling.prompt_lookup import NGRAM, STEP_ROWS, DraftBudget, PromptLookup
 
 
 def draft_by_search(tokens: list[int], n_tokens: int) -> list[int]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.sampling_params import SamplingParams
-from service.engine import prompt_lookup
+from service.engine.scheduling import prompt_lookup
 from tests.engine.driving import Drive, expected
 from tests.fakes import BROKEN, END, LOST, make_info, next_token, parrot
 
