@@ -88,7 +88,8 @@ def _ask(url: str, question: Question, options: dict[str, Any]) -> tuple[int, st
     response = httpx.post(url + question.path, json=question.body, timeout=PATIENCE, **options)
     if response.status_code != 200 or not question.body.get("stream"):
         return response.status_code, _plain(response)
-    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    lines = response.text.splitlines()
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]  # the others are comments
     chunks = [json.loads(event) for event in events if event != "[DONE]"]
     if any("error" in chunk for chunk in chunks):
         return 500, json.dumps(chunks[-1])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.drill.rest import Rest, wait_for_rest
-from tests.drill.row import Broken, LoneRow, NotPossible, Result, Row, observed
+from tests.drill.row import UNEXPECTED, Broken, LoneRow, NotPossible, Result, Row, observed
 from tests.drill.stage import Stage
 from tests.drill.target import Target
 
@@ -68,7 +68,7 @@ class Drill:
             stage = self._enter(row.setup)
         except NotPossible as error:
             return Result(row, str(error), possible=False)
-        except (Broken, RuntimeError) as error:
+        except (Broken, *UNEXPECTED) as error:
             return Result(row, "", [str(error)])
         result = stage.judge(row)
         if result.verdict == "broken":
@@ -85,7 +85,7 @@ class Drill:
     def _run_aside(self, rows: list[Row]) -> None:
         try:
             stage = staged("aside", self._alone)
-        except (Broken, RuntimeError) as error:
+        except (Broken, *UNEXPECTED) as error:
             self._aside = [Result(row, "", [str(error)]) for row in rows]
             return
         before, begun = Rest.of(stage.target), time.monotonic()

@@ -33,7 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         chunk = json.dumps({"choices": [{"index": 0, "text": self.text, "finish_reason": "stop"}]})
-        self._reply(f"data: {chunk}\n\n{self.end}" if body.get("stream") else chunk)
+        self._reply(f": a comment\n\ndata: {chunk}\n\n{self.end}" if body.get("stream") else chunk)
 
     def do_GET(self) -> None:
         self._reply(METRICS.format(running=self.running))
