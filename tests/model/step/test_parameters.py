@@ -18,8 +18,9 @@ from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
 from model.step import distribution, sampler
 from model.step.logits import HIDDEN, SamplingStep
 from model.step.runner import ModelRunner
-from service.engine import messages, sequence
+from service.engine import messages
 from service.engine.messages import Submit, from_json, to_json
+from service.engine.scheduling import sequence
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.scheduling.sequence import EndRule
 from tests.engine.driving import Client
