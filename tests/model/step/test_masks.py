@@ -173,14 +173,21 @@ def test_a_process_that_is_lost_between_steps_is_replaced(masks: Masks, number: 
 
 
 class Doomed(GrammarProcess):
-    """A process that a signal hits at the first request for masks, as often as `SIGNALS` says."""
+    """A process that a signal hits at the first request for masks, as often as `signals` says."""
 
     signals: ClassVar[list[signal.Signals]] = []
 
+    def follow(self, step: list[Any]) -> None:
+        if self.signals:
+            os.kill(self.pid, signal.SIGSTOP)  # else it could answer before the signal hits
+            eventually(lambda: is_stopped(self.pid), "it is stopped")
+        super().follow(step)
+
     def masks(self) -> tuple[Any, bytes]:
         if self.signals:
-            os.kill(self.pid, signal.SIGCONT)
-            os.kill(self.pid, self.signals.pop())
+            os.kill(self.pid, number := self.signals.pop())
+            if number != signal.SIGSTOP:
+                os.kill(self.pid, signal.SIGCONT)
             eventually(lambda: ended(self.pid) or is_stopped(self.pid), "the signal has hit")
         return super().masks()
 
