@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from tests.drill.wire import fetch
+
 PATIENCE = 60.0
 PROMPT = {"prompt": "The water wheel turns because", "max_tokens": 12}
 TALK = {"messages": [{"role": "user", "content": "Why does a water wheel turn?"}], "max_tokens": 12}
@@ -85,7 +87,7 @@ def ask(url: str, question: Question, **options: Any) -> Answer:
 
 
 def _ask(url: str, question: Question, options: dict[str, Any]) -> tuple[int, str]:
-    response = httpx.post(url + question.path, json=question.body, timeout=PATIENCE, **options)
+    response = fetch("POST", url + question.path, json=question.body, timeout=PATIENCE, **options)
     if response.status_code != 200 or not question.body.get("stream"):
         return response.status_code, _plain(response)
     lines = response.text.splitlines()

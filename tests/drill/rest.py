@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.drill.processes import counts, tree, zombies
 from tests.drill.row import MIB, UNEXPECTED
 from tests.drill.target import CACHE_BYTES, Target
+from tests.drill.wire import fetch
 
 SETTLE_SECONDS = 12.0
 MORE_DESCRIPTORS, MORE_THREADS = 6, 8
@@ -41,7 +41,7 @@ class Rest:
 
 def gauges(target: Target) -> dict[str, float]:
     """The gauges that are zero at rest: requests that run or wait, and held pages."""
-    response = httpx.get(target.url + "/metrics", headers=target.headers, timeout=10).raise_for_status()
+    response = fetch("GET", target.url + "/metrics", headers=target.headers, timeout=10).raise_for_status()
     found = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:

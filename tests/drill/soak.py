@@ -15,6 +15,7 @@ from tests.drill.forms import new_form
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.target import Target
+from tests.drill.wire import fetch
 
 SAMPLE_SECONDS = 1.0
 GROWTH_MEMORY = 24 * MIB
@@ -58,13 +59,13 @@ def abort(stage: Stage, rng: random.Random) -> None:
         question, _ = new_form()
         path, body = question.path, question.body
     with contextlib.suppress(httpx.HTTPError):
-        httpx.post(stage.target.url + path, json=body, timeout=rng.uniform(0.05, 3.0))
+        fetch("POST", stage.target.url + path, json=body, timeout=rng.uniform(0.05, 3.0))
 
 
 def fill_cache(url: str) -> None:
     """Touch all pages of the KV cache, so that memory does not grow by that later."""
     body = {"prompt": [100 + number for number in range(8000)], "max_tokens": 1}
-    httpx.post(url + COMPLETIONS, json=body, timeout=300)
+    fetch("POST", url + COMPLETIONS, json=body, timeout=300)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Setup:
 
 SETUPS = {
     "main": Setup(lambda folder: ([*SERVE], {})),
-    "aside": Setup(lambda folder: ([*SERVE], {})),
+    "aside": Setup(lambda folder: ([*SERVE], {"NORIA_THREADS": "1"})),  # it runs beside another server
     "keys": Setup(
         lambda folder: ([*SERVE], {"NORIA_API_KEY_FILE": str(key_file(folder))}),
         {"authorization": f"Bearer {KEYS['steady']}"},

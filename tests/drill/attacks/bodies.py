@@ -12,7 +12,7 @@ import httpx
 from tests.drill.canary import CHAT, COMPLETIONS, Question, ask
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
-from tests.drill.wire import ATTACKER
+from tests.drill.wire import ATTACKER, fetch
 
 SIZE = 8 * MIB - 4096
 AT_ONCE = 3
@@ -105,7 +105,7 @@ def spaces_of_the_gone(stage: Stage) -> str:
     content = make()
     for _ in range(4):
         with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(stage.target.url + path, content=content, headers=JSON, timeout=0.4)
+            fetch("POST", stage.target.url + path, content=content, headers=JSON, timeout=0.4)
     chat = next(question for question in stage.canary.questions if question.path == CHAT)
     answer = ask(stage.target.url, Question(chat.path, chat.body))
     check(answer.status == 200, f"the neighbour got {answer.status}")

@@ -108,7 +108,7 @@ def half_heads(n: int, seconds: float, stage: Stage) -> str:
 
 def unread(seconds: float, stage: Stage) -> str:
     """Ask for long streams and read nothing: the sequences end, so that they hold no place in the engine."""
-    body = STREAM | {"n": 4, "max_tokens": 3000, "logprobs": 20}
+    body = STREAM | {"n": 8, "max_tokens": 3000, "logprobs": 5}
     with connect(stage.target.port) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(request(json.dumps(body).encode()))
@@ -146,6 +146,6 @@ ROWS = (
     closing("a half-sent body", 30.0, BODY_HEAD + b"x", least=25.0),
     closing("a body of 10 kB that drips", 35.0, BODY_HEAD, b"x"),
     closing("an idle connection", 75.0, LIVE, least=60.0),
-    closing("a connection that sends nothing", 75.0, b""),
+    closing("a connection that sends nothing", 10.0, b""),
     Row("streams that nobody reads", Promise("their sequences end within 90 s"), partial(unread, 60.0), "aside"),
 )

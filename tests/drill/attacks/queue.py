@@ -14,7 +14,7 @@ from tests.drill.processes import send
 from tests.drill.row import MIB, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.target import KEYS, key_file
-from tests.drill.wire import connect, request
+from tests.drill.wire import connect, fetch, request
 
 VICTIM_SECONDS = 10.0
 FULL = frozenset({429})
@@ -23,7 +23,7 @@ FULL = frozenset({429})
 def post(stage: Stage, key: str = "", **body: object) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else stage.target.headers
     whole = {"prompt": "The wheel", "max_tokens": 4, "temperature": 0} | body
-    return httpx.post(stage.target.url + COMPLETIONS, json=whole, headers=headers, timeout=60)
+    return fetch("POST", stage.target.url + COMPLETIONS, json=whole, headers=headers, timeout=60)
 
 
 def many_choices(stage: Stage) -> str:
@@ -94,7 +94,7 @@ def limited(stage: Stage) -> str:
 def usage_by_name(stage: Stage) -> str:
     """The metrics name keys, and never show one."""
     post(stage)
-    text = httpx.get(stage.target.url + "/metrics", headers=stage.target.headers, timeout=10).text
+    text = fetch("GET", stage.target.url + "/metrics", headers=stage.target.headers, timeout=10).text
     check('"steady"' in text, "no metric names the key")
     check(not any(key in text + stage.target.log for key in KEYS.values()), "a key is in the metrics or in the log")
     return "usage by name"

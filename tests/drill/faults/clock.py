@@ -3,11 +3,10 @@
 import time
 from functools import partial
 
-import httpx
-
 from tests.drill.canary import COMPLETIONS, PROMPT
 from tests.drill.row import NotPossible, Promise, Row
 from tests.drill.stage import Stage
+from tests.drill.wire import fetch
 
 DAY = 86_400
 
@@ -16,7 +15,7 @@ def jump(days: int, stage: Stage) -> str:
     """Set the clock of the running server, and see it in an answer."""
     (stage.target.folder / "clock").write_text(f"{days:+d}d")
     time.sleep(2.0)  # it reads the file every second
-    created = httpx.post(stage.target.url + COMPLETIONS, json=PROMPT, timeout=60).json()["created"]
+    created = fetch("POST", stage.target.url + COMPLETIONS, json=PROMPT, timeout=60).json()["created"]
     seen = (created - time.time()) / DAY
     if abs(seen - days) > 0.5:
         raise NotPossible(f"the server's clock did not jump: {seen:+.1f} days")
