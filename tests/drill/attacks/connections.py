@@ -101,7 +101,7 @@ def half_heads(n: int, seconds: float, stage: Stage) -> str:
     """Many half-sent heads at once: all are closed after the deadline."""
     with held(stage.target.port, n, LIVE[:-4]) as socks:
         time.sleep(seconds + LATE)
-        left = sum(not listen(sock, 0.01).closed for sock in socks)
+        left = sum(not listen(sock, 0.5).closed for sock in socks)
         check(left == 0, f"{left} of {len(socks)} are still open")
     return f"all {len(socks)} are closed"
 

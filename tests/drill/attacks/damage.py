@@ -25,6 +25,11 @@ ONE_SECONDS = 20
 MEMORY = 8 * 2**30
 NUMBERS = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
 
+
+class Over(KeyboardInterrupt):
+    """The time is over. Hypothesis passes this kind on at once."""
+
+
 changed = st.tuples(st.integers(0, HEADER), st.binary(min_size=1, max_size=8))
 number = st.tuples(st.integers(0, HEADER), st.sampled_from(NUMBERS).map(lambda value: struct.pack("<Q", value)))
 damages = st.lists(st.one_of(changed, number), max_size=4)
@@ -74,11 +79,12 @@ def main() -> None:
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
     )
     @given(damages, cuts)
     def attack(places: list[tuple[int, bytes]], cut: int | None) -> None:
         if time.monotonic() > end:
-            raise TimeoutError
+            raise Over
         data = damaged(original, places, cut)
         assume(data != original)
         path.write_bytes(data)
@@ -95,7 +101,7 @@ def main() -> None:
 
     try:
         attack()
-    except TimeoutError:
+    except Over:
         print(f"{counts['loaded']} loaded, {counts['refused']} refused")
 
 

@@ -41,7 +41,7 @@ def files(kind: str) -> str:
     command: list[str | Path] = [sys.executable, "-m", "tests.drill.attacks.damage", kind, str(FILES_SECONDS)]
     code, output = run(command, 4 * FILES_SECONDS)
     lines = output.strip().splitlines() or [""]
-    check(code == 0, f"exit code {code}: {' '.join(lines[-3:])[-300:]}")
+    check(code == 0, f"exit code {code}: {' '.join(lines[-8:])[-600:]}")
     return lines[-1]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.drill.processes import send
-from tests.drill.row import LoneRow, NotPossible, Promise, Row, check
+from tests.drill.row import MIB, LoneRow, NotPossible, Promise, Row, check
 from tests.drill.stage import Stage
 from tests.drill.target import Target
 
@@ -66,13 +66,18 @@ def file_size_limit() -> str:
         target.close()
 
 
-@contextlib.contextmanager
-def entry_is_a_file(target: Target) -> Iterator[None]:
-    """Replace the finished cache entry by a file of its name."""
-    entry = first_entry(target)
-    shutil.rmtree(entry)
-    entry.write_text("not a folder")
-    yield
+def entry_is_a_file() -> str:
+    """Replace the finished cache entry by a file of its name, and start again."""
+    target = Target(cached=False)
+    try:
+        entry = first_entry(target)
+        shutil.rmtree(entry)
+        entry.write_text("not a folder")
+        target.start()
+        check(entry.is_dir(), "the entry is still a file")
+        return "it is replaced, and the server serves"
+    finally:
+        target.close()
 
 
 @contextlib.contextmanager
@@ -104,10 +109,11 @@ def no_locks_left(stage: Stage) -> str:
 
 LINE = "it ends with one line that says why, exit code not 0"
 ROWS = (
-    Row("cache removed, engine killed", Promise(serves=20.0), cache_removed),
+    # The service then loads the libraries that convert a model.
+    Row("cache removed, engine killed", Promise(serves=20.0, memory=160 * MIB), cache_removed),
     Row("after a start", Promise("no lock file is left in the cache"), no_locks_left),
     LoneRow("disk full while the cache is written", LINE, on("space", lambda target: small_disk(target.cache))),
     LoneRow("files may have 64 kB at most while the cache is written", LINE, file_size_limit),
     LoneRow("a cache folder that is a file", LINE, on("", cache_is_a_file)),
-    LoneRow("a cache entry that is a file", LINE, on("", entry_is_a_file)),
+    LoneRow("a cache entry that is a file", "the server replaces it and serves", entry_is_a_file),
 )
