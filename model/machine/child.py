@@ -83,7 +83,12 @@ def _stat(pid: int) -> list[str]:
 
 def ending(code: int) -> str:
     """The end of a process as the log describes it, from its `returncode`."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"killed by signal {-code}"
 
 
 def name_process(name: str) -> None:

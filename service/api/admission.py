@@ -17,6 +17,8 @@ from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
 
+LARGE_BODIES = 16
+"""As many of the largest bodies may be in memory while they are read and parsed."""
 RATE_SECONDS = 60.0
 """The window in which the rate of finished requests is measured."""
 RATE_SAMPLES = 1024
@@ -72,6 +74,8 @@ class Admission:
         self._rate = FinishRate()
         self._drain_timeout = settings.drain_timeout
         self.work = WorkThread("noria-tokenize")
+        self._body_bytes = 0
+        self._max_body_bytes = LARGE_BODIES * settings.max_body_bytes
 
     @property
     def in_flight(self) -> int:
@@ -117,6 +121,25 @@ class Admission:
             self._in_flight.add(tenant, -1)
             if not self.in_flight:
                 self._idle.set()
+
+    @contextmanager
+    def holding_body(self) -> Iterator[Callable[[int], None]]:
+        """Count what a large body holds inside the context. The function counts more bytes, and raises Overloaded."""
+        held = 0
+
+        def take(n_bytes: int) -> None:
+            nonlocal held
+            if self._body_bytes + n_bytes > self._max_body_bytes:
+                raise Overloaded(
+                    "bytes of large bodies are in memory", self._body_bytes, self._max_body_bytes, self._retry_after()
+                )
+            held += n_bytes
+            self._body_bytes += n_bytes
+
+        try:
+            yield take
+        finally:
+            self._body_bytes -= held
 
     def check_backlog(self, tenant: str) -> None:
         """Raise Overloaded if as many tokens or choices wait as may. No request is too large for an empty queue."""

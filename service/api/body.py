@@ -1,6 +1,7 @@
 """Reads and checks the body of a request, and never holds more of it than the limit."""
 
 import codecs
+from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import Request
@@ -22,16 +23,18 @@ more."""
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
-    """The body as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, or ClientGone."""
+    """The body as `kind`. Raises BodyTooLarge, HttpError (415), InvalidRequest, Overloaded or ClientGone."""
     _check_headers(request)
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    content = (await read_bytes(request, state.settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
-    record.body_bytes = len(content)
-    if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
-        return _checked(content, kind)
-    checked = state.admission.work.run(lambda: _checked(content, kind), len(content))
-    return await while_connected(request.receive, state.admission.expired, checked)
+    with state.admission.holding_body() as take:
+        content = await read_bytes(request, state.settings.max_body_bytes, take)
+        content = content.removeprefix(codecs.BOM_UTF8)
+        record.body_bytes = len(content)
+        if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
+            return _checked(content, kind)
+        checked = state.admission.work.run(lambda: _checked(content, kind), len(content))
+        return await while_connected(request.receive, state.admission.expired, checked)
 
 
 def _check_headers(request: Request) -> None:
@@ -58,8 +61,11 @@ def _checked(content: bytes, kind: type[B]) -> B:
     return body
 
 
-async def read_bytes(request: Request, limit: int) -> bytes:
-    """The body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them."""
+async def read_bytes(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
+    """The body, of at most `limit` bytes. Raises BodyTooLarge as soon as it or its `content-length` exceeds them.
+
+    `take` counts what a body holds beyond `SMALL_BYTES`: many large bodies do not keep small ones out.
+    """
     if int(request.headers.get("content-length", 0)) > limit:
         raise BodyTooLarge(limit)
     parts: list[bytes] = []
@@ -68,5 +74,6 @@ async def read_bytes(request: Request, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)
+        take(min(len(part), max(0, size - SMALL_BYTES)))
         parts.append(part)
     return b"".join(parts)

@@ -150,6 +150,8 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return work(), None
     except Exception as error:
         return None, error
+    except BaseException as error:  # a panic of a library in Rust; the thread must go on
+        return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _settle(future: asyncio.Future[Any] | Future[Any], result: object, error: Exception | None) -> None:

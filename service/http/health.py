@@ -23,8 +23,8 @@ Answer = Callable[[str], tuple[int, bytes] | None]
 class HealthListener(http.server.ThreadingHTTPServer):
     """Serves probes on a socket until `close`.
 
-    It keeps one descriptor in reserve: when there is no other, a client is accepted with it. Beyond
-    `MAX_CLIENTS` new clients wait, each for at most `CONNECTION_SECONDS` times the number of those before it.
+    It keeps one descriptor in reserve: when there is no other, a client is accepted with it. Each client has
+    `CONNECTION_SECONDS` in all. Beyond `MAX_CLIENTS` a new one waits as long for a place, then its connection ends.
     """
 
     daemon_threads = True
@@ -34,7 +34,8 @@ class HealthListener(http.server.ThreadingHTTPServer):
         self.socket.close()
         self.socket = sock
         self.answer = answer
-        self._reserve = os.open(os.devnull, os.O_RDONLY)
+        self._reserve: int | None = None
+        self._fill_reserve()
         self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
         self._thread = threading.Thread(target=self.serve_forever, name="noria-health", daemon=True)
 
@@ -46,23 +47,40 @@ class HealthListener(http.server.ThreadingHTTPServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
-        os.close(self._reserve)
+        self._drop_reserve()
 
     def get_request(self) -> tuple[Any, Any]:
         try:
             return super().get_request()
         except OSError:  # no descriptor is free
-            os.close(self._reserve)
+            self._drop_reserve()
             try:
                 sock, address = super().get_request()
                 with contextlib.suppress(OSError), sock:
                     self.finish_request(sock, address)
             finally:
-                self._reserve = os.open(os.devnull, os.O_RDONLY)
+                self._fill_reserve()
             raise
 
+    def _fill_reserve(self) -> None:
+        """Take a descriptor into reserve, if another thread was not faster."""
+        if self._reserve is None:
+            with contextlib.suppress(OSError):
+                self._reserve = os.open(os.devnull, os.O_RDONLY)
+
+    def _drop_reserve(self) -> None:
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            os.close(reserve)
+
+    def service_actions(self) -> None:
+        """Called about twice a second."""
+        self._fill_reserve()
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._slots.acquire()
+        if not self._slots.acquire(timeout=CONNECTION_SECONDS):
+            self.shutdown_request(request)
+            return
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -75,8 +93,22 @@ class HealthListener(http.server.ThreadingHTTPServer):
         finally:
             self._slots.release()
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer one client. Its connection ends at the end of its time, whatever it is doing."""
+        end = threading.Timer(CONNECTION_SECONDS, _shut, [request])
+        end.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            end.cancel()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a probe failed", exc_info=True)
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Probe(http.server.BaseHTTPRequestHandler):

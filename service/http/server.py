@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -112,8 +113,11 @@ class Server(uvicorn.Server):
 
     def _reload_certificate(self) -> None:
         """Connections that begin from now on get the new certificate."""
-        if self.config.ssl is not None and self._settings.ssl_certfile is not None:
-            self.config.ssl.load_cert_chain(self._settings.ssl_certfile, self._settings.ssl_keyfile)
+        certificate, key = self._settings.ssl_certfile, self._settings.ssl_keyfile
+        if self.config.ssl is not None and certificate is not None:
+            trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # half a change would break the live context
+            for context in (trial, self.config.ssl):
+                context.load_cert_chain(certificate, key)
 
     def _begin_drain(self) -> None:
         self._drain_task = asyncio.create_task(self._drain_and_exit())

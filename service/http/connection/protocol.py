@@ -1,7 +1,6 @@
 """One connection: it reads requests, lets the application answer them in order, and ends when a deadline passes."""
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from uvicorn.server import ServerState
 from service.http.connection.deadline import Deadline
 from service.http.connection.exchange import BUFFERED_BYTES, CONTINUE, Exchange, refusal
 from service.http.connection.limits import Limits
+from service.http.connection.peer import address, bytes_acknowledged, has_reset
 from service.http.connection.places import Places
 from service.http.connection.reader import Head, RequestReader
 from service.http.connection.rules import violation
@@ -22,6 +22,8 @@ from service.http.errors import ApiError, HttpError, Unavailable
 
 PROBES = frozenset({b"/live", b"/ready", b"/health"})
 """The paths that reserved places serve."""
+PARSED_BYTES = 2**13
+"""Bytes that one connection parses before others have their turn."""
 UNREAD_BYTES = 2**15
 """Bytes of later requests that wait for the response to an earlier one, before the connection stops reading."""
 REASONS = {400: "malformed", 408: "timeout", 414: "too_large", 431: "too_large", 503: "full"}
@@ -64,6 +66,9 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self.drained: asyncio.Future[None] | None = None
         self._probe: asyncio.TimerHandle | None = None
+        self._parsing = False  # whether `_read_on` will be called soon
+        self._paused_at = 0.0
+        self._n_taken = 0  # bytes that the client had taken when its deadline was set
         self._body_began = 0.0
         self._body_bytes = 0  # known from the head, or received so far
         self._received = 0
@@ -74,8 +79,8 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._client = _address(transport.get_extra_info("peername"))
-        self._local = _address(transport.get_extra_info("sockname"))
+        self._client = address(transport.get_extra_info("peername"))
+        self._local = address(transport.get_extra_info("sockname"))
         self._encrypted = transport.get_extra_info("sslcontext") is not None
         self._place = self._places.enter(self._client[0] if self._client else "", self._leave)
         self._reading = Deadline(self._too_slow)
@@ -102,19 +107,25 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._refused is None and not self._closing:
             self._unread += data
-            self._read()
+            if not self._parsing:
+                self._read()
+            self._limit_unread()
 
     def eof_received(self) -> bool:
-        """A client that has sent whole requests may still read: keep the connection until they are answered."""
-        whole = bool(self._exchanges) and all(exchange.whole for exchange in self._exchanges)
-        self._half_closed = whole and not self._encrypted and not self._unread
+        """A client that has sent whole requests may still read: keep the connection until they are answered.
+
+        HTTP/1.0 has no interim response to tell such a client from one that is gone: there it counts as gone.
+        """
+        answers = bool(self._exchanges) and self._exchanges[0].scope["http_version"] != "1.0"
+        whole = self._arriving is None or bool(self._unread)  # what is unread may end the request
+        self._half_closed = answers and whole and not self._encrypted and self._lingering is None
         if self._half_closed:
             self._probe = self._loop.call_later(PROBE_SECONDS, self._probe_client, True)
         return self._half_closed
 
     def pause_writing(self) -> None:
         self.drained = self.drained or self._loop.create_future()
-        self._writing.set(self._limits.unread_seconds)
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         if self.drained is not None and not self.drained.done():
@@ -193,32 +204,45 @@ class Connection(asyncio.Protocol):
             self._end(0 if exchange.whole else self._limits.linger_bytes)
         elif self._exchanges:
             self._answer(self._exchanges[0])
-            self._loop.call_soon(self._read_on)
+            self._read_soon()
         elif self._refused is not None:
             self._send_refusal()
-        elif self._half_closed:
+        elif self._half_closed and not self._unread:
             self._close()
         else:
             self._reading.set(self._limits.head_seconds if self._reader.in_head else self._limits.idle_seconds)
             self._places.wait(self._place)
             if self._unread or self._paused:
-                self._loop.call_soon(self._read_on)
+                self._read_soon()
+
+    def _read_soon(self) -> None:
+        if not self._parsing:
+            self._parsing = True
+            self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
+        self._parsing = False
         self._read()
         if len(self._unread) <= UNREAD_BYTES:
             self._resume()
+        if self._half_closed and not (self._exchanges or self._parsing or self._closing):
+            self._close()
 
     def _read(self) -> None:
-        """Parse what has arrived. Later requests wait while one is answered."""
-        while self._unread and self._refused is None and not self._closing and len(self._exchanges) < 2:
-            part = bytes(self._unread[: self._reader.quota])
+        """Parse some of what has arrived; others come before the rest. Later requests wait while one is answered."""
+        if self._unread and self._refused is None and not self._closing and len(self._exchanges) < 2:
+            part = bytes(self._unread[: min(self._reader.quota, PARSED_BYTES)])
             del self._unread[: len(part)]
             try:
                 self._reader.feed(part)
             except ApiError as error:
                 self._refuse(error)
                 return
+            if self._unread and len(self._exchanges) < 2:
+                self._read_soon()
+
+    def _limit_unread(self) -> None:
+        """Stop reading while much waits for the parser, or for the application."""
         if len(self._unread) > UNREAD_BYTES or (self._arriving and self._arriving.buffered > BUFFERED_BYTES):
             self._pause()
 
@@ -269,19 +293,20 @@ class Connection(asyncio.Protocol):
 
     def _end(self, linger: int) -> None:
         """End the connection after what was written. The client may send `linger` bytes more, which are dropped."""
-        if not linger or self._half_closed or self._encrypted or self._transport.is_closing():
+        if not linger or self._half_closed or self._transport.is_closing():
             self._close()
             return
         self._lingering = linger
         self._unread.clear()
         self._resume()
-        self._transport.write_eof()
+        if not self._encrypted:  # TLS cannot end one direction
+            self._transport.write_eof()
         self._reading.set(self._limits.linger_seconds)
 
     def _close(self) -> None:
         self._closing = True
         self._reading.clear()
-        self._writing.set(self._limits.unread_seconds)
+        self._expect_reading()
         self._transport.close()
 
     def _too_slow(self) -> None:
@@ -301,7 +326,15 @@ class Connection(asyncio.Protocol):
         self._on_refused("full")
         self._transport.abort()
 
+    def _expect_reading(self) -> None:
+        """Give the client time to take some of what was written."""
+        self._n_taken = bytes_acknowledged(self._transport)
+        self._writing.set(self._limits.unread_seconds)
+
     def _not_read(self) -> None:
+        if bytes_acknowledged(self._transport) > self._n_taken:  # slow, but it reads
+            self._expect_reading()
+            return
         self._on_refused("unread")
         self._transport.abort()
 
@@ -312,7 +345,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport.is_closing() or not self._exchanges:
             return
-        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if has_reset(self._transport):
             self._transport.abort()
             return
         exchange = self._exchanges[0]
@@ -323,16 +356,13 @@ class Connection(asyncio.Protocol):
     def _pause(self) -> None:
         if not self._paused and not self._half_closed:
             self._paused = True
+            self._paused_at = self._loop.time()
             self._transport.pause_reading()
 
     def _resume(self) -> None:
         if self._paused and not self._half_closed and not self._transport.is_closing():
             self._paused = False
+            self._body_began += self._loop.time() - self._paused_at  # this time is not the client's
             self._transport.resume_reading()
             if self._arriving is not None:
                 self._reading.set(self._limits.body_seconds)
-
-
-def _address(name: Any) -> tuple[str, int] | None:
-    """Host and port of a socket's name; None for a socket of the file system."""
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

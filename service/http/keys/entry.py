@@ -17,7 +17,7 @@ LIMITS = {
     "requests_per_minute": (1, None),
     "tokens_per_minute": (1, None),
     "max_concurrent": (1, None),
-    "priority": PRIORITIES,
+    "priority": (PRIORITIES[0], 0),
 }
 """Fields of an entry that are whole numbers, with the lowest and the highest one."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -93,7 +93,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 def _entry(fields: Any) -> Entry:
     """One entry. Raises ValueError, with the name of the field."""
     if not isinstance(fields, dict):
-        raise ValueError(f"expected fields, got {fields!r}")
+        raise ValueError(f"expected fields, got {type(fields).__name__}")  # it may be a key
     name = fields.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")

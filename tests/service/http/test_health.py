@@ -78,3 +78,25 @@ def test_silent_clients_do_not_keep_others_out() -> None:
             stack.enter_context(socket.create_connection(sock.getsockname()))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         assert httpx.get(f"{url}/x", timeout=30).text == "/x"
+
+
+def test_clients_that_drip_do_not_keep_others_out() -> None:
+    """Each sends a byte more often than any pause that is allowed. Its time is over all the same."""
+    with listen("127.0.0.1", 0) as sock, contextlib.ExitStack() as stack:
+        listener = HealthListener(sock, lambda path: (200, path.encode()))
+        listener.start()
+        stack.callback(listener.close)
+        stop = threading.Event()
+        clients = [stack.enter_context(socket.create_connection(sock.getsockname())) for _ in range(20)]
+
+        def drip() -> None:
+            while not stop.wait(0.2):
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.sendall(b"G")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(stop.set)
+        assert httpx.get(f"http://127.0.0.1:{sock.getsockname()[1]}/x", timeout=30).text == "/x"

@@ -73,7 +73,7 @@ A = {"name": "a", "sha256": HASH}
         ("[]", ["entries named keys"]),
         ('{"keys": []}', ["entries named keys"]),
         ({"keys": [A], "more": 1}, ["nothing beside"]),
-        ({"keys": [A, 5]}, ["entry 2", "5"]),
+        ({"keys": [A, 5]}, ["entry 2", "int"]),
         ({"keys": [{"sha256": HASH}]}, ["entry 1", "name", "None"]),
         ({"keys": [A | {"name": "a b"}]}, ["entry 1", "name", "'a b'"]),
         ({"keys": [A | {"limit": 1}]}, ["entry 1", "a:", "unknown field 'limit'"]),

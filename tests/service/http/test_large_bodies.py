@@ -1,6 +1,7 @@
 """Expensive bodies of legal size: few errors, no work on the event loop, no tokenizing of too long texts."""
 
 import codecs
+import contextlib
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from service.api.admission import LARGE_BODIES
 from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
 from service.http.errors import quoted
@@ -20,6 +22,7 @@ from service.schema.conversation import Content
 from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
 from tests.fakes import IntegerTokenizer
+from tests.service.http.connection.raw import START, connected
 from tests.service.live import USER, FakeChat, Live, begun, ready, refused, running
 from tests.waiting import PATIENCE, eventually
 
@@ -258,3 +261,23 @@ def test_a_content_coding_is_refused(live: Live, coding: str) -> None:
     for plain in ("identity", ""):
         response = live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"content-encoding": plain})
         assert response.status_code == 200
+
+
+def test_large_bodies_in_memory_are_bounded_together() -> None:
+    """Clients send most of their bodies and wait. A small request is served meanwhile, a further large one is not."""
+    with running(max_body_bytes=200_000) as live, contextlib.ExitStack() as stack:
+        head = START + b"Content-Length: 200000\r\n\r\n"
+        admission = live.server.config.app.state.noria.admission  # type: ignore[union-attr]
+        for _ in range(LARGE_BODIES + 6):  # the first 64 KiB of each do not count
+            stack.enter_context(connected(live)).sendall(head + b" " * 190_000)
+        eventually(lambda: admission._body_bytes > LARGE_BODIES * 150_000, "the bodies have arrived")
+        assert live.complete(prompt="a", max_tokens=1)["usage"]["completion_tokens"] == 1
+        statuses = set()
+        for _ in range(6):
+            padded = json.dumps({"prompt": "a"}).encode().ljust(200_000)
+            response = live.http.post("/v1/completions", content=padded, headers={"content-type": "application/json"})
+            statuses.add(response.status_code)
+            if response.status_code == 429:
+                assert str(LARGE_BODIES * 200_000) in response.json()["error"]["message"]
+        stack.close()
+        eventually(lambda: admission._body_bytes == 0, "nothing is held")

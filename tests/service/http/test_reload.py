@@ -60,10 +60,14 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path, caplog: pytest.
     assert peer_name(server.config.ssl) == "first"
     server.reload()
     assert peer_name(server.config.ssl) == "second"
-    path.write_text("nonsense")
-    server.reload()
-    assert "the old TLS certificate stays" in caplog.text
-    assert peer_name(server.config.ssl) == "second"
+    first, second = ((CERTIFICATES / f"{name}.pem").read_text() for name in ("first", "second"))
+    key, certificate = second[: second.index("-----BEGIN CERT")], first[first.index("-----BEGIN CERT") :]
+    for damaged in ("nonsense", key + certificate):  # the second has the key of another certificate
+        path.write_text(damaged)
+        caplog.clear()
+        server.reload()
+        assert "the old TLS certificate stays" in caplog.text
+        assert peer_name(server.config.ssl) == "second"
 
 
 def test_the_level_of_the_log_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

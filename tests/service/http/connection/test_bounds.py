@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -239,3 +240,30 @@ def connected_models(live: Live) -> int:
     with connected(live) as sock:
         sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         return read_answer(sock).status
+
+
+def test_a_client_that_reads_slowly_gets_its_answer() -> None:
+    """It needs several times the deadline for all, and takes something within each."""
+    with running(limits=replace(SHORT, unread_seconds=0.5)) as live, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        sock.connect(("127.0.0.1", int(live.url.rpartition(":")[2])))
+        sock.settimeout(30)
+        body = json.dumps({"prompt": [[65]] * 64, "n": 16, "max_tokens": 60, "logprobs": 5}).encode()
+        sock.sendall(whole(b"Connection: close\r\n", body))
+        data = bytearray(sock.recv(1))
+        for _ in range(10):
+            threading.Event().wait(0.2)
+            data += sock.recv(2**18, socket.MSG_WAITALL)
+        data += read_all(sock)
+        head, _, content = bytes(data).partition(b"\r\n\r\n")
+        assert b"content-length: %d" % len(content) in head.lower()
+        assert len(json.loads(content)["choices"]) == 1024
+        assert len(content) > 3 * 2**20
+
+
+def test_tiny_chunks_do_not_hold_the_event_loop(live: Live) -> None:
+    """One connection parses a little, then others have their turn; what it sent is read to its end."""
+    chunks = b"1\r\n \r\n" * 20_000 + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    with connected(live) as sock:
+        sock.sendall(START + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert json.loads(read_answer(sock).body)["choices"][0]["text"] == answer("a", 5)

@@ -126,13 +126,23 @@ def test_expect_continue(live: Live) -> None:
 
 
 def test_a_request_before_its_end_of_input_is_answered(live: Live) -> None:
-    for data in (whole(), chunked(), whole(start=OLD)):
+    for data, n in ((whole(), 1), (chunked(), 1), (whole(body=BODY.ljust(20_000)) * 5, 5)):
         with connected(live) as sock:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
-            response = read_answer(sock)
-            assert json.loads(response.body)["choices"][0]["text"] == answer("a", 5)
+            for _ in range(n):
+                response = read_answer(sock)
+                assert json.loads(response.body)["choices"][0]["text"] == answer("a", 5)
             assert sock.recv(1) == b""
+
+
+def test_a_client_of_http_1_0_that_leaves_is_noticed() -> None:
+    """Nothing can be sent to it before its answer, so the end of its input counts as its end."""
+    with running(model="slow") as live:
+        with connected(live) as sock:
+            sock.sendall(whole(body=json.dumps(LONG).encode(), start=OLD))
+            eventually(lambda: live.metric("noria_requests_running") == 1, "it runs")
+        eventually(idle(live), "it is forgotten")
 
 
 def test_a_long_answer_after_the_end_of_input() -> None:
