@@ -54,7 +54,8 @@ def _clock(folder: Path) -> tuple[list[str], dict[str, str]]:
         raise NotPossible("faketime is not installed (Debian: apt-get install faketime)")
     (folder / "clock").write_text("+0")
     variables = {"LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": str(folder / "clock")}
-    return [*SERVE], variables | {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    own = {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_DISABLE_SHM": "1"}
+    return [*SERVE], variables | own
 
 
 @dataclass(frozen=True, slots=True)
