@@ -1,5 +1,6 @@
-"""Waiting for other threads and processes, and whether a process has ended."""
+"""Waiting for other threads and processes, and signals that have had their effect."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,3 +34,18 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def halted(pid: int) -> bool:
+    """Whether no thread of a process runs any more: a signal has ended or stopped them all."""
+    try:
+        tasks = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended between the listing and the reading
+        return not Path(f"/proc/{pid}").exists()
+    return all(state in "ZXTt" for state in tasks)
+
+
+def strike(pid: int, number: int) -> None:
+    """Send a signal that ends or stops a process, and wait until it has: until then the process could still answer."""
+    os.kill(pid, number)
+    eventually(lambda: halted(pid), "the signal has ended or stopped the process")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.server import LiveServer, serving
 from tests.faults import offspring
-from tests.waiting import ended, eventually
+from tests.waiting import ended, eventually, strike
 
 NUMBERS = count(100)
 
@@ -62,7 +62,7 @@ def test_an_answer_in_the_middle_of_which_the_follower_is_lost(server: LiveServe
     texts = dict.fromkeys(expected, "")
     for n, chunk in enumerate(server.openai.completions.create(**ask, stream=True)):
         if n == 5:
-            os.kill(follower(server), number)
+            strike(follower(server), number)
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == expected
     assert server.metric("noria_grammar_restarts_total", process="follower") == before + 1
@@ -73,17 +73,17 @@ def test_both_processes_lost_before_a_new_form(server: LiveServer, number: signa
     new_form(server)
     lost = [follower(server), trier(server)]
     for pid in lost:
-        os.kill(pid, number)
+        strike(pid, number)
     new_form(server)
     assert all(map(ended, lost))
-    assert "the process that follows grammars is lost" in server.log
-    assert "the process that tries grammars is lost" in server.log
+    for does in ("follows", "tries"):
+        eventually(lambda does=does: f"the process that {does} grammars is lost" in server.log, "the log says so")  # type: ignore[misc]
 
 
 def test_a_stopped_follower_dies_with_its_engine(server: LiveServer) -> None:
     new_form(server)
     pid = follower(server)
-    os.kill(pid, signal.SIGSTOP)
+    strike(pid, signal.SIGSTOP)
     os.kill(server.engine_pid, signal.SIGKILL)
     eventually(lambda: ended(pid), "the follower has died with its engine")
     eventually(lambda: server.metric("noria_engine_restarts_total") == 1, "the engine's end was seen")
@@ -95,6 +95,5 @@ def test_forms_without_the_models_directory(server: LiveServer, directory: Path)
     """The last test of this server: no engine could load the model again."""
     shutil.rmtree(directory)
     for pid in (follower(server), trier(server)):
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda pid=pid: ended(pid), "it is dead")  # type: ignore[misc]
+        strike(pid, signal.SIGKILL)
     new_form(server)

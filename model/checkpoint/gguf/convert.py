@@ -12,7 +12,7 @@ import numpy as np
 
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.gguf.reader import GgufTensor, read_gguf
+from model.checkpoint.gguf.reader import read_gguf
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.names import GGUF, native_name
 from model.errors import ModelError, one_line, short
@@ -110,7 +110,7 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value}
 
 
-def _entries(tensor: GgufTensor) -> Iterator[Entry]:
+def _entries(tensor: Entry) -> Iterator[Entry]:
     """An entry for the tensor, or one for each expert in it. Raises ModelError for an unknown name or kind."""
     if tensor.name == "rope_freqs.weight":
         raise ModelError(
@@ -131,7 +131,7 @@ def _entries(tensor: GgufTensor) -> Iterator[Entry]:
         yield Entry(name.replace("*", str(expert)), tensor.kind, tuple(shape), where, size)
 
 
-def _check_decoder(tensor: GgufTensor) -> None:
+def _check_decoder(tensor: Entry) -> None:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 

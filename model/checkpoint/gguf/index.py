@@ -17,7 +17,10 @@ BLOCK_BITS = {"Q4_0": 4 + 16 / BLOCK_GROUP, "Q4_1": 4 + 32 / BLOCK_GROUP, "Q8_0"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A weight in the file: its native name, GGUF's name of its kind, its shape, and where its bytes are."""
+    """A tensor in the file: its name, GGUF's name of its kind, its shape with the rows first, and where its bytes are.
+
+    The name is GGUF's where `reader.py` gives it, and the native one in an `Index`.
+    """
 
     name: str
     kind: str

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from model.checkpoint.gguf.index import Entry
 from model.errors import ModelError, one_line, short
 
 VERSIONS = (2, 3)
@@ -34,22 +35,11 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A tensor in the file: GGUF's name of its kind, its shape with the rows first, and where its bytes are."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class GgufFile:
     """Metadata by name (an array of numbers is a view of the mapped file), and the tensors in the file's order."""
 
     metadata: Mapping[str, Any]
-    tensors: Sequence[GgufTensor]
+    tensors: Sequence[Entry]
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -145,7 +135,7 @@ def _alignment(metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[GgufTensor]:
+def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> list[Entry]:
     """The described tensors, each inside the file, none over another."""
     described = [_described(cursor) for _ in range(n_tensors)]
     start = -(-cursor.place // alignment) * alignment
@@ -173,9 +163,7 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, tuple(reversed(sizes)), cursor.number("I", what), cursor.number("Q", what)
 
 
-def _placed(
-    described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
-) -> Iterator[GgufTensor]:
+def _placed(described: Sequence[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> Iterator[Entry]:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
@@ -188,4 +176,4 @@ def _placed(
             raise Damaged(f"{what} has shape {list(shape)}, expected rows of whole blocks of {block} values")
         if offset % alignment:
             raise Damaged(f"{what} starts at {offset}, expected a multiple of {alignment}")
-        yield GgufTensor(name, kind, shape, start + offset, prod(shape) // block * n_bytes)
+        yield Entry(name, kind, shape, start + offset, prod(shape) // block * n_bytes)

@@ -315,11 +315,13 @@ class Connection(asyncio.Protocol):
             if self._paused or self._exchanges[0] is not self._arriving:  # the server is slow, not the client
                 self._reading.set(self._limits.body_seconds)
             else:
-                self._refuse(HttpError(408, "the body of the request did not arrive in time"))
+                self._refuse(HttpError(408, "the body of the request did not arrive in the time that its size allows"))
         elif self._lingering is not None or not (self._exchanges or self._reader.in_head):
             self._close()
         elif not self._exchanges:
-            self._refuse(HttpError(408, "the header of the request did not arrive in time"))
+            self._refuse(
+                HttpError(408, f"the header of the request did not arrive within {self._limits.head_seconds:g} s")
+            )
 
     def _leave(self) -> None:
         """Make a place for another connection."""
@@ -349,7 +351,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         exchange = self._exchanges[0]
-        if first and not exchange.started and exchange.scope["http_version"] != "1.0":
+        if first and not exchange.started:
             self._transport.write(CONTINUE)
         self._probe = self._loop.call_later(PROBE_SECONDS, self._probe_client, False)
 

@@ -21,7 +21,7 @@ from model.machine import frames
 from model.tokenizers.load import load_tokenizer
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.model.grammar.vocabulary import BAD, ENDLESS, FIRST, GOOD, LARGE
-from tests.waiting import ended, eventually
+from tests.waiting import ended, eventually, strike
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_compilers_word_is_an_answer(process: GrammarProcess) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_a_process_that_is_killed_accuses_no_grammar(process: GrammarProcess, number: signal.Signals) -> None:
-    os.kill(process.pid, number)
+    strike(process.pid, number)
     error = lost(process)
     assert number.name in str(error)
     assert not error.by_limits
@@ -59,7 +59,7 @@ def test_an_idle_process_that_is_killed_leaves_no_zombie(process: GrammarProcess
 
 def test_a_stopped_process_is_not_waited_for(process: GrammarProcess) -> None:
     """The reason says that its state was seen. A wait for its answer would end with another one."""
-    os.kill(process.pid, signal.SIGSTOP)
+    strike(process.pid, signal.SIGSTOP)
     error = lost(process)
     assert str(error) == "a signal has stopped it"
     assert not error.by_limits
@@ -190,7 +190,7 @@ def test_it_dies_with_its_parent(*, stopped: bool) -> None:
         assert started.stdout is not None
         pid = int(started.stdout.readline())
         if stopped:
-            os.kill(pid, signal.SIGSTOP)
+            strike(pid, signal.SIGSTOP)
         started.kill()
         started.wait()
         eventually(lambda: ended(pid), "the child has died with its parent")

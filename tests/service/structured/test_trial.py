@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from model.grammar import client
-from model.machine.child import is_stopped
 from service.structured.trial import Grammars
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.service.live import Live, refused
-from tests.waiting import ended, eventually
+from tests.waiting import ended, eventually, strike
 
 NUMBERS = count()
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
@@ -81,8 +80,7 @@ class Starts:
 def test_an_idle_process_that_is_lost_costs_nobody_a_form(live: Live, number: signal.Signals) -> None:
     before = live.metric("noria_grammar_restarts_total", process="trial")
     old = process(live).pid
-    os.kill(old, number)
-    eventually(lambda: ended(old) or is_stopped(old), "the signal has hit")
+    strike(old, number)
     for _ in range(2):
         served(live)
     assert ended(old)
