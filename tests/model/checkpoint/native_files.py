@@ -71,7 +71,7 @@ def native_name(name: str) -> str:
 
 
 def native_params(config: dict[str, Any]) -> dict[str, Any]:
-    """params.json from a config.json of transformers 5. All layers have one RoPE; the head is tied if no file has it."""
+    """params.json from a config.json of transformers 5 whose layers have one RoPE."""
     rope = config["rope_parameters"]
     params = {
         "dim": config["hidden_size"],
