@@ -1,4 +1,4 @@
-"""Times of a block of sparse experts on a CPU, also against another revision: `python -m benchmarks.experts [--against REV]`.
+"""Times of sparse experts on a CPU, also against another revision: `python -m benchmarks.experts [--against REV]`.
 
 The block has the ratio of Mixtral's sizes: 8 experts of which 2 serve a token, dim 1024, hidden_dim 3584. A case calls
 several such blocks, one after the other, with the norm before and the sum after them: weights then come from memory, as
@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -26,7 +27,8 @@ def block(scheme: str) -> MoE:
     made = MoE(DIM, HIDDEN_DIM, EXPERTS, USED, scheme).requires_grad_(False)
     made.gate.weight.data = torch.randn(EXPERTS, DIM) / DIM**0.5
     for expert in made.experts:
-        for part in (expert.w13, expert.w2):
+        parts: list[Any] = [expert.w13, expert.w2]
+        for part in parts:
             part.take(0, torch.randn(part.n_out, part.n_in) / part.n_in**0.5)
     return made
 

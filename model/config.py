@@ -39,14 +39,19 @@ class RopeScaling:
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
 
 
+_EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
+"""The least values of the fields about experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The configuration of a network, with the names of the papers and of `params.json`.
 
     `windows` has one entry for each layer: a token attends to itself and the `window - 1` tokens before it; None is
-    full attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained
-    one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or
-    "float32".
+    full attention. `n_experts` 0 is a dense feed-forward block in every layer, otherwise `is_sparse` says which layers
+    have experts. They have `expert_hidden_dim` (0: `hidden_dim`), and the gate's weights are multiplied by
+    `routed_scale`. `max_position` is the context in tokens: the trained one, or the part of a dynamic RoPE scaling's
+    that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or "float32".
 
     Raises ModelError for impossible values.
     """
@@ -67,6 +72,11 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     n_experts: int = 0
     n_experts_per_token: int = 0
+    expert_hidden_dim: int = 0
+    n_shared_experts: int = 0
+    routed_scale: float = 1.0
+    first_k_dense_replace: int = 0
+    route_every_n: int = 1
     tied_head: bool = False
     dtype: str = "bfloat16"
 
@@ -75,7 +85,7 @@ class ModelConfig:
         for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
             if not _is_size(value := getattr(self, name)):
                 raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
-        for name, least in (("norm_eps", 0), ("rope_theta", 1)):
+        for name, least in (("norm_eps", 0), ("rope_theta", 1), ("routed_scale", 0)):
             if not (_is_number(value := getattr(self, name)) and value > least):
                 raise ModelError(f"{name} must be a number above {least}, the checkpoint has {short(value)}")
         if not 0.0 <= self.rope_fraction <= 1.0:
@@ -90,8 +100,20 @@ class ModelConfig:
             raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
         if self.n_layers * max(1, self.n_experts) > MAX_BLOCKS:
             raise ModelError(f"{self.n_layers} layers of {self.n_experts} experts are more than {MAX_BLOCKS} blocks")
-        if self.n_experts and self.n_experts_per_token > self.n_experts:
+        if self.n_experts:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.n_experts_per_token > self.n_experts:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
+        for name, least in _EXPERT_COUNTS.items():
+            value = getattr(self, name)
+            if value != least and not _is_size(value):
+                raise ModelError(f"{name} must be at least {least} and at most {MAX_SIZE}, it is {short(value)}")
+        if self.first_k_dense_replace >= self.n_layers:
+            raise ModelError(
+                f"first_k_dense_replace must be below n_layers ({self.n_layers}), it is {self.first_k_dense_replace}"
+            )
 
     def _check_windows(self) -> None:
         if len(self.windows) != self.n_layers:
@@ -109,13 +131,29 @@ class ModelConfig:
         """The same configuration with `window` in every layer; with its own windows for None."""
         return replace(self, windows=(window,) * self.n_layers) if window else self
 
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer has experts: each `route_every_n`-th one, but not the first `first_k_dense_replace`."""
+        return bool(self.n_experts) and layer >= self.first_k_dense_replace and layer % self.route_every_n == 0
+
+    @property
+    def expert_dim(self) -> int:
+        """The hidden size of an expert."""
+        return self.expert_hidden_dim or self.hidden_dim
+
+    @property
+    def shared_dim(self) -> int:
+        """The hidden size of the shared experts, which are one feed-forward; 0 if there are none."""
+        return self.n_shared_experts * self.expert_dim
+
     @property
     def n_parameters(self) -> int:
         """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
+        experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
+        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
+        feed_forward = n_sparse * experts + (self.n_layers - n_sparse) * 3 * self.dim * self.hidden_dim
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
-        return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
+        return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
 
 
 def _is_number(value: object) -> bool:

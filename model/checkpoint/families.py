@@ -126,12 +126,12 @@ def _native_config(directory: Path) -> ModelConfig:
             raise ModelError(f"params.json has {key!r}; Noria does not support it")
     if raw.get("model_type", "transformer") != "transformer":
         raise ModelError(f"params.json has model_type {raw['model_type']!r}; Noria supports transformer")
-    moe = raw.get("moe") or {}
+    experts = _native_experts(raw.get("moe"))
     dim, n_layers, n_heads = (_number(raw, key, "params.json") for key in ("dim", "n_layers", "n_heads"))
     _check_layers(n_layers)
     windows = _native_windows(raw.get("sliding_window"), n_layers)
     return ModelConfig(
-        family="mixtral" if moe else "mistral",
+        family="mixtral" if experts else "mistral",
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -144,11 +144,38 @@ def _native_config(directory: Path) -> ModelConfig:
         rope_fraction=raw.get("rope_fraction", 1.0),
         max_position=raw.get("max_seq_len") or raw.get("max_position_embeddings") or NATIVE_MAX_POSITION,
         windows=windows,
-        n_experts=moe.get("num_experts", 0),
-        n_experts_per_token=moe.get("num_experts_per_tok", 0),
         tied_head=bool(raw.get("tied_embeddings", False)),
         dtype=_dtype(raw.get("dtype"), directory),
+        **experts,
     )
+
+
+_EXPERT_FIELDS: Mapping[str, str] = {
+    "num_experts": "n_experts",
+    "num_experts_per_tok": "n_experts_per_token",
+    "expert_hidden_dim": "expert_hidden_dim",
+    "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scale",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "route_every_n": "route_every_n",
+}
+"""Keys of `moe` in params.json, each with its field of ModelConfig."""
+_EXPERTS_IGNORED = ("expert_parallel", "expert_model_parallel")
+"""Keys that say how the model was trained."""
+
+
+def _native_experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of ModelConfig about experts; a value that is null is not set."""
+    moe = {key: value for key, value in (moe or {}).items() if value is not None}
+    for key in ("num_expert_groups", "num_expert_groups_per_tok"):
+        if (groups := moe.pop(key, 1)) != 1:
+            raise ModelError(f"params.json has moe.{key} {short(groups)}; Noria supports 1 group of experts")
+    for key in moe:
+        if key not in _EXPERT_FIELDS and key not in _EXPERTS_IGNORED:
+            raise ModelError(f"params.json has {short(key)} in moe; Noria supports {', '.join(_EXPERT_FIELDS)}")
+    if moe and not moe.get("num_experts"):
+        raise ModelError("params.json has moe without num_experts; Noria needs a number of at least 1")
+    return {field: moe[key] for key, field in _EXPERT_FIELDS.items() if key in moe}
 
 
 def _native_windows(value: int | list[int | None] | None, n_layers: int) -> tuple[int | None, ...]:

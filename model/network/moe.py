@@ -50,7 +50,7 @@ class MoE(nn.Module):
         self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
-        self.shared = FeedForward(dim, shared_dim, scheme) if shared_dim else None
+        self.shared_experts = FeedForward(dim, shared_dim, scheme) if shared_dim else None
 
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
@@ -67,16 +67,19 @@ class MoE(nn.Module):
 
     @property
     def packed(self) -> PackedExperts | None:
-        """The loaded weights for the compiled kernels; None where they do not serve, or where experts differ in layout."""
+        """The loaded weights for the compiled kernels; None where these do not serve or experts differ in layout."""
         if self._packed is None and self._kernels is not None:
-            experts = [_pair(expert) for expert in self.experts]  # type: ignore[arg-type]
-            layouts = {tuple(part.record.format for part in pair if part is not None) for pair in experts}
-            if len(layouts) == 1 and len(layouts.pop()) == 2:
-                shared = None if self.shared is None else _pair(self.shared)
-                self._packed = PackedExperts(
-                    self.gate.weight, experts, shared, self.load, self.n_used, self.routed_scale  # type: ignore[arg-type]
-                )
+            self._packed = self._pack()
         return self._packed
+
+    def _pack(self) -> PackedExperts | None:
+        experts = [pair for expert in self.experts if (pair := _packed(expert))]  # type: ignore[arg-type]
+        alike = len({(w13.record.format, w2.record.format) for w13, w2 in experts}) == 1
+        shared = None if self.shared_experts is None else _packed(self.shared_experts)
+        if not alike or len(experts) < len(self.experts) or (shared is None) != (self.shared_experts is None):
+            return None
+        gate: Tensor = self.gate.weight  # type: ignore[assignment]
+        return PackedExperts(gate, experts, shared, self.load, self.n_used, self.routed_scale)
 
     def _scores(self, x: Tensor) -> Tensor:
         """The gate's logits [T, n_experts]. Their bits depend on no other row if those of the experts do not."""
@@ -98,7 +101,7 @@ class MoE(nn.Module):
         else:
             y = self._one_by_one(x)
             y = y if onto is None else onto.add_(y)
-        return y if self.shared is None else self.shared(x, onto=y)
+        return y if self.shared_experts is None else self.shared_experts(x, onto=y)
 
     def _one_by_one(self, x: Tensor) -> Tensor:
         """The weighted sum of the chosen experts, computed one expert after another."""
@@ -128,6 +131,7 @@ class MoE(nn.Module):
         return routing.join(y, assignment.shares, onto)
 
 
-def _pair(part: FeedForward) -> tuple[PackedWeights | None, PackedWeights | None]:
-    """w13 and w2 in the layout of the kernels, None for a projection without this layout."""
-    return part.w13.packed, part.w2.packed
+def _packed(part: FeedForward) -> tuple[PackedWeights, PackedWeights] | None:
+    """w13 and w2 in the layout of the kernels; None if one has no such layout."""
+    w13, w2 = part.w13.packed, part.w2.packed
+    return None if w13 is None or w2 is None else (w13, w2)

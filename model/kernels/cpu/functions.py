@@ -129,9 +129,7 @@ class Kernels:
         pointer = None if scale is None else scale.data_ptr()
         with self._lock:
             scratch = self._scratch_of(self.experts_scratch(block, len(x)))
-            self._experts(
-                ctypes.byref(block.record), x.data_ptr(), len(x), pointer, eps, onto.data_ptr(), scratch
-            )
+            self._experts(ctypes.byref(block.record), x.data_ptr(), len(x), pointer, eps, onto.data_ptr(), scratch)
         return onto
 
     def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:

@@ -42,7 +42,10 @@ class Layer(ctypes.Structure):
     """`layer` of network.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "cells")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "experts", "cells")
+        ),
         ("pool", ctypes.c_int64),
     )
 
