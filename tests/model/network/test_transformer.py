@@ -65,6 +65,9 @@ def save_hf(kind: str, directory: Path) -> Tensor:
         "mixtral": lambda: transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
         ),
+        "mixtral-windowed": lambda: transformers.MixtralForCausalLM(
+            transformers.MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=3, sliding_window=6)
+        ),
     }[kind]()
     with torch.no_grad():
         for parameter in built.parameters():
@@ -143,7 +146,7 @@ def save_native(
 
 
 @pytest.mark.parametrize("backend", SWIFT)
-@pytest.mark.parametrize("kind", ["llama", "llama-tied", "llama-3.1", "mistral", "mixtral"])
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "llama-3.1", "mistral", "mixtral", "mixtral-windowed"])
 def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path)
     driver = Driver(load(tmp_path), make(backend), shuffle=0)
@@ -151,7 +154,7 @@ def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path)
     torch.testing.assert_close(driver.whole(TOKENS, 7), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "mixtral", "mixtral-windowed"])
 def test_native_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path / "hf")
     save_native(tmp_path / "hf", tmp_path / "native")
