@@ -11,8 +11,19 @@ from torch import Tensor, nn
 
 from tests.model.attention.attending import make
 from tests.model.driving import Driver
-from tests.model.network.test_transformer import SHAPE, TOKENS, half_to_adjacent, load
+from tests.model.network.files import half_to_adjacent, load
 
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "attn_implementation": "eager",
+}
+TOKENS = [(11 * i + i * i) % 96 for i in range(45)]
 MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 3,

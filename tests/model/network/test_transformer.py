@@ -18,6 +18,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from tests.model.attention.attending import SWIFT, make
 from tests.model.driving import CPU, EXPERTS, Driver, random_tensors, tiny
+from tests.model.network.files import half_to_adjacent, load
 
 SHAPE = {
     "vocab_size": 96,
@@ -76,23 +77,6 @@ def save_hf(kind: str, directory: Path) -> Tensor:
     built.eval().save_pretrained(directory)
     with torch.no_grad():
         return built(torch.tensor([TOKENS])).logits[0]
-
-
-def load(directory: Path) -> Transformer:
-    checkpoint = open_checkpoint(directory)
-    with torch.device("meta"):
-        model = Transformer(checkpoint.config)
-    weights.load(
-        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda done: None
-    )
-    return model
-
-
-def half_to_adjacent(rows: Tensor, head_dim: int) -> Tensor:
-    """The order of q and k rows in a native file, from that of an HF file."""
-    return torch.cat(
-        [head.view(2, head_dim // 2, -1).transpose(0, 1).reshape(head_dim, -1) for head in rows.split(head_dim)]
-    )
 
 
 def first_mixtral(tensors: dict[str, Tensor], n_experts: int) -> dict[str, Tensor]:
