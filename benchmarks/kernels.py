@@ -116,10 +116,10 @@ def answer(scheme: str) -> None:
 
 
 class Measurer:
-    """A process that runs this file on the kernels of one source tree."""
+    """A process that runs `script`, this file or one with the same --answer, on the kernels of one source tree."""
 
-    def __init__(self, tree: Path, scheme: str) -> None:
-        command = [sys.executable, "-P", __file__, "--answer", "--scheme", scheme]
+    def __init__(self, tree: Path, scheme: str, script: str = __file__) -> None:
+        command = [sys.executable, "-P", script, "--answer", "--scheme", scheme]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

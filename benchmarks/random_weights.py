@@ -49,6 +49,8 @@ def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     """Write a checkpoint in Mistral's native format; all layers have the same window."""
     names = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
     params = {name: getattr(config, name) for name in names} | {"sliding_window": config.windows[0]}
+    if config.n_experts:
+        params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
     (directory / "params.json").write_text(json.dumps(params))
     tensors = {name: tensor.cpu() for name, tensor in RandomWeights(config, device).tensors()}
     save_file(tensors, directory / "consolidated.safetensors")

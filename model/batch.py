@@ -176,6 +176,11 @@ class Runner(Protocol):
         """Number of processes that took the place of one that followed grammars."""
         ...
 
+    @property
+    def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
+        """Number of tokens that each expert of each layer has computed; empty without experts."""
+        ...
+
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step."""
         ...

@@ -112,15 +112,20 @@ class QueryTemperature:
             )
 
 
+_EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
+"""The least values of the fields about experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The configuration of a network, with the names of the papers and of `params.json`.
 
     `windows` has one entry for each layer: a token attends to itself and the `window - 1` tokens before it; None is
-    full attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained
-    one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or
-    "float32". `rope_dim` values of a head rotate, all of them for None. `full_rope` is the RoPE of the layers without a
-    window where it is not that of the others.
+    full attention. `rope_dim` values of a head rotate, all of them for None. `full_rope` is the RoPE of the layers
+    without a window where it is not that of the others. `n_experts` 0 is a dense feed-forward block in every layer,
+    otherwise `is_sparse` says which layers have experts. They have `expert_hidden_dim` (0: `hidden_dim`), and the
+    gate's weights are multiplied by `routed_scale`. `max_position` is the context in tokens: the trained one, or the
+    part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or "float32".
 
     Raises ModelError for impossible values.
     """
@@ -144,6 +149,11 @@ class ModelConfig:
     query_temperature: QueryTemperature | None = None
     n_experts: int = 0
     n_experts_per_token: int = 0
+    expert_hidden_dim: int = 0
+    n_shared_experts: int = 0
+    routed_scale: float = 1.0
+    first_k_dense_replace: int = 0
+    route_every_n: int = 1
     tied_head: bool = False
     dtype: str = "bfloat16"
 
@@ -152,8 +162,9 @@ class ModelConfig:
         for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
             if not _is_size(value := getattr(self, name)):
                 raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
-        if not (_is_number(self.norm_eps) and self.norm_eps > 0):
-            raise ModelError(f"norm_eps must be a number above 0, the checkpoint has {short(self.norm_eps)}")
+        for name in ("norm_eps", "routed_scale"):
+            if not (_is_number(value := getattr(self, name)) and value > 0):
+                raise ModelError(f"{name} must be a number above 0, the checkpoint has {short(value)}")
         self._check_heads_and_experts()
         self._check_ropes()
         self._check_windows()
@@ -165,8 +176,20 @@ class ModelConfig:
             raise ModelError(f"head_dim must be even for rotary positions, the checkpoint has {self.head_dim}")
         if self.n_layers * max(1, self.n_experts) > MAX_BLOCKS:
             raise ModelError(f"{self.n_layers} layers of {self.n_experts} experts are more than {MAX_BLOCKS} blocks")
-        if self.n_experts and self.n_experts_per_token > self.n_experts:
+        if self.n_experts:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.n_experts_per_token > self.n_experts:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
+        for name, least in _EXPERT_COUNTS.items():
+            value = getattr(self, name)
+            if value != least and not _is_size(value):
+                raise ModelError(f"{name} must be at least {least} and at most {MAX_SIZE}, it is {short(value)}")
+        if self.first_k_dense_replace >= self.n_layers:
+            raise ModelError(
+                f"first_k_dense_replace must be below n_layers ({self.n_layers}), it is {self.first_k_dense_replace}"
+            )
 
     def _check_ropes(self) -> None:
         for rope in {self.rope, self.full_rope or self.rope}:
@@ -217,13 +240,29 @@ class ModelConfig:
             )
         return replace(self, windows=(window,) * self.n_layers) if window else self
 
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer has experts: each `route_every_n`-th one, but not the first `first_k_dense_replace`."""
+        return bool(self.n_experts) and layer >= self.first_k_dense_replace and layer % self.route_every_n == 0
+
+    @property
+    def expert_dim(self) -> int:
+        """The hidden size of an expert."""
+        return self.expert_hidden_dim or self.hidden_dim
+
+    @property
+    def shared_dim(self) -> int:
+        """The hidden size of the shared experts, which are one feed-forward; 0 if there are none."""
+        return self.n_shared_experts * self.expert_dim
+
     @property
     def n_parameters(self) -> int:
         """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        feed_forward = 3 * self.dim * self.hidden_dim * max(self.n_experts, 1) + self.dim * self.n_experts
+        experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
+        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
+        feed_forward = n_sparse * experts + (self.n_layers - n_sparse) * 3 * self.dim * self.hidden_dim
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
-        return self.n_layers * (attention + feed_forward + 2 * self.dim) + self.dim + embeddings
+        return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
 
 
 def _is_number(value: object) -> bool:

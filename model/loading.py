@@ -177,6 +177,7 @@ def warm(runner: ModelRunner, setup: Setup) -> None:
     _first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+    runner.warmed()
 
 
 def _use_threads(threads: int) -> None:

@@ -137,6 +137,12 @@ class Metrics:
         restarts.add_metric(["trial"], self._trial_restarts)
         restarts.add_metric(["follower"], self._totals["grammar_restarts"])
         yield restarts
+        experts = CounterMetricFamily(
+            "noria_expert_tokens", "Tokens that each expert of each layer computed.", labels=["layer", "expert"]
+        )
+        for (layer, expert), n_tokens in self._totals.expert_tokens().items():
+            experts.add_metric([str(layer), str(expert)], n_tokens)
+        yield experts
 
     def observe_report(self, report: Report) -> None:
         """Once a step."""
@@ -201,16 +207,31 @@ class EngineTotals:
     def __init__(self) -> None:
         self._past: Tally[str] = Tally()
         self._current = Stats()
+        self._past_experts: Tally[tuple[int, int]] = Tally()
+        self._experts: Tally[tuple[int, int]] = Tally()
 
     def observe(self, stats: Stats) -> None:
         self._current = stats
+        if stats.expert_tokens:
+            self._experts = _by_expert(stats.expert_tokens)
 
     def restart(self) -> None:
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
-        self._current = Stats()
+        self._past_experts.update(self._experts)
+        self._current, self._experts = Stats(), Tally()
+
+    def expert_tokens(self) -> Tally[tuple[int, int]]:
+        """Tokens by layer and expert. An expert without any has its entry too."""
+        total = Tally(self._past_experts)
+        total.update(self._experts)
+        return total
 
     def __getitem__(self, field: str) -> int:
         return self._past[field] + getattr(self._current, field)
+
+
+def _by_expert(counts: Sequence[Sequence[int]]) -> Tally[tuple[int, int]]:
+    return Tally({(layer, expert): n for layer, row in enumerate(counts) for expert, n in enumerate(row)})
 
 
 class EngineCollector(Collector):

@@ -1,4 +1,4 @@
-"""Matrices of a quantized checkpoint: rows of bytes, decoded only where a scheme needs floats."""
+"""Matrices of a checkpoint: rows of bytes, decoded only where a scheme needs floats, and those of all experts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
 ROWS_AT_ONCE = 256
@@ -116,3 +117,35 @@ def join(pieces: Sequence[BlockMatrix]) -> BlockMatrix:
 
 def _minima(blocks: BlockMatrix) -> Tensor:
     return blocks.scales * -blocks.zero if blocks.mins is None else blocks.mins
+
+
+def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[str, Tensor]]:
+    """Native names and matrices. `name` has a star for the number of an expert, or else is that of the tensor itself.
+
+    Hugging Face has w1 and w3 as one "w13" [n_experts, 2 hidden_dim, dim], and w2 [n_experts, dim, hidden_dim]. The
+    first Mixtral has w1, w3 and the transposed w2 as [n_experts * hidden_dim, dim].
+    Raises ModelError for a tensor with another number of experts.
+    """
+    if "*" not in name:
+        yield name, tensor
+        return
+    found = _of_experts(tensor, n_experts, transposed=".w2." in name)
+    if len(found) != n_experts:
+        raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the configuration has {n_experts} experts")
+    for expert, matrix in enumerate(found):
+        own = name.replace("*", str(expert))
+        if ".w13." not in own:
+            yield own, matrix
+            continue
+        half = len(matrix) // 2
+        yield own.replace(".w13.", ".w1."), matrix[:half]
+        yield own.replace(".w13.", ".w3."), matrix[half:]
+
+
+def _of_experts(tensor: Tensor, n_experts: int, *, transposed: bool) -> list[Tensor]:
+    if tensor.dim() == 3:
+        return list(tensor)
+    if tensor.dim() != 2 or not n_experts or len(tensor) % n_experts:
+        return []
+    parts = tensor.chunk(n_experts)
+    return [part.T.contiguous() if transposed else part for part in parts]

@@ -30,8 +30,20 @@ HUGGING_FACE = _names(
         (r"L.mlp\.up_proj\.weight", "L.feed_forward.w3.weight"),
         (r"L.block_sparse_moe\.gate\.weight", "L.feed_forward.gate.weight"),
         (r"L.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight", r"L.feed_forward.experts.\2.\3.weight"),
+        (r"L.mlp\.gate\.weight", "L.feed_forward.gate.weight"),
+        (r"L.mlp\.experts\.gate_up_proj", "L.feed_forward.experts.*.w13.weight"),
+        (r"L.mlp\.experts\.down_proj", "L.feed_forward.experts.*.w2.weight"),
     ),
 )
+NATIVE_VARIANTS = _names(
+    r"layers\.(\d+)\.",
+    (
+        (r"L.((gate|experts\.\d+\.w[123]|shared_experts\.w[123])\.weight)", r"L.feed_forward.\2"),
+        (r"L.block_sparse_moe\.gate\.weight", "L.feed_forward.gate.weight"),
+        (r"L.block_sparse_moe\.(w[123])", r"L.feed_forward.experts.*.\2.weight"),
+    ),
+)
+"""Native names of experts: those since Mistral Large 3, and those of the first Mixtral."""
 GGUF = _names(
     r"blk\.(\d+)\.",
     (
@@ -51,12 +63,12 @@ GGUF = _names(
         (r"L.ffn_up_exps\.weight", "L.feed_forward.experts.*.w3.weight"),
     ),
 )
-"""A GGUF tensor holds the matrices of all experts; the star stands for the number of an expert."""
+"""A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors."""
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"
     r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
-    r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
+    r"|feed_forward\.(gate|((experts\.\d+|shared_experts)\.)?w[123])\.weight)"
 )
 _DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
 _HEAD = re.compile(r"(lm_head|output)\.[a-z_]+")
@@ -102,7 +114,7 @@ def canonical_name(name: str) -> str | None:
     if _DERIVED.fullmatch(name) or is_vision(name):
         return None
     own = text_name(name)
-    known = own if _NATIVE.fullmatch(own) else native_name(own, HUGGING_FACE)
+    known = own if _NATIVE.fullmatch(own) else native_name(own, (*HUGGING_FACE, *NATIVE_VARIANTS))
     if known is None:
         raise ModelError(f"the checkpoint has a weight {short(name)}, which no supported model family has")
     return known

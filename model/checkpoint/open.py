@@ -10,7 +10,7 @@ from model.checkpoint.families import read_config
 from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.gguf.weights import GgufWeights
-from model.checkpoint.matrices import Matrix
+from model.checkpoint.matrices import Matrix, split_experts
 from model.checkpoint.names import canonical_name
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
@@ -36,6 +36,7 @@ class Safetensors:
     """Weights in the safetensors shards of a directory."""
 
     shards: tuple[Shard, ...]
+    n_experts: int = 0
 
     @property
     def quantized(self) -> bool:
@@ -59,7 +60,7 @@ class Safetensors:
                 with safe_open(shard.path, framework="pt", device="cpu") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
                         if known := canonical_name(name):
-                            yield known, file.get_tensor(name)
+                            yield from split_experts(known, file.get_tensor(name), self.n_experts)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{shard.path.name} cannot be read: {one_line(error)}; download it again") from error
 
@@ -109,7 +110,7 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     for shard in shards:
         _check_weights(shard)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
-    return Checkpoint(config, rotation, Safetensors(shards))
+    return Checkpoint(config, rotation, Safetensors(shards, config.n_experts))
 
 
 def _check_weights(shard: Shard) -> None:

@@ -66,7 +66,7 @@ class Scheme:
 
     def fits(self, config: ModelConfig) -> bool:
         """Whether it can store all projections of the model."""
-        widths = (config.dim, config.hidden_dim, config.n_heads * config.head_dim)
+        widths = (config.dim, config.hidden_dim, config.expert_dim, config.shared_dim, config.n_heads * config.head_dim)
         return not any(width % self.multiple for width in widths)
 
 

@@ -55,9 +55,9 @@ class PoolSizes:
         """
         config = self.config
         attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
-        feed_forward = (config.n_experts_per_token or 1) * 3 * config.hidden_dim
-        experts = 2 * config.n_experts_per_token * config.dim
-        block = self.max_step_tokens * (2 * config.dim + max(attention, feed_forward + experts)) * value_bytes
+        sparse = config.n_experts_per_token * (3 * config.expert_dim + 2 * config.dim) + 3 * config.shared_dim
+        feed_forward = max(sparse, 0 if all(map(config.is_sparse, range(config.n_layers))) else 3 * config.hidden_dim)
+        block = self.max_step_tokens * (2 * config.dim + max(attention, feed_forward)) * value_bytes
         rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // config.vocab_size))
         return block + rows * config.vocab_size * 4 * LOGIT_COPIES
 

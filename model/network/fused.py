@@ -1,4 +1,4 @@
-"""All layers of a dense network in one call of the compiled kernels instead of five a layer, with the same bits."""
+"""All layers of a network in one call of the compiled kernels instead of five a layer, with the same bits."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,7 +11,9 @@ from model.attention.cache import PagePools
 from model.attention.paged import PagedAttention, Prepared, point_to
 from model.attention.rope import RopeRows
 from model.kernels.cpu import native, records
+from model.kernels.cpu.packed import PackedExperts
 from model.network.feed_forward import FeedForward
+from model.network.moe import MoE
 from model.network.transformer import Block, Transformer
 
 
@@ -26,7 +28,7 @@ class FusedLayers:
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
         self._owners = (model, pools)  # keep alive the memory that the layers point to
-        self._widest = _weights(model.layers[0])  # type: ignore[arg-type]
+        self._widest = {_shape(block): block for block in model.layers}.values()  # type: ignore[arg-type]
         self._layers = (records.Layer * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
@@ -45,29 +47,50 @@ class FusedLayers:
         for call, rope in zip(calls, ropes, strict=True):
             call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
             point_to(call, rope)
-        scratch_bytes = max(weights.scratch_bytes(n_rows) for weights in self._widest)
+        scratch_bytes = max(self._scratch_bytes(block, n_rows) for block in self._widest)  # type: ignore[arg-type]
         pools = (records.AttentionCall * len(calls))(*calls)
         self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)
         return x
 
+    def _scratch_bytes(self, block: Block, n_rows: int) -> int:
+        experts = _experts(block)
+        products = max(weights.scratch_bytes(n_rows) for weights in _weights(block))
+        return products if experts is None else max(products, self._kernels.experts_scratch(experts, n_rows))
+
 
 def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLayers | None:
-    """The fused layers of a dense model if all its projections and its attention run in the kernels, else None."""
-    dense = all(isinstance(block.feed_forward, FeedForward) for block in model.layers)
-    if not dense or not isinstance(attention, PagedAttention):
+    """The fused layers of a model if all its projections and its attention run in the kernels, else None."""
+    if not isinstance(attention, PagedAttention):
         return None
-    packed = all(weights is not None for block in model.layers for weights in _weights(block))  # type: ignore[arg-type]
+    packed = all(part is not None for block in model.layers for part in _parts(block))  # type: ignore[arg-type]
     return FusedLayers(model, attention, pools) if packed else None
 
 
+def _experts(block: Block) -> PackedExperts | None:
+    return block.feed_forward.packed if isinstance(block.feed_forward, MoE) else None
+
+
 def _weights(block: Block) -> list[Any]:
-    """wqkv, wo, w13 and w2 in the layout of the kernels, None for a projection without this layout."""
-    attention, feed_forward = block.attention, block.feed_forward
-    return [part.packed for part in (attention.wqkv, attention.wo, feed_forward.w13, feed_forward.w2)]  # type: ignore[union-attr]
+    """wqkv, wo, and in a dense layer w13 and w2, in the layout of the kernels; None for one without this layout."""
+    parts = [block.attention.wqkv, block.attention.wo]
+    if isinstance(block.feed_forward, FeedForward):
+        parts += [block.feed_forward.w13, block.feed_forward.w2]
+    return [part.packed for part in parts]
+
+
+def _parts(block: Block) -> list[Any]:
+    """All weights of a layer, as `_weights`."""
+    return [*_weights(block), *([_experts(block)] if isinstance(block.feed_forward, MoE) else [])]
+
+
+def _shape(block: Block) -> tuple[int, ...]:
+    """Layers of one shape need the same scratch memory: their sizes are those of the first."""
+    return isinstance(block.feed_forward, MoE), *(weights.record.format for weights in _weights(block))
 
 
 def _layer(block: Block, cells: Tensor, pool: int) -> records.Layer:
     norms = (block.attention_norm.weight.data_ptr(), block.ffn_norm.weight.data_ptr())
-    return records.Layer(
-        *norms, *(ctypes.addressof(weights.record) for weights in _weights(block)), cells.data_ptr(), pool
-    )
+    addresses = [ctypes.addressof(part.record) for part in _parts(block)]
+    wqkv, wo, *others = addresses
+    feed_forward = (None, None, *others) if isinstance(block.feed_forward, MoE) else (*others, None)
+    return records.Layer(*norms, wqkv, wo, *feed_forward, cells.data_ptr(), pool)

@@ -1,9 +1,11 @@
-"""Sparse mixture of experts (Mixtral, arXiv 2401.04088)."""
+"""Sparse mixture of experts (Mixtral, arXiv 2401.04088), also with shared experts (DeepSeekMoE, arXiv 2401.06066)."""
 
 import torch
 from torch import Tensor, nn
 
 from model.kernels import cuda as triton
+from model.kernels.cpu import native
+from model.kernels.cpu.packed import PackedExperts, PackedWeights
 from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import RMSNorm
 from model.linear.floats import Floats
@@ -13,26 +15,48 @@ from model.network.feed_forward import FeedForward
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts]."""
+    """Experts [T, k] and their weights [T, k] float32: softmax over the k greatest of logits [T, n_experts].
+
+    Softmax over all experts, renormalised over the k greatest, gives the same weights.
+    """
     chosen, experts = logits.topk(k, dim=-1)
     return experts, chosen.float().softmax(dim=-1)
 
 
 class MoE(nn.Module):
-    """A feed-forward of many experts: each token uses its `n_used` best, and the gate weighs their outputs."""
+    """A feed-forward of many experts: each token uses its `n_used` best, and the gate weighs their outputs.
 
-    def __init__(self, dim: int, hidden_dim: int, n_experts: int, n_used: int, scheme: str = "none") -> None:
+    The weights are multiplied by `routed_scale`. With a `shared_dim`, shared experts of this hidden size serve every
+    token. `load` [n_experts] int64 counts the tokens of each expert.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        n_experts: int,
+        n_used: int,
+        scheme: str = "none",
+        *,
+        shared_dim: int = 0,
+        routed_scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.n_used = n_used
+        self.n_used, self.routed_scale = n_used, routed_scale
         self._exact = SCHEMES[scheme].bit_identical
+        self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
+        self._packed: PackedExperts | None = None
         self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
+        self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+        self.shared_experts = FeedForward(dim, shared_dim, scheme) if shared_dim else None
 
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
         self._stacked = w13, w2
+        self.load = self.load.to(device)
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
         parts: list[Floats] = [getattr(expert, name) for expert in self.experts]
@@ -40,6 +64,22 @@ class MoE(nn.Module):
         for i, part in enumerate(parts):
             part.assign_weights(weights[i])
         return weights
+
+    @property
+    def packed(self) -> PackedExperts | None:
+        """The loaded weights for the compiled kernels; None where these do not serve or experts differ in layout."""
+        if self._packed is None and self._kernels is not None:
+            self._packed = self._pack()
+        return self._packed
+
+    def _pack(self) -> PackedExperts | None:
+        experts = [pair for expert in self.experts if (pair := _packed(expert))]  # type: ignore[arg-type]
+        alike = len({(w13.record.format, w2.record.format) for w13, w2 in experts}) == 1
+        shared = None if self.shared_experts is None else _packed(self.shared_experts)
+        if not alike or len(experts) < len(self.experts) or (shared is None) != (self.shared_experts is None):
+            return None
+        gate: Tensor = self.gate.weight  # type: ignore[assignment]
+        return PackedExperts(gate, experts, shared, self.load, self.n_used, self.routed_scale)
 
     def _scores(self, x: Tensor) -> Tensor:
         """The gate's logits [T, n_experts]. Their bits depend on no other row if those of the experts do not."""
@@ -50,30 +90,48 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
         """MoE(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
-        x = x if norm is None else norm(x)
+        packed = self.packed
+        if packed is not None and self._kernels is not None:
+            scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            target = torch.zeros_like(x) if onto is None else onto
+            return self._kernels.experts(packed, x, norm=scale, eps=eps, onto=target)
+        x = x.clone() if norm is None else norm(x)  # `onto` may be x
         if self._stacked is not None and triton.serves(x):
-            return self._grouped(x, *self._stacked, onto)
+            y = self._grouped(x, *self._stacked, onto)
+        else:
+            y = self._one_by_one(x)
+            y = y if onto is None else onto.add_(y)
+        return y if self.shared_experts is None else self.shared_experts(x, onto=y)
+
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts, computed one expert after another."""
         experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
-        counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
-        groups = x.index_select(0, order // self.n_used).split(counts)  # n_experts x [n, dim]
+        counts = experts.flatten().bincount(minlength=len(self.experts))
+        self.load += counts
+        groups = x.index_select(0, order // self.n_used).split(counts.tolist())  # n_experts x [n, dim]
         results = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)])
         y = torch.empty_like(results)
         y[order] = results  # back to (token, choice) order
-        weighted = y.unflatten(0, (-1, self.n_used)) * weights.to(x.dtype).unsqueeze(-1)  # [T, k, dim]
-        y = weighted.sum(dim=1)  # [T, dim]
-        return y if onto is None else onto.add_(y)
+        weights = (weights * self.routed_scale).to(x.dtype)
+        return (y.unflatten(0, (-1, self.n_used)) * weights.unsqueeze(-1)).sum(dim=1)  # [T, dim]
 
     def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
-        """The same result on a GPU, from four kernels that never wait for the host."""
+        """The same on a GPU, added to `onto`, from four kernels that never wait for the host."""
         from model.kernels.cuda import product, routing
 
         n_pairs = len(x) * self.n_used
         fixed = bool(self.gate.fixed)
         tile = product.tile_of(w13.layout, -(-n_pairs // len(self.experts)), fixed=fixed)
-        assignment = routing.assign(self.gate(x), self.n_used, tile.rows)
+        assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.load, self.routed_scale)
         inner = product.grouped(x, w13, assignment.slots, assignment.experts, self.n_used, tile, n_pairs, gated=True)
         y = product.grouped(
             inner, w2, assignment.slots, assignment.experts, 1, tile, n_pairs, gated=False
         )  # [T * k, dim]
         return routing.join(y, assignment.shares, onto)
+
+
+def _packed(part: FeedForward) -> tuple[PackedWeights, PackedWeights] | None:
+    """w13 and w2 in the layout of the kernels; None if one has no such layout."""
+    w13, w2 = part.w13.packed, part.w2.packed
+    return None if w13 is None or w2 is None else (w13, w2)

@@ -44,14 +44,18 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`."""
 
-    def __init__(self, config: ModelConfig, scheme: str) -> None:
+    def __init__(self, config: ModelConfig, scheme: str, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = SelfAttention(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
-            MoE(config.dim, config.hidden_dim, config.n_experts, config.n_experts_per_token, scheme)
-            if config.n_experts
+            MoE(
+                *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
+                shared_dim=config.shared_dim,
+                routed_scale=config.routed_scale,
+            )
+            if config.is_sparse(layer)
             else FeedForward(config.dim, config.hidden_dim, scheme)
         )
 
@@ -67,7 +71,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
-        self.layers = nn.ModuleList(Block(config, scheme) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(Block(config, scheme, layer) for layer in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         head = scheme if SCHEMES[scheme].compiled else "none"
         self.output = make_linear(config.dim, config.vocab_size, scheme=head)

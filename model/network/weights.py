@@ -118,13 +118,10 @@ def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
         yield from _attention_places(f"{prefix}.attention", config)
         for name in (f"{prefix}.attention_norm.weight", f"{prefix}.ffn_norm.weight"):
             yield name, Place(name, 0, (dim,))
-        if not config.n_experts:
-            yield from _feed_forward_places(f"{prefix}.feed_forward", config)
-            continue
-        gate = f"{prefix}.feed_forward.gate.weight"
-        yield gate, Place(gate, 0, (config.n_experts, dim))
-        for expert in range(config.n_experts):
-            yield from _feed_forward_places(f"{prefix}.feed_forward.experts.{expert}", config)
+        if config.is_sparse(layer):
+            yield from _expert_places(f"{prefix}.feed_forward", config)
+        else:
+            yield from _feed_forward_places(f"{prefix}.feed_forward", dim, config.hidden_dim)
     yield "norm.weight", Place("norm.weight", 0, (dim,))
     if not config.tied_head:
         yield "output.weight", Place("output.weight", 0, (config.vocab_size, dim))
@@ -142,8 +139,16 @@ def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, P
     yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
 
 
-def _feed_forward_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
-    shape = (config.hidden_dim, config.dim)
-    yield f"{prefix}.w1.weight", Place(f"{prefix}.w13.weight", 0, shape)
-    yield f"{prefix}.w3.weight", Place(f"{prefix}.w13.weight", config.hidden_dim, shape)
-    yield f"{prefix}.w2.weight", Place(f"{prefix}.w2.weight", 0, (config.dim, config.hidden_dim))
+def _expert_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+    gate = f"{prefix}.gate.weight"
+    yield gate, Place(gate, 0, (config.n_experts, config.dim))
+    for expert in range(config.n_experts):
+        yield from _feed_forward_places(f"{prefix}.experts.{expert}", config.dim, config.expert_dim)
+    if config.shared_dim:
+        yield from _feed_forward_places(f"{prefix}.shared_experts", config.dim, config.shared_dim)
+
+
+def _feed_forward_places(prefix: str, dim: int, hidden_dim: int) -> Iterator[tuple[str, Place]]:
+    yield f"{prefix}.w1.weight", Place(f"{prefix}.w13.weight", 0, (hidden_dim, dim))
+    yield f"{prefix}.w3.weight", Place(f"{prefix}.w13.weight", hidden_dim, (hidden_dim, dim))
+    yield f"{prefix}.w2.weight", Place(f"{prefix}.w2.weight", 0, (dim, hidden_dim))

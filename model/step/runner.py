@@ -16,6 +16,7 @@ from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
 from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
+from model.network.expert_load import Counts, ExpertLoad
 from model.network.fused import fuse
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
@@ -69,6 +70,7 @@ class ModelRunner:
         self._attention = attention
         self._tables = tables
         self._fused = fuse(model, attention, pools)
+        self._expert_load = ExpertLoad(model.layers)
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._limit = retry.TokenLimit()
@@ -80,6 +82,14 @@ class ModelRunner:
     @property
     def grammar_restarts(self) -> int:
         return self._masks.restarts
+
+    @property
+    def expert_tokens(self) -> Counts:
+        return self._expert_load.read()
+
+    def warmed(self) -> None:
+        """Forget what was counted while the first steps ran, which serve nobody."""
+        self._expert_load.forget()
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one. Any thread may call it but the one that launches."""

@@ -17,6 +17,8 @@ from service.engine.scheduling.scheduler import Scheduler
 log = logging.getLogger("noria.engine")
 
 MAX_FAILED_STEPS = 3
+EXPERTS_EVERY = 1.0
+"""Seconds between two reports with the load of experts, while there is work."""
 
 
 class Flight(NamedTuple):
@@ -52,6 +54,7 @@ class EngineLoop:
         self._failed_steps = 0
         self._landed_at = 0.0
         self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
+        self._experts_at = 0.0
 
     def run(self) -> None:
         """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
@@ -159,6 +162,15 @@ class EngineLoop:
         return self._scheduler.fail_steps()
 
     def _report(self, updates: list[Update]) -> None:
-        stats = self._scheduler.stats(*self._landed)._replace(grammar_restarts=self._runner.grammar_restarts)
+        stats = self._scheduler.stats(*self._landed)._replace(
+            grammar_restarts=self._runner.grammar_restarts, expert_tokens=self._expert_tokens()
+        )
         self._send(Report(tuple(updates), stats))
         self._landed = (0, 0.0)
+
+    def _expert_tokens(self) -> tuple[tuple[int, ...], ...]:
+        """The load of the experts, now and then and in the last report before the engine is idle."""
+        if self._scheduler.has_work and time.monotonic() < self._experts_at + EXPERTS_EVERY:
+            return ()
+        self._experts_at = time.monotonic()
+        return self._runner.expert_tokens

@@ -123,7 +123,11 @@ class PoolStats(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """State of the engine after a step. Counters are totals since the engine started."""
+    """State of the engine after a step. Counters are totals since the engine started.
+
+    `expert_tokens` counts the tokens of each expert of each layer. Most reports leave it empty, as it does not fit one
+    that comes hundreds of times a second.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -136,6 +140,7 @@ class Stats(NamedTuple):
     accepted_draft_tokens: int = 0
     pools: tuple[PoolStats, ...] = ()
     grammar_restarts: int = 0
+    expert_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

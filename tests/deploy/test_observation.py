@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.engine.messages import PoolStats, Stats
+from service.engine.messages import PoolStats, Report, Stats
 from service.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -25,6 +25,7 @@ def known_metrics() -> set[str]:
     pools = (PoolStats(window=None, held=1, cached=1, free=1),)
     metrics = Metrics(lambda: Stats(pools=pools))
     metrics.observe_key("team", "stop", 1, 1)
+    metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 

@@ -7,7 +7,7 @@ from typing import Any
 from model.batch import Runner, RunnerInfo, StepBatch, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
-from service.engine.messages import FromEngine, Report, Stop, Submit, ToEngine, Update
+from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
 from tests.fakes import FakeRunner, Say, next_token, sample_token
 
@@ -121,6 +121,7 @@ class Client:
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
         self.finished: dict[int, str] = {}
+        self.stats: list[Stats] = []
         self._script = list(script)[::-1]
         self.n_ahead = 0  # steps planned before the one before was done
         assume = self.scheduler.assume
@@ -142,6 +143,7 @@ class Client:
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, Report)
+        self.stats.append(message.stats)
         for update in message.updates:
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens

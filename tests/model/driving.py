@@ -4,8 +4,9 @@ Memory that has not been written, or has been released, holds NaN: reading any o
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,15 @@ from model.sampling_params import SamplingParams
 from model.step.packing import pack
 
 CPU = torch.device("cpu")
+EXPERTS: Mapping[str, Any] = {
+    "n_experts": 5,
+    "n_experts_per_token": 2,
+    "expert_hidden_dim": 40,
+    "n_shared_experts": 2,
+    "routed_scale": 1.7,
+    "first_k_dense_replace": 1,
+}
+"""Changes of `tiny` for a network with a dense layer, then layers of experts of which some serve every token."""
 
 
 def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> ModelConfig:

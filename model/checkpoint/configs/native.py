@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint.configs.experts import read_experts
 from model.checkpoint.configs.fields import (
     check_keys,
     dtype_of,
@@ -59,14 +60,14 @@ def read_params(directory: Path) -> ModelConfig:
     """ModelConfig of a directory with params.json. Raises ModelError, which names the key and its value."""
     raw = read_json(directory / FILE)
     _check(raw)
-    moe = raw.get("moe") or {}
+    experts = read_experts(raw.get("moe"))
     dim, n_heads = (number(raw, key, FILE) for key in ("dim", "n_heads"))
     n_layers = number_of_layers(raw, "n_layers", FILE)
     windows = _windows(raw, n_layers)
     scaling = _yarn(raw)
     shards = present_shards(directory)
     return ModelConfig(
-        family="mixtral" if moe else "mistral",
+        family="mixtral" if experts else "mistral",
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
@@ -81,10 +82,9 @@ def read_params(directory: Path) -> ModelConfig:
         query_temperature=_temperature(raw),
         max_position=_max_position(raw, scaling),
         windows=windows,
-        n_experts=moe.get("num_experts", 0),
-        n_experts_per_token=moe.get("num_experts_per_tok", 0),
         tied_head=tied_head(shards, bool(raw.get("tied_embeddings", False))),
         dtype=dtype_of(raw.get("dtype"), shards),
+        **experts,
     )
 
 

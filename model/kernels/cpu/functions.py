@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.kernels.cpu.packed import PackedWeights
+from model.kernels.cpu.packed import PackedExperts, PackedWeights
 from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer
 from model.kernels.groups import BLOCK_GROUP
 
@@ -27,8 +27,13 @@ ARGUMENTS = {
     "network": (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer),
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
+    "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
+    "experts_scratch": (_pointer, _integer),
 }
 """Argument types of each kernel, in the order of the fields of `Kernels`."""
+
+RESULTS = {"quantize": ctypes.c_int, "sample": ctypes.c_int, "experts_scratch": _integer}
+"""Result types of those that return something."""
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class Kernels:
     _network: Any
     _quantize: Any
     _pack: Any
+    _experts: Any
+    _experts_scratch: Any
     _lock: threading.Lock = POOL
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
@@ -110,6 +117,25 @@ class Kernels:
             )
         return y
 
+    def experts(self, block: PackedExperts, x: Tensor, *, norm: Tensor | None, eps: float, onto: Tensor) -> Tensor:
+        """A block of sparse experts over x [T, dim] float32, RMS-normalised with `norm` [dim], added to `onto`.
+
+        `onto` [T, dim] may be x.
+        """
+        x = _floats(x, block.n_in)
+        if onto.dtype is not torch.float32 or onto.shape != x.shape or not onto.is_contiguous():
+            raise ValueError(f"cannot add {list(x.shape)} to {onto.dtype} {list(onto.shape)}")
+        scale = None if norm is None else _floats(norm[None], block.n_in)
+        pointer = None if scale is None else scale.data_ptr()
+        with self._lock:
+            scratch = self._scratch_of(self.experts_scratch(block, len(x)))
+            self._experts(ctypes.byref(block.record), x.data_ptr(), len(x), pointer, eps, onto.data_ptr(), scratch)
+        return onto
+
+    def experts_scratch(self, block: PackedExperts, n_rows: int) -> int:
+        """Bytes of scratch memory of `experts` for the rows."""
+        return int(self._experts_scratch(ctypes.byref(block.record), n_rows))
+
     def attention(self, call: AttentionCall) -> None:
         """Store keys and values, then attend."""
         with self._lock:
@@ -169,5 +195,5 @@ def bind(library: ctypes.CDLL, variant: str) -> Kernels:
     """The kernels of `library` for one `variant` of processors."""
     functions = [getattr(library, f"{kernel}_{variant}") for kernel in ARGUMENTS]
     for function, (kernel, types) in zip(functions, ARGUMENTS.items(), strict=True):
-        function.argtypes, function.restype = types, ctypes.c_int if kernel in ("quantize", "sample") else None
+        function.argtypes, function.restype = types, RESULTS.get(kernel)
     return Kernels(variant, *functions)

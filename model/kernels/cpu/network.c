@@ -1,16 +1,18 @@
-/* All layers of a dense network over one step: the products and the attention of the other files, one after the other. */
+/* All layers of a network over one step: the products and the attention of the other files, one after the other. */
 #include "attention/attention.h"
-#include "linear/linear.h"
+#include "linear/experts.h"
 
-/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. */
+/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. A layer has `experts`, or
+ * w13 and w2. */
 typedef struct {
     const float *attention_norm, *ffn_norm;
     const weights *wqkv, *wo, *w13, *w2;
+    const experts_t *experts;
     char *cells;
     int64_t pool;
 } layer;
 #define F(name) FIELD(layer, name)
-MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(cells), F(pool));
+MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
 #undef F
 
 /* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim]. */
@@ -22,6 +24,10 @@ void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pool
         GLUE(linear, VARIANT)(l->wqkv, x, n_rows, NORMED, l->attention_norm, eps, (float *)a->qkv, 0, scratch);
         GLUE(attention, VARIANT)(a);
         GLUE(linear, VARIANT)(l->wo, a->out, n_rows, PLAIN, 0, 0, x, 1, scratch);
+        if (l->experts) {
+            GLUE(experts, VARIANT)(l->experts, x, n_rows, l->ffn_norm, eps, x, scratch);
+            continue;
+        }
         GLUE(linear, VARIANT)(l->w13, x, n_rows, NORMED, l->ffn_norm, eps, gate_up, 0, scratch);
         GLUE(linear, VARIANT)(l->w2, gate_up, n_rows, GATED, 0, 0, x, 1, scratch);
     }

@@ -1,11 +1,14 @@
 """Weights in the layouts of linear.c: their memory, and the record that points to it."""
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.kernels.cpu.records import WeightsRecord
+from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
@@ -28,6 +31,40 @@ class PackedWeights:
         """Scratch memory for the rows: bytes, with 12 more for each group, or floats for bfloat16 weights."""
         a_group = 4 * self.group if self.record.format == _BFLOAT16 else self.group + 12
         return n_rows * padded(self.n_in, self.group) // self.group * a_group
+
+
+class PackedExperts:
+    """The weights of a block of sparse experts, all in one place for the kernels.
+
+    gate [n_experts, dim] float32; `experts` and `shared` are pairs of w13 and w2. `load` [n_experts] int64 counts the
+    tokens of each expert. `n_in` is dim.
+    """
+
+    def __init__(
+        self,
+        gate: Tensor,
+        experts: Sequence[tuple[PackedWeights, PackedWeights]],
+        shared: tuple[PackedWeights, PackedWeights] | None,
+        load: Tensor,
+        n_used: int,
+        routed_scale: float,
+    ) -> None:
+        self.n_in = experts[0][0].n_in
+        pointers = [_pointers([weights.record for weights in column]) for column in zip(*experts, strict=True)]
+        self._owners = (gate, experts, shared, load, pointers)  # keep alive the memory that the record points to
+        self.record = ExpertsRecord(
+            gate.data_ptr(),
+            *map(ctypes.addressof, pointers),
+            *((None, None) if shared is None else (ctypes.addressof(weights.record) for weights in shared)),
+            load.data_ptr(),
+            len(experts),
+            n_used,
+            routed_scale,
+        )
+
+
+def _pointers(records: Sequence[WeightsRecord]) -> "ctypes.Array[Any]":
+    return (ctypes.c_void_p * len(records))(*map(ctypes.addressof, records))
 
 
 def padded(n: int, multiple: int) -> int:

@@ -42,8 +42,21 @@ class Layer(ctypes.Structure):
     """`layer` of network.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "cells")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2", "experts", "cells")
+        ),
         ("pool", ctypes.c_int64),
+    )
+
+
+class ExpertsRecord(ctypes.Structure):
+    """`experts_t` of experts.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("gate", "w13", "w2", "shared_w13", "shared_w2", "load")),
+        *((name, ctypes.c_int64) for name in ("n_experts", "n_used")),
+        ("routed_scale", ctypes.c_float),
     )
 
 
@@ -75,6 +88,7 @@ MIRRORS: Mapping[str, Mirror] = {
     "task_t": TASK,
     "join_t": JOIN,
     "layer": Layer,
+    "experts_t": ExpertsRecord,
     "grid": Grid,
     "params": SAMPLING,
 }

@@ -67,7 +67,7 @@ def _count(logits, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constex
 
 @triton.jit
 def _place(
-    logits, shares, slots, begins, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constexpr
+    logits, shares, slots, begins, n_rows, n_experts, scale, CHOICES: tl.constexpr, EXPERTS: tl.constexpr
 ):  # fmt: skip
     """Store every pair in the next free slot of its expert, and its share. `begins` [E] are the first slots."""
     numbers = tl.arange(0, EXPERTS)
@@ -87,17 +87,20 @@ def _place(
             slot = tl.sum(mine * free, axis=1)
             pair = rows * CHOICES + choice
             tl.store(slots + slot, pair, mask=there)
-            tl.store(shares + pair, tl.exp(best - top) / total, mask=there)
+            tl.store(shares + pair, tl.exp(best - top) / total * scale, mask=there)
             begins += tl.sum(mine, axis=0)
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
 def _assign(
-    logits, shares, slots, experts, n_rows, n_experts, n_blocks,
+    logits, shares, slots, experts, load, n_rows, n_experts, n_blocks, scale,
     CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Assign all pairs; a single program counts them, then places them."""
+    """Assign all pairs; a single program counts them, adds the counts to `load`, then places them."""
     counts = _count(logits, n_rows, n_experts, CHOICES, EXPERTS)
+    mine = load + tl.arange(0, EXPERTS)
+    known = tl.arange(0, EXPERTS) < n_experts
+    tl.store(mine, tl.load(mine, mask=known, other=0) + counts, mask=known)
     blocks = (counts + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, axis=0)
     begins = (ends - blocks) * BLOCK
@@ -107,7 +110,7 @@ def _assign(
         block = first + tl.arange(0, _ROWS)
         owner = tl.sum((ends[None, :] <= block[:, None]).to(tl.int32), axis=1)
         tl.store(experts + block, tl.where(owner < n_experts, owner, -1), mask=block < n_blocks)
-    _place(logits, shares, slots, begins, n_rows, n_experts, CHOICES, EXPERTS)
+    _place(logits, shares, slots, begins, n_rows, n_experts, scale, CHOICES, EXPERTS)
 
 
 @triton.jit
@@ -125,15 +128,19 @@ def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexp
     tl.store(out + row * dim + columns, total.to(out.dtype.element_ty), mask=there)
 
 
-def assign(logits: Tensor, choices: int, block: int) -> Assignment:
-    """The assignment for the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch."""
+def assign(logits: Tensor, choices: int, block: int, load: Tensor, scale: float = 1.0) -> Assignment:
+    """The assignment for the gate's logits [T, n_experts]; `model.network.moe.route` is the same in PyTorch.
+
+    The shares are multiplied by `scale`. `load` [n_experts] int64 counts the pairs of each expert.
+    """
     n_rows, n_experts = logits.shape
     n_pairs = n_rows * choices
     n_blocks = min(n_pairs, n_pairs // block + n_experts)
     slots, experts = (logits.new_empty(n, dtype=torch.int32) for n in (n_blocks * block, n_blocks))
     shares = logits.new_empty(n_rows, choices, dtype=torch.float32)
     sizes = choices, triton.next_power_of_2(n_experts), block
-    _assign[(1,)](logits.contiguous(), shares, slots, experts, n_rows, n_experts, n_blocks, *sizes)
+    given = logits.contiguous(), shares, slots, experts, load
+    _assign[(1,)](*given, n_rows, n_experts, n_blocks, scale, *sizes)
     return Assignment(slots, experts, shares)
 
 

@@ -160,6 +160,7 @@ class Scheduler:
             step_tokens=step_tokens,
             step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
+            expert_tokens=(),
             **self._totals,
         )
 

@@ -308,6 +308,27 @@ def test_native_vision_encoder_is_skipped(tmp_path: Path) -> None:
     assert _native(tmp_path, vision_encoder={"hidden_size": 8}) == _native(tmp_path)
 
 
+def test_native_experts_of_every_kind(tmp_path: Path) -> None:
+    config = _native(
+        tmp_path,
+        moe={
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "expert_hidden_dim": 40,
+            "num_shared_experts": 1,
+            "routed_scale": 2.5,
+            "first_k_dense_replace": 1,
+            "route_every_n": 2,
+            "num_expert_groups": 1,
+            "num_expert_groups_per_tok": 1,
+            "expert_parallel": 4,
+            "expert_model_parallel": 2,
+        },
+    )
+    assert (config.expert_dim, config.shared_dim, config.routed_scale) == (40, 40, 2.5)
+    assert [config.is_sparse(layer) for layer in range(3)] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -372,6 +393,30 @@ def test_a_model_of_text_and_images_has_the_configuration_of_its_text(family: st
     assert read_config(tmp_path) == alone
     (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": {**inner, "tie_word_embeddings": True}}))
     assert read_config(tmp_path).tied_head
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_expert_groups": 4}, "params.json has moe.num_expert_groups 4; Noria supports 1 group of experts"),
+        ({"num_expert_groups_per_tok": 2}, "has moe.num_expert_groups_per_tok 2; Noria supports 1 group"),
+        (
+            {"router_bias": True},
+            r"moe in params.json has 'router_bias' \(True\), which Noria does not know; it knows expert_hidden_dim",
+        ),
+        ({"num_experts": None}, "params.json has moe without num_experts; Noria needs a number of at least 1"),
+        ({"num_experts_per_tok": 9}, "n_experts_per_token must be 1 to 8, got 9"),
+        ({"first_k_dense_replace": 3}, r"first_k_dense_replace must be below n_layers \(3\), it is 3"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace must be at least 0 and at most 2147483647, it is -1"),
+        ({"route_every_n": 0}, "route_every_n must be at least 1 and at most 2147483647, it is 0"),
+        ({"num_shared_experts": 1.5}, r"n_shared_experts must be at least 0 and at most 2147483647, it is 1\.5"),
+        ({"routed_scale": 0}, "routed_scale must be a number above 0, the checkpoint has 0"),
+    ],
+)
+def test_native_experts_that_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        _native(tmp_path, moe={"num_experts": 8, "num_experts_per_tok": 2, **changes})
+    assert "\n" not in str(caught.value)
 
 
 def test_names() -> None:

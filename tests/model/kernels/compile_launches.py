@@ -64,7 +64,7 @@ def products(dtype: torch.dtype, *layouts: str, n_rows: int = 1) -> None:
 
 def experts() -> None:
     x = torch.randn(3, 1024).bfloat16()
-    plan = routing.assign(torch.randn(3, 8).bfloat16(), 2, 16)
+    plan = routing.assign(torch.randn(3, 8).bfloat16(), 2, 16, torch.zeros(8, dtype=torch.int64), 2.5)
     weights = DeviceWeights("plain", torch.empty(8, 64, 1024, dtype=torch.bfloat16))
     tile = product.tile_of("plain", 16, fixed=False)
     product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 6, gated=True)

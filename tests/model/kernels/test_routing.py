@@ -35,27 +35,30 @@ def owners(plan: routing.Assignment, block: int) -> dict[int, int]:
 def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_rows: int, block: int) -> None:
     torch.manual_seed(n_rows)
     logits = torch.randn(n_rows, n_experts)
-    plan = routing.assign(logits, choices, block)
+    plan = routing.assign(logits, choices, block, load := torch.full((n_experts,), 7), 2.5)
     experts, shares = route(logits, choices)
     assert owners(plan, block) == dict(enumerate(experts.flatten().tolist()))
-    torch.testing.assert_close(plan.shares, shares)
+    torch.testing.assert_close(plan.shares, 2.5 * shares)
+    assert torch.equal(load - 7, experts.flatten().bincount(minlength=n_experts))
 
 
 def test_all_tokens_to_one_expert_fill_its_blocks() -> None:
-    plan = routing.assign(torch.tensor([[0.0, 5.0, 1.0]]).repeat(11, 1), 1, 8)
+    plan = routing.assign(torch.tensor([[0.0, 5.0, 1.0]]).repeat(11, 1), 1, 8, torch.zeros(3, dtype=torch.int64))
     assert plan.experts.tolist() == [1, 1, -1, -1]
     assert plan.slots[:16].tolist() == [*range(11), *[-1] * 5]
 
 
 def test_numbers_that_are_none_choose_experts_that_are_there() -> None:
     nan, inf = float("nan"), float("inf")
-    plan = routing.assign(torch.tensor([[nan] * 3, [-inf, nan, -inf], [inf, -inf, inf]]), 2, 8)
+    plan = routing.assign(
+        torch.tensor([[nan] * 3, [-inf, nan, -inf], [inf, -inf, inf]]), 2, 8, torch.zeros(3, dtype=torch.int64)
+    )
     assert set(owners(plan, 8)) == set(range(6))
     assert plan.experts.max() < 3
 
 
 def test_equal_logits_choose_the_first() -> None:
-    plan = routing.assign(torch.zeros(1, 4), 2, 8)
+    plan = routing.assign(torch.zeros(1, 4), 2, 8, torch.zeros(4, dtype=torch.int64))
     assert owners(plan, 8) == {0: 0, 1: 1}
     assert plan.shares.tolist() == [[0.5, 0.5]]
 
@@ -64,11 +67,15 @@ def test_equal_logits_choose_the_first() -> None:
 @pytest.mark.parametrize("scheme", ["none", "int4-weights"])
 def test_the_block_is_the_same_as_without_kernels(scheme: str, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    block = MoE(64, 128, 4, 2, scheme).requires_grad_(False)
+    block = MoE(64, 128, 4, 2, scheme, shared_dim=64, routed_scale=2.5).requires_grad_(False)
     block.reserve(torch.float32, CPU)
     block.gate.weight.data = torch.randn(4, 64)
-    for expert in block.experts:
-        for part, size in ((expert.w13, (256, 64)), (expert.w2, (64, 128))):
+    assert block.shared_experts is not None
+    for part in (block.shared_experts.w13, block.shared_experts.w2):
+        part.assign_weights(part.allocate((), torch.float32, CPU))
+    for expert in (*block.experts, block.shared_experts):
+        for part in (expert.w13, expert.w2):
+            size = part.n_out, part.n_in
             matrix = torch.randn(size) / size[1] ** 0.5
             part.weight.data.copy_(matrix) if scheme == "none" else part.take(0, matrix)
     x, onto = torch.randn(n_rows, 64), torch.randn(n_rows, 64)
@@ -78,3 +85,4 @@ def test_the_block_is_the_same_as_without_kernels(scheme: str, n_rows: int, monk
     close(block(x), expected - onto)
     assert block(x, onto=onto) is onto
     close(onto, expected)
+    assert block.load.sum() == 3 * 2 * n_rows

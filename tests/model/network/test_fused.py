@@ -14,7 +14,7 @@ from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.fused import fuse
 from model.network.transformer import Transformer
-from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, Driver, random_model, random_tensors, tiny
 
 TOKENS = [(7 * i) % 64 for i in range(70)]
 
@@ -29,8 +29,9 @@ def quantized(scheme: str, **changes: object) -> Transformer:
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("chunk", [None, 1, 33])
-def test_bits_are_the_same(scheme: str, chunk: int | None) -> None:
-    model = quantized(scheme, dim=64, hidden_dim=96)
+@pytest.mark.parametrize("experts", [{}, {**EXPERTS, "expert_hidden_dim": 160}], ids=["dense", "sparse"])
+def test_bits_are_the_same(scheme: str, chunk: int | None, experts: dict[str, int]) -> None:
+    model = quantized(scheme, dim=64, hidden_dim=96, **experts)
     attention = choose("paged", CPU)[1]
     plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
     driver.fused = fuse(model, attention, driver.pools)
@@ -50,7 +51,9 @@ def test_several_sequences_share_a_step() -> None:
 
 
 def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer takes five calls (four products and the attention), all layers together one. The head takes one."""
+    """A dense layer takes five calls (four products and the attention), one of experts four. All layers together take
+    one, the head one more.
+    """
     kernels = native.kernels()
     assert kernels is not None
     called: list[str] = []
@@ -59,13 +62,13 @@ def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         function = getattr(kernels, name)
         return lambda *arguments: (called.append(name), function(*arguments))[1]
 
-    for name in ("_linear", "_attention", "_network"):
+    for name in ("_linear", "_attention", "_network", "_experts"):
         monkeypatch.setattr(kernels, name, counted(name))
-    model, attention = quantized("int8"), choose("paged", CPU)[1]
+    model, attention = quantized("int8", **EXPERTS), choose("paged", CPU)[1]
     driver = Driver(model, attention)
     driver.whole(TOKENS)
-    layer = ["_linear", "_attention", "_linear", "_linear", "_linear"]
-    assert called == [*layer * len(model.layers), "_linear"]
+    attend = ["_linear", "_attention", "_linear"]
+    assert called == [*attend, "_linear", "_linear", *attend, "_experts", "_linear"]
     called.clear()
     driver.fused = fuse(model, attention, driver.pools)
     driver.whole(TOKENS)
@@ -81,10 +84,10 @@ def test_no_projection_takes_another(projection: type[Projection]) -> None:
 
 
 def test_others_are_left_alone() -> None:
-    """Experts, floats and other backends run layer by layer."""
+    """Floats and other backends run layer by layer."""
     paged = choose("paged", CPU)[1]
     for model, attention in (
-        (quantized("int8", n_experts=4, n_experts_per_token=2), paged),
+        (random_model(tiny((None,), n_experts=4, n_experts_per_token=2)), paged),
         (random_model(tiny((None,))), paged),
         (quantized("int8"), choose("sdpa", CPU)[1]),
     ):

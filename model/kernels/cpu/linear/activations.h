@@ -2,33 +2,9 @@
  * same pass applies the norm or the gate before the product.
  */
 #pragma once
-#include "linear/linear.h"
-#include "pool.h"
+#include "linear/calls.h"
 
 enum { LONGEST_GROUP = 64 };
-
-/* For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
- * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
-typedef struct {
-    const weights *w;
-    const float *x, *norm;
-    float *y;
-    float eps;
-    int kind, add, n_rows, group, n_groups, n_blocks, grain, n_grains;
-    int8_t *q;
-    float *scale, *total;
-    int32_t *zero;
-} call;
-
-/* 1 / rms of a row. The lanes are summed in a fixed order. */
-static float inverse_rms(const float *x, int n, float eps) {
-    vf total = {0};
-    for (int i = 0; i < n; i += LANES) {
-        vf v = i + LANES <= n ? load(x + i) : load_some(x + i, n - i);
-        total = fused(v, v, total);
-    }
-    return 1.0f / sqrtf(sum(total) / (float)n + eps);
-}
 
 /* Channels i.. of a row, after the norm or the gate if `kind` has one; 0 beyond the row's end. */
 INLINE vf channel(const call *c, const float *x, int i, float factor) {
@@ -70,7 +46,7 @@ INLINE void quantize_group(const call *c, const int GROUP, const float *x, int64
 
 static void quantize_row(const call *c, int row) {
     int n = (int)c->w->n_in;
-    const float *x = c->x + (int64_t)row * n * (c->kind == GATED ? 2 : 1);
+    const float *x = c->x + (int64_t)(c->rows ? c->rows[row] : row) * n * (c->kind == GATED ? 2 : 1);
     float factor = c->kind == NORMED ? inverse_rms(x, n, c->eps) : 1;
     int64_t at = (int64_t)row * c->n_groups;
     if (c->w->format == BF16) {
@@ -83,10 +59,9 @@ static void quantize_row(const call *c, int row) {
         else quantize_group(c, 32, x, at, g * 32, factor);
 }
 
-enum { ROWS_A_TASK = 8 };
-
 static void quantize_some(void *context, int task, int thread) {
-    const call *c = context;
+    const call *c = *(const call *const *)context;
     (void)thread;
+    for (; task >= ROW_TASKS(c->n_rows); c++) task -= ROW_TASKS(c->n_rows);
     for (int row = task * ROWS_A_TASK; row < c->n_rows && row < (task + 1) * ROWS_A_TASK; row++) quantize_row(c, row);
 }

@@ -162,6 +162,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 #endif
 
 enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
+#define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))
 
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
 INLINE void columns(const call *c, const int FORMAT, int first, int last, int top, int end) {
@@ -204,8 +205,10 @@ INLINE void products(const call *c, const int FORMAT, int task) {
 
 #define PRODUCTS(FORMAT) \
     static void products_##FORMAT(void *context, int task, int thread) { \
+        const call *c = *(const call *const *)context; \
         (void)thread; \
-        products(context, FORMAT, task); \
+        for (; task >= TASKS(c); c++) task -= TASKS(c); \
+        products(c, FORMAT, task); \
     }
 PRODUCTS(INT8)
 PRODUCTS(Q8)
@@ -225,21 +228,32 @@ static int balanced(int n, int most, int step) {
     return best;
 }
 
+void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
+    static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN, products_BF16};
+    int format = (int)calls->w->format, group = QUADS(format) * 4, row_tasks = 0, tasks = 0;
+    int64_t n_groups = (calls->w->n_in + group - 1) / group, n_rows = 0, at = 0;
+    for (int i = 0; i < n; i++) n_rows += calls[i].n_rows;
+    int8_t *q = scratch;
+    float *scale = (float *)(q + n_rows * n_groups * group); /* what follows is unused for BF16 */
+    for (call *c = calls; c < calls + n; at += c->n_rows * n_groups, c++) {
+        c->group = group;
+        c->n_groups = (int)n_groups;
+        c->n_blocks = (int)((c->w->n_out + BLOCK - 1) / BLOCK);
+        c->q = q + at * group * (format == BF16 ? FACTOR : 1);
+        c->scale = scale + at;
+        c->total = scale + n_rows * n_groups + at;
+        c->zero = (int32_t *)scale + 2 * n_rows * n_groups + at;
+        c->grain = balanced(c->n_blocks, TASK_BYTES / (c->n_groups * RECORD(format)), c->n_rows > 1 ? BROAD : 1);
+        c->n_grains = (c->n_blocks + c->grain - 1) / c->grain;
+        row_tasks += ROW_TASKS(c->n_rows);
+        tasks += TASKS(c);
+    }
+    noria_parallel(quantize_some, &calls, row_tasks);
+    noria_parallel(by_format[format], &calls, tasks);
+}
+
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
-    static const task_fn by_format[] = {products_INT8, products_Q8, products_Q8_MIN, products_Q4, products_Q4_MIN, products_BF16};
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows};
-    int format = (int)w->format;
-    c.group = QUADS(format) * 4;
-    c.n_groups = (int)((w->n_in + c.group - 1) / c.group);
-    c.n_blocks = (int)((w->n_out + BLOCK - 1) / BLOCK);
-    int64_t total = n_rows * c.n_groups;
-    c.q = scratch;
-    c.scale = (float *)(c.q + total * c.group);
-    c.total = c.scale + total;
-    c.zero = (int32_t *)(c.total + total);
-    noria_parallel(quantize_some, &c, (int)((n_rows + ROWS_A_TASK - 1) / ROWS_A_TASK));
-    c.grain = balanced(c.n_blocks, TASK_BYTES / (c.n_groups * RECORD(format)), n_rows > 1 ? BROAD : 1);
-    c.n_grains = (c.n_blocks + c.grain - 1) / c.grain;
-    noria_parallel(by_format[format], &c, c.n_grains * ((c.n_rows + TASK_ROWS - 1) / TASK_ROWS));
+    GLUE(multiply, VARIANT)(&c, 1, scratch);
 }

@@ -1,0 +1,37 @@
+/* Several products at once: one for each expert, or a single one. */
+#pragma once
+#include "linear/linear.h"
+#include "pool.h"
+
+enum { ROWS_A_TASK = 8 };
+#define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
+
+/* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
+ *
+ * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
+ * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
+typedef struct {
+    const weights *w;
+    const float *x, *norm;
+    const int32_t *rows;
+    float *y;
+    float eps;
+    int kind, add, n_rows, group, n_groups, n_blocks, grain, n_grains;
+    int8_t *q;
+    float *scale, *total;
+    int32_t *zero;
+} call;
+
+/* Computes n products whose weights have one format and one n_in. All threads share the work of all products.
+ * `scratch` is that of `linear` for the sum of their rows. */
+void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch);
+
+/* 1 / rms of a row. The lanes are summed in a fixed order. */
+INLINE float inverse_rms(const float *x, int n, float eps) {
+    vf total = {0};
+    for (int i = 0; i < n; i += LANES) {
+        vf v = i + LANES <= n ? load(x + i) : load_some(x + i, n - i);
+        total = fused(v, v, total);
+    }
+    return 1.0f / sqrtf(sum(total) / (float)n + eps);
+}

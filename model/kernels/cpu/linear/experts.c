@@ -1,0 +1,196 @@
+/* A block of sparse experts (Mixtral, arXiv 2401.04088): every token uses its n_used best experts, and the gate weighs
+ * their outputs. Shared experts serve every token.
+ *
+ * Pairs of a token and an expert are sorted by expert. The products of all experts are then one job for the threads:
+ * as many tasks as there are experts, blocks of outputs and tiles of rows. A token's logits are chains of additions in
+ * a fixed order, its products are those of linear.c, and its outputs are added in the order of its choices: its result
+ * depends on that token alone.
+ */
+#include "linear/experts.h"
+#include "linear/calls.h"
+
+#define F(name) FIELD(experts_t, name)
+MIRRORED(experts_t, F(gate), F(w13), F(w2), F(shared_w13), F(shared_w2), F(load), F(n_experts), F(n_used), F(routed_scale));
+#undef F
+
+enum { GATES = 8, LINE = 64 };
+
+/* The memory of one call. Pair i is choice i % n_used of token i / n_used. In the order of experts it is pair
+ * `places[i]`, and `rows` has the token of each pair in that order. */
+typedef struct {
+    const experts_t *e;
+    const float *x, *norm;
+    float eps, *y;
+    int n_rows, dim;
+    float *logits, *shares; /* [n_rows, n_experts], [n_rows, n_used] */
+    int32_t *chosen, *places, *rows;
+    int32_t *begins; /* [n_experts + 1]: the first pair of each expert */
+    call *calls;
+    float *gate_up, *shared_gate_up, *out; /* [pairs, 2 hidden_dim], [n_rows, 2 of the shared], [pairs, dim] */
+    char *rest;
+} block;
+
+INLINE void *take(char **at, int64_t bytes) {
+    char *taken = *at;
+    *at += (bytes + LINE - 1) / LINE * LINE;
+    return taken;
+}
+
+INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Divides scratch memory among the arrays; `rest` is the scratch of products. Returns all bytes. */
+static int64_t divide(block *b, char *scratch) {
+    const experts_t *e = b->e;
+    int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = e->w13[0]->n_out, dim = e->w13[0]->n_in;
+    int64_t shared = e->shared_w13 ? e->shared_w13->n_out : 0;
+    char *at = scratch;
+    b->dim = (int)dim;
+    b->logits = take(&at, n * e->n_experts * 4);
+    b->shares = take(&at, pairs * 4);
+    b->chosen = take(&at, pairs * 4);
+    b->places = take(&at, pairs * 4);
+    b->rows = take(&at, pairs * 4);
+    b->begins = take(&at, (e->n_experts + 1) * 4);
+    b->calls = take(&at, e->n_experts * (int64_t)sizeof(call));
+    b->gate_up = take(&at, pairs * gate_up * 4);
+    b->shared_gate_up = take(&at, n * shared * 4);
+    b->out = take(&at, pairs * dim * 4);
+    b->rest = at;
+    int64_t a_channel = e->w13[0]->format == BF16 ? 4 : 2; /* at most, with the channels padded to 64 */
+    int64_t widest = larger_of(pairs * (larger_of(dim, gate_up / 2) + 63), n * (larger_of(dim, shared / 2) + 63));
+    return at - scratch + widest * a_channel;
+}
+
+/* Logits [n_experts] of a token, GATES experts at a time. Beyond the last expert the last one is computed again. */
+INLINE void score(const block *b, const float *x, float *logits) {
+    int n = b->dim, n_experts = (int)b->e->n_experts;
+    float factor = b->norm ? inverse_rms(x, n, b->eps) : 1;
+    for (int first = 0; first < n_experts; first += GATES) {
+        const float *gates[GATES];
+        vf totals[GATES];
+        for (int j = 0; j < GATES; j++) {
+            int expert = first + j < n_experts ? first + j : n_experts - 1;
+            gates[j] = b->e->gate + (int64_t)expert * n;
+            totals[j] = splat(0);
+        }
+        for (int i = 0; i < n; i += LANES) {
+            int left = n - i, whole = left >= LANES;
+            vf v = whole ? load(x + i) : load_some(x + i, left);
+            if (b->norm) v = v * splat(factor) * (whole ? load(b->norm + i) : load_some(b->norm + i, left));
+            UNROLL for (int j = 0; j < GATES; j++)
+                totals[j] = fused(v, whole ? load(gates[j] + i) : load_some(gates[j] + i, left), totals[j]);
+        }
+        for (int j = 0; j < GATES && first + j < n_experts; j++) logits[first + j] = sum(totals[j]);
+    }
+}
+
+/* A number that can be compared: NaN is the least. */
+INLINE float ordered(float x) { return x != x || x < -3e38f ? -3e38f : x > 3e38f ? 3e38f : x; }
+
+/* Chooses the n_used greatest logits, of equals the first, and overwrites them. Their shares are the softmax over the
+ * chosen, times routed_scale. That equals softmax over all experts, renormalised over the chosen. */
+INLINE void choose_experts(const experts_t *e, float *logits, int32_t *chosen, float *shares) {
+    float top = 0, total = 0;
+    for (int k = 0; k < e->n_used; k++) {
+        int best = -1;
+        for (int i = 0; i < e->n_experts; i++)
+            if (logits[i] > -INFINITY && (best < 0 || logits[i] > logits[best])) best = i;
+        if (k == 0) top = logits[best];
+        shares[k] = exponential(splat(logits[best] - top))[0];
+        total += shares[k];
+        chosen[k] = best;
+        logits[best] = -INFINITY;
+    }
+    for (int k = 0; k < e->n_used; k++) shares[k] = shares[k] / total * e->routed_scale;
+}
+
+static void route_some(void *context, int task, int thread) {
+    const block *b = context;
+    int64_t n_experts = b->e->n_experts, n_used = b->e->n_used;
+    (void)thread;
+    for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
+        float *logits = b->logits + row * n_experts;
+        score(b, b->x + row * b->dim, logits);
+        for (int i = 0; i < n_experts; i++) logits[i] = ordered(logits[i]);
+        choose_experts(b->e, logits, b->chosen + row * n_used, b->shares + row * n_used);
+    }
+}
+
+/* Sorts the pairs by expert, in order of tokens, and counts them. */
+static void sort(block *b) {
+    int n_experts = (int)b->e->n_experts, n_used = (int)b->e->n_used, pairs = b->n_rows * n_used;
+    int32_t *begins = b->begins;
+    memset(begins, 0, (size_t)(n_experts + 1) * 4);
+    for (int i = 0; i < pairs; i++) begins[b->chosen[i] + 1]++;
+    for (int i = 0; i < n_experts; i++) {
+        if (b->e->load) b->e->load[i] += begins[i + 1];
+        begins[i + 1] += begins[i];
+    }
+    for (int i = 0; i < pairs; i++) {
+        int32_t place = begins[b->chosen[i]]++; /* afterwards an entry is the end of its expert */
+        b->places[i] = place;
+        b->rows[place] = i / n_used;
+    }
+    memmove(begins + 1, begins, (size_t)n_experts * 4);
+    begins[0] = 0;
+}
+
+/* y += the outputs of each token's pairs times their shares, in order. */
+static void add_some(void *context, int task, int thread) {
+    const block *b = context;
+    int64_t n_used = b->e->n_used, n = b->dim;
+    (void)thread;
+    for (int64_t row = task * ROWS_A_TASK; row < b->n_rows && row < (task + 1) * ROWS_A_TASK; row++) {
+        float *y = b->y + row * n;
+        for (int64_t i = 0; i < n; i += LANES) {
+            int left = (int)(n - i), whole = left >= LANES;
+            vf total = splat(0);
+            for (int64_t pair = row * n_used; pair < (row + 1) * n_used; pair++) {
+                const float *out = b->out + b->places[pair] * n + i;
+                total += (whole ? load(out) : load_some(out, left)) * splat(b->shares[pair]);
+            }
+            total += whole ? load(y + i) : load_some(y + i, left);
+            memcpy(y + i, &total, (size_t)(whole ? LANES : left) * 4);
+        }
+    }
+}
+
+/* The products of all experts that have tokens: w13 over x, or w2 over what w13 gave. */
+static void multiply_all(const block *b, const weights *const *w, int kind) {
+    int n = 0;
+    for (int i = 0; i < b->e->n_experts; i++) {
+        int64_t first = b->begins[i];
+        int n_rows = b->begins[i + 1] - b->begins[i];
+        if (!n_rows) continue;
+        call *c = b->calls + n++;
+        *c = (call){.w = w[i], .n_rows = n_rows, .kind = kind, .eps = b->eps};
+        if (kind == GATED) {
+            c->x = b->gate_up + first * 2 * w[i]->n_in;
+            c->y = b->out + first * w[i]->n_out;
+        } else {
+            c->x = b->x, c->norm = b->norm, c->rows = b->rows + first;
+            c->y = b->gate_up + first * w[i]->n_out;
+        }
+    }
+    GLUE(multiply, VARIANT)(b->calls, n, b->rest);
+}
+
+int64_t EXPORT(experts_scratch)(const experts_t *e, int64_t n_rows) {
+    block b = {.e = e, .n_rows = (int)n_rows};
+    return divide(&b, 0);
+}
+
+void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                     void *scratch) {
+    block b = {.e = e, .x = x, .norm = norm, .eps = eps, .y = y, .n_rows = (int)n_rows};
+    int kind = norm ? NORMED : PLAIN, row_tasks = ROW_TASKS(b.n_rows);
+    if (!n_rows) return;
+    divide(&b, scratch);
+    noria_parallel(route_some, &b, row_tasks);
+    sort(&b);
+    multiply_all(&b, e->w13, kind);
+    if (e->shared_w13) GLUE(linear, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, b.rest);
+    multiply_all(&b, e->w2, GATED);
+    noria_parallel(add_some, &b, row_tasks); /* from here on x may have changed */
+    if (e->shared_w2) GLUE(linear, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, b.rest);
+}

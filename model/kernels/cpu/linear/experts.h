@@ -1,0 +1,22 @@
+/* What callers of experts.c must know. */
+#pragma once
+#include "linear/linear.h"
+
+/* A block of sparse experts. `gate` is [n_experts, dim]. w13 and w2 have an entry for each expert; all w13 have one
+ * format and one size, and all w2. Shared experts are one more feed-forward, or null. `load` [n_experts] counts the
+ * tokens of each expert; null counts none. */
+typedef struct {
+    const float *gate;
+    const weights *const *w13, *const *w2;
+    const weights *shared_w13, *shared_w2;
+    int64_t *load;
+    int64_t n_experts, n_used;
+    float routed_scale;
+} experts_t;
+
+/* Bytes of scratch memory for n_rows rows. */
+int64_t EXPORT(experts_scratch)(const experts_t *e, int64_t n_rows);
+
+/* y [n_rows, dim] += the block over RMSNorm(x) (scale `norm`), or over x itself without `norm`. y may be x. */
+void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const float *norm, float eps, float *y,
+                     void *scratch);
