@@ -60,6 +60,14 @@ class Mistral:
     def decode(self, ids: list[int]) -> str:
         return str(self._inner.decode(ids))
 
+    def special(self, name: str) -> int:
+        return int(self._inner.get_special_token(name))
+
+    def word(self, text: str) -> list[int]:
+        """Ids of a text that is one word of a `tekken.json`."""
+        ranks: list[int] = self._inner._model._encode_single_piece(text)
+        return [self._inner.num_special_tokens + rank for rank in ranks]
+
 
 class HuggingFace:
     """The `tokenizers` library."""
