@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from model.errors import ModelError
+from model.errors import ModelError, ParameterError
 from model.tokenizers import spaces
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file, tokenizer_file
-from model.tokenizers.slicing import TEKKEN_WORDS
+from model.tokenizers.slicing import TEKKEN_WORDS, Slicing
 from model.tokenizers.tekken import TekkenTokenizer
 from tests.model.tokenizers.kinds import KINDS, Mistral
 from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, SPECIAL, tekken_content, write_tekken
@@ -171,6 +171,17 @@ def test_more_white_space_than_the_pattern_can_search(tmp_path: Path) -> None:
         load_tokenizer(tmp_path).decode(load_tokenizer(tmp_path).encode(text, add_bos=False, parse_control=True))
         == text
     )
+
+
+def test_another_pattern_encodes_whole_texts(tmp_path: Path) -> None:
+    content = tekken_content("v13")
+    content["config"] = {**content["config"], "pattern": r"\s+(?!\S)|\s+|\S+"}
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    mine = load_tokenizer(tmp_path, Slicing(3))
+    text = "a word, an other  word\n"
+    assert mine.encode(text * 9, add_bos=False, parse_control=False) == Mistral(tmp_path).encode(text * 9)
+    with pytest.raises(ParameterError, match=r"^the model's tokenizer cannot divide this text into words: .*stack size"):
+        mine.encode(" " * 1_200_000 + "x", add_bos=False, parse_control=False)
 
 
 def test_tekken_comes_first(tmp_path: Path) -> None:
