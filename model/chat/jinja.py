@@ -18,7 +18,6 @@ from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern, encode_inner
 
-
 TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
 
@@ -49,9 +48,7 @@ class JinjaChat:
         self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
     ) -> None:
         self._template = _Template.of(source, special_tokens)
-        self._tool_template = (
-            _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
-        )
+        self._tool_template = _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
         known = self._tool_template.variables
         own = {"functions"} if takes_functions(known) else set()
         self._variables = (self._template.variables | known).difference(RESERVED, own)
