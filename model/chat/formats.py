@@ -20,9 +20,9 @@ from model.tokenizers.load import mistral_tokenizer_file
 class ChatFormat(Protocol):
     """The chat format of a model.
 
-    `call_style` names how the model writes tool calls, a key of `STYLES` in `service/structured/call_style.py`.
-    It is None for a model without tool calls, or in a style that is not known. With `may_strip` the format may leave out white space around contents,
-    and `render` needs no tokenizing.
+    `call_style` names how the model writes tool calls, a key of `STYLES` in `service/structured/call_style.py`. It is
+    None for a model without tool calls, or in a style that is not known. With `may_strip` the format may leave out
+    white space around contents, and `render` needs no tokenizing.
     """
 
     call_style: str | None
@@ -41,9 +41,10 @@ class ChatFormat(Protocol):
 
         `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
         `tool_calls` (OpenAI's, with `arguments` as an object) and `tool_call_id`. `tools` are OpenAI's. `variables` are
-        for the template, or settings of a Mistral tokenizer (`reasoning_effort`). With `continue_final_message` the ids end with the content of the last message.
+        for the template, or settings of a Mistral tokenizer (`reasoning_effort`). With `continue_final_message` the
+        ids end with the content of the last message.
         Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express, and
-        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for variables that it does not have.
+        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for variables that it lacks.
         """
         ...
 
