@@ -127,7 +127,7 @@ class Live:
 @contextmanager
 def running(
     *,
-    chat: bool = True,
+    chat: bool | FakeChat = True,
     tokenizer: IntegerTokenizer | None = None,
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
@@ -153,7 +153,7 @@ def running(
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name
         tokens = tokenizer or IntegerTokenizer()
-        format_: Any = FakeChat() if chat else None
+        format_: Any = FakeChat() if chat is True else chat or None
         return ServedModel(names, tokens, format_, defaults, longest_piece(tokens), client.info)
 
     client = EngineClient(
