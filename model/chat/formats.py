@@ -14,7 +14,7 @@ from model.chat.variables import SPECIAL_TOKENS
 from model.checkpoint.files import layout
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.config import special_token, tokenizer_config
-from model.tokenizers.load import sentencepiece_file
+from model.tokenizers.load import mistral_tokenizer_file
 
 
 class ChatFormat(Protocol):
@@ -64,7 +64,7 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
-    if layout(directory) == "native" and (file := sentencepiece_file(directory)):
+    if layout(directory) == "native" and (file := mistral_tokenizer_file(directory)):
         return MistralChat(directory / file.name, tokenizer)
     return None
 

@@ -5,17 +5,16 @@ import zipfile
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from model.tokenizers.load import sentencepiece_file
+from model.tokenizers.load import tokenizer_file
 
-NAMES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
-"""What `load_tokenizer` and `read_generation` read, besides a SentencePiece model."""
+NAMES = ("tokenizer_config.json", "generation_config.json", "config.json")
+"""What `load_tokenizer` and `read_generation` read, besides the file of the tokenizer."""
 
 
 def pack(directory: Path) -> bytes:
     """An archive of the files in a model directory. It is as long as they are. Raises OSError."""
-    present = [path for name in NAMES if (path := directory / name).is_file()]
-    if (model := sentencepiece_file(directory)) is not None:
-        present.append(directory / model.name)
+    names = (tokenizer_file(directory).name, *NAMES)
+    present = [path for name in names if (path := directory / name).is_file()]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in present:

@@ -1,1 +1,1 @@
-"""Tokenizers: SentencePiece (`tokenizer.model`) and `tokenizers` (`tokenizer.json`), one file each."""
+"""Tokenizers: SentencePiece (`tokenizer.model`), `tokenizers` (`tokenizer.json`) and `tekken.json`, one file each."""

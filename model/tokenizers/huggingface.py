@@ -14,17 +14,14 @@ from tokenizers import models
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
-from model.tokenizers.slicing import CUT, CUT_IN_WORDS, WHOLE, Slicing, words_begin_at_marks
+from model.tokenizers.slicing import CUT, CUT_IN_WORDS, TEKKEN_WORDS, WHOLE, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
 _WORDS = (
     # Llama 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    # Tekken
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    TEKKEN_WORDS,
 )
 """Patterns of words that end before a space."""
 

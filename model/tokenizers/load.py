@@ -1,12 +1,15 @@
-"""The tokenizer of a model directory: `tokenizer.json`, else `tokenizer.model*`."""
+"""The tokenizer of a model directory: the file that defines it, and its reader."""
 
 import re
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
+from model.checkpoint.files import layout
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.slicing import WHOLE, Slicing
 
+TEKKEN, HUGGINGFACE = "tekken.json", "tokenizer.json"
 _SENTENCEPIECE = re.compile(r"tokenizer\.model(\.v(\d+))?(m\d+)?")
 
 
@@ -15,22 +18,46 @@ def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenize
 
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
-    if (directory / "tokenizer.json").is_file():
+    path = tokenizer_file(directory)
+    if path.name == HUGGINGFACE:
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
         return HuggingFaceTokenizer.load(directory, slicing)
-    if path := sentencepiece_file(directory):
-        from model.tokenizers.sentencepiece import SentencePieceTokenizer
+    if path.name == TEKKEN:
+        from model.tokenizers.tekken import TekkenTokenizer
 
-        return SentencePieceTokenizer(path, slicing)
-    if (directory / "tekken.json").is_file():
-        raise ModelError(
-            f"{directory.name!r} has only a tekken.json tokenizer; Noria supports tokenizer.json and tokenizer.model"
-        )
-    raise ModelError(f"{directory.name!r} has no tokenizer: expected tokenizer.json or tokenizer.model")
+        return TekkenTokenizer(path, slicing)
+    from model.tokenizers.sentencepiece import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(path, slicing)
 
 
-def sentencepiece_file(directory: Traversable) -> Traversable | None:
+def tokenizer_file(directory: Traversable) -> Traversable:
+    """The file that defines the tokenizer. Raises ModelError if there is none.
+
+    A model in Mistral's native format uses Mistral's own files first: its chat format is written in their ids. Another
+    uses `tokenizer.json` first, which transformers would use.
+    """
+    huggingface = directory / HUGGINGFACE
+    found = (huggingface if huggingface.is_file() else None, mistral_tokenizer_file(directory))
+    for path in reversed(found) if _is_native(directory) else found:
+        if path is not None:
+            return path
+    raise ModelError(f"{directory.name!r} has no tokenizer: expected {HUGGINGFACE}, {TEKKEN} or tokenizer.model")
+
+
+def mistral_tokenizer_file(directory: Traversable) -> Traversable | None:
+    """The tokenizer file that mistral-common reads: `tekken.json`, else the newest `tokenizer.model*`, else None."""
+    tekken = directory / TEKKEN
+    return tekken if tekken.is_file() else _sentencepiece_file(directory)
+
+
+def _sentencepiece_file(directory: Traversable) -> Traversable | None:
     """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None
+
+
+def _is_native(directory: Traversable) -> bool:
+    """Whether a directory is in Mistral's native format. An archive has one tokenizer, so it does not matter there."""
+    return isinstance(directory, Path) and (directory / "params.json").is_file() and layout(directory) == "native"

@@ -217,7 +217,7 @@ def test_an_archive_holds_the_same_tokenizer_and_ends(embedded_model: Path, tmp_
     if native:
         shutil.copy(str(files("mistral_common") / "data" / "tokenizer.model.v1"), source)
     else:
-        for name in NAMES:
+        for name in ("tokenizer.json", *NAMES):
             if (embedded_model / name).is_file():
                 shutil.copy(embedded_model / name, source)
     expected = load_tokenizer(source), read_generation(source)

@@ -1,0 +1,131 @@
+"""Tekken: Mistral's `tekken.json`, byte-level BPE by tiktoken as in mistral-common."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any
+
+from model.checkpoint.files import read_json
+from model.errors import ModelError, one_line, short
+from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
+from model.tokenizers.slicing import CUT, TEKKEN_WORDS, WHOLE, Slicing
+from model.tokenizers.spaces import MAX_SPACES, parts
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+OLD_SPECIAL_TOKENS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+"""The special tokens, by rank, of the first files (v3 and v7), which do not list theirs."""
+
+
+class TekkenTokenizer:
+    """The tokenizer in `tekken.json`. Its special tokens are the control tokens; their ranks are read from the file.
+
+    The ids of special tokens come first; the id of another token is its rank after them. tiktoken never finds special
+    tokens in text. Long texts are encoded by `slicing`, in one slice if the file's pattern of words is not Tekken's.
+    Raises ModelError for a file that is damaged.
+    """
+
+    strips_leading_space = False
+
+    def __init__(self, path: Traversable, slicing: Slicing = WHOLE) -> None:
+        content = read_json(path)
+        try:
+            config = content["config"]
+            self._n_special = int(config["default_num_special_tokens"])
+            self.vocab_size: int = int(config["default_vocab_size"])
+            self._pieces = _pieces(content["vocab"], self.vocab_size - self._n_special)
+            self.control: dict[str, int] = _control(content.get("special_tokens"), self._n_special)
+            self._pattern = str(config["pattern"])
+            self._encoding = self._by_words(self._pattern)
+        except ImportError as error:
+            raise ModelError(f"{path.name} needs the package tiktoken; install mistral-common") from error
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            problem = f"it has no {error}" if isinstance(error, KeyError) else one_line(error)
+            raise ModelError(f"{path.name} is not a Tekken tokenizer: {problem}; download it again") from error
+        self.bos_id: int | None = self.control.get("<s>")
+        self.eos_id: int | None = self.control.get("</s>")
+        self._names = {token: name for name, token in self.control.items()}
+        self._control_pattern = control_pattern(self.control)
+        self._slicing = slicing
+        self._cut = CUT if self._pattern == TEKKEN_WORDS else None
+
+    def encode(self, text: str, *, add_bos: bool, parse_control: bool) -> list[int]:
+        ids = [self.bos_id] if add_bos and self.bos_id is not None else []
+        if not parse_control:
+            return ids + self._encode(text)
+        return ids + list(encode_with_control(text, self.control, self._control_pattern, self._encode))
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token - self._n_special] if self._n_special <= token < self.vocab_size else b""
+
+    def name(self, token: int) -> str:
+        return self._names.get(token) or readable(self.piece(token))
+
+    def decode(self, tokens: list[int], *, keep_control: bool = False) -> str:
+        return decode_pieces(self, tokens, keep_control=keep_control)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._slicing.encode(text, self._encode_slice, self._cut, adds_space=False)
+
+    def _encode_slice(self, text: str) -> list[int]:
+        """Ids of a text. tiktoken's search for words fails in long white space; that is divided into words here."""
+        if len(text) <= MAX_SPACES or self._cut is None:
+            return self._ids(self._encoding, text)
+        return [
+            token
+            for part, is_word in parts(text)
+            for token in self._ids(self._whole if is_word else self._encoding, part)
+        ]
+
+    def _ids(self, encoding: "Encoding", text: str) -> list[int]:
+        return [self._n_special + rank for rank in encoding.encode(text, disallowed_special=())]
+
+    @cached_property
+    def _whole(self) -> "Encoding":
+        """The same merges for a text that is one word."""
+        return self._by_words(r"(?s).+")
+
+    def _by_words(self, pattern: str) -> "Encoding":
+        from tiktoken import Encoding
+
+        ranks = {piece: rank for rank, piece in enumerate(self._pieces)}
+        return Encoding("tekken", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+def _pieces(vocab: Iterable[Mapping[str, Any]], size: int) -> tuple[bytes, ...]:
+    """The bytes of the first `size` tokens, by rank. The file may have more than the model uses."""
+    pieces = []
+    for rank, entry in zip(range(size), vocab, strict=False):
+        if entry["rank"] != rank:
+            raise ValueError(f"vocab[{rank}] has rank {short(entry['rank'])}, expected {rank}")
+        pieces.append(base64.b64decode(entry["token_bytes"]))
+    if len(pieces) < size or size < 256:
+        raise ValueError(f"it has {len(pieces)} tokens, its default_vocab_size needs {size}, at least 256")
+    if pieces[:256] != [bytes([byte]) for byte in range(256)]:
+        raise ValueError("its first 256 tokens are not the 256 bytes")
+    if len(set(pieces)) != size:
+        raise ValueError("two of its tokens have the same bytes")
+    return tuple(pieces)
+
+
+def _control(special: Iterable[Mapping[str, Any]] | None, size: int) -> dict[str, int]:
+    """Ids of `size` special tokens by name. A rank that the file does not name is called as mistral-common does."""
+    listed = enumerate(OLD_SPECIAL_TOKENS) if special is None else ((e["rank"], e["token_str"]) for e in special)
+    names: dict[int, str] = {}
+    for rank, name in listed:
+        if not isinstance(rank, int) or not 0 <= rank < size or rank in names or not isinstance(name, str) or not name:
+            raise ValueError(
+                f"special token {short(name)} has rank {short(rank)}; each needs a name and a rank of its own "
+                f"below default_num_special_tokens, {size}"
+            )
+        names[rank] = name
+    control = {names.get(rank, f"<SPECIAL_{rank}>"): rank for rank in range(size)}
+    if len(control) != size:
+        raise ValueError("two of its special tokens have the same name")
+    return control
