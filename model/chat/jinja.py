@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.needs import Needs, needs_of
+from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
 from model.chat.template import call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern, encode_inner
-
 
 TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
@@ -49,13 +49,15 @@ class JinjaChat:
         self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
     ) -> None:
         self._template = _Template.of(source, special_tokens)
-        self._tool_template = (
-            _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
-        )
+        self._tool_template = _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
         known = self._tool_template.variables
         own = {"functions"} if takes_functions(known) else set()
         self._variables = (self._template.variables | known).difference(RESERVED, own)
         self.call_style = call_style(tool_source or source, tokenizer) if own or "tools" in known else None
+        self.reasoning_style = style_of_template(source, tokenizer)
+        self.efforts: tuple[str, ...] = ()
+        self.switches = self._variables.intersection((*SWITCHES, EFFORT))
+        self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
         self._control = control_pattern(tokenizer.control)
 
@@ -147,7 +149,8 @@ class JinjaChat:
         if template.needs.undefined_tools and values["tools"] is None:
             values = {name: value for name, value in values.items() if name != "tools"}
         try:
-            return template.render(messages=messages, documents=None, **values)
+            known = [with_thought(message, self._thoughts) for message in messages]
+            return template.render(messages=known, documents=None, **values)
         except TemplateError as error:
             raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
+from model.chat.reasoning import EFFORT, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 
@@ -31,6 +32,9 @@ class MistralChat:
         version = self._format.instruct_tokenizer.tokenizer.version.value
         styles = {"v1": None, **dict.fromkeys(_CALLS_ALONE, "mistral-v3"), **dict.fromkeys(_NEW_CALLS, "mistral-args")}
         self.call_style = styles.get(version, "mistral")
+        self.efforts: tuple[str, ...] = ()
+        self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
+        self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
 
     def encode(
         self,
@@ -51,6 +55,7 @@ class MistralChat:
         known: list[dict[str, Any]] = [
             {key: value for key, value in message.items() if key != "name"} for message in checked(messages)
         ]
+        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in known]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
         try:
