@@ -235,7 +235,7 @@ class Generation:
         async for update in choice.mailbox:
             before, thought = choice.n_generated, choice.n_thought
             delta = choice.absorb(update)
-            self.usage.reasoning += choice.n_thought - thought
+            self._count_thought(choice.n_thought - thought)
             self._measure(choice, update, choice.n_generated - before)
             if delta.progress is not None:
                 delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
@@ -271,6 +271,11 @@ class Generation:
             self._metrics.observe_tokens(new, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now
+
+    def _count_thought(self, n_tokens: int) -> None:
+        if n_tokens:
+            self.usage.reasoning += n_tokens
+            self._metrics.observe_thought(n_tokens)
 
     def _close(self) -> None:
         if self._deadline is not None:

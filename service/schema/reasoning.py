@@ -1,5 +1,6 @@
 """Request fields for reasoning, and what they ask of the model."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,7 +27,7 @@ class ReasoningOptions:
     budget: int | None = None
     apart: bool = True
     hint: bool = False
-    field: str = "reasoning_effort"
+    field: str = dataclasses.field(default="reasoning_effort", compare=False)
 
     @classmethod
     def of_effort(cls, effort: str | None, field: str, *, budget: int | None = None) -> "ReasoningOptions":

@@ -56,7 +56,7 @@ def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None)
         return ReasoningOptions(False, field=FIELD)
     if isinstance(config, Enabled):
         return ReasoningOptions(True, effort, config.budget_tokens, hint=True, field=FIELD)
-    return ReasoningOptions(None, effort, hint=True, field=FIELD)
+    return ReasoningOptions(None, effort, hint=effort is not None, field=FIELD)
 
 
 class KeepTurns(Body):
