@@ -23,10 +23,17 @@ class ChatFormat(Protocol):
     `call_style` names how the model writes tool calls, a key of `STYLES` in `service/structured/call_style.py`. It is
     None for a model without tool calls, or in a style that is not known. With `may_strip` the format may leave out
     white space around contents, and `render` needs no tokenizing.
+
+    `reasoning_style` names how the model writes a thought before its answer: "tokens" or "tags" (`reasoning.py`), None
+    for a model without reasoning. `switches` are those variables that turn reasoning on or off, or say how much;
+    `efforts` are the values of the variable `reasoning_effort`, empty where any value passes.
     """
 
     call_style: str | None
     may_strip: bool
+    reasoning_style: str | None
+    switches: frozenset[str]
+    efforts: tuple[str, ...]
 
     def encode(
         self,
@@ -40,9 +47,9 @@ class ChatFormat(Protocol):
         """Ids of the conversation, up to the beginning of the model's answer.
 
         `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
-        `tool_calls` (OpenAI's, with `arguments` as an object) and `tool_call_id`. `tools` are OpenAI's. `variables` are
-        for the template, or settings of a Mistral tokenizer (`reasoning_effort`). With `continue_final_message` the
-        ids end with the content of the last message.
+        `tool_calls` (OpenAI's, with `arguments` as an object), `tool_call_id`, and `reasoning_content`, the thought
+        before an assistant's content. `tools` are OpenAI's. `variables` are for the template, or settings of a Mistral
+        tokenizer (`reasoning_effort`). With `continue_final_message` the ids end with the content of the last message.
         Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express, and
         ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for variables that it lacks.
         """

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.needs import Needs, needs_of
+from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
 from model.chat.template import call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
@@ -53,6 +54,10 @@ class JinjaChat:
         own = {"functions"} if takes_functions(known) else set()
         self._variables = (self._template.variables | known).difference(RESERVED, own)
         self.call_style = call_style(tool_source or source, tokenizer) if own or "tools" in known else None
+        self.reasoning_style = style_of_template(source, tokenizer)
+        self.efforts: tuple[str, ...] = ()
+        self.switches = self._variables.intersection((*SWITCHES, EFFORT))
+        self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
         self._control = control_pattern(tokenizer.control)
 
@@ -144,7 +149,8 @@ class JinjaChat:
         if template.needs.undefined_tools and values["tools"] is None:
             values = {name: value for name, value in values.items() if name != "tools"}
         try:
-            return template.render(messages=messages, documents=None, **values)
+            known = [with_thought(message, self._thoughts) for message in messages]
+            return template.render(messages=known, documents=None, **values)
         except TemplateError as error:
             raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
+from model.chat.reasoning import EFFORT, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line, short
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
@@ -23,7 +24,6 @@ CALL_STYLES: Mapping[str, str | None] = MappingProxyType(
     }
 )
 """The style of tool calls by the version of the tokenizer."""
-EFFORT = "reasoning_effort"
 
 
 class MistralChat:
@@ -44,6 +44,8 @@ class MistralChat:
         self._version: str = inner.version.value
         self.call_style = CALL_STYLES[self._version]
         self.efforts = _efforts(inner, file.name)
+        self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
+        self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
         _check_same(inner, tokenizer, file.name)
         if not isinstance(tokenizer, HuggingFaceTokenizer):
             inner.encode = partial(_encode, tokenizer)
@@ -57,7 +59,8 @@ class MistralChat:
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        known = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
+        named = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
+        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in named]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
         effort = self._checked_effort(variables)

@@ -353,9 +353,10 @@ def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> N
     assert text.startswith("<s>")
     assert "hi</s>[INST][/INST]Hello</s>[INST]" in text
     assert text.endswith("and?[/INST]")
-    control = [token for token in chat.encode(messages) if token in load_tokenizer(directory).control.values()]
+    known = load_tokenizer(directory).control.values()
+    control = [token for token in chat.encode(messages) if token in known]
     harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
-    assert control == [t for t in chat.encode(harmless) if t in load_tokenizer(directory).control.values()]
+    assert control == [token for token in chat.encode(harmless) if token in known]
 
 
 TOOL = {
