@@ -96,6 +96,9 @@ class Metrics:
         self._key_generated_tokens = Counter(
             "noria_key_generated_tokens", "Tokens generated in finished requests, by key.", ["key"], registry=registry
         )
+        self._reasoning_tokens = Counter(
+            "noria_reasoning_tokens", "Generated tokens of thoughts, with their marks.", registry=registry
+        )
         self._prompt_tokens = Counter("noria_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
         self._restarts = Counter("noria_engine_restarts", "Engines replaced after death or a hang.", registry=registry)
         self._step_tokens = Histogram(registry, "noria_step_tokens", "Tokens computed in one step.", STEP_BUCKETS)
@@ -171,6 +174,9 @@ class Metrics:
         self._generated += n_tokens
         gaps, gap = (n_tokens - 1, 0.0) if seconds is None else (n_tokens, seconds / n_tokens)
         self._between.observe(gap, gaps)
+
+    def observe_thought(self, n_tokens: int) -> None:
+        self._reasoning_tokens.inc(n_tokens)
 
     def observe_request(self, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()

@@ -6,6 +6,7 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from model.chat.reasoning import STYLES
 from model.checkpoint.resolve import EMBEDDED
 from model.errors import OptionError
 from model.options import RunnerOptions, check_limits, flag_name, option
@@ -33,6 +34,19 @@ class Settings(RunnerOptions):
         (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
     )
     chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's")
+    reasoning_style: str = option(
+        "auto",
+        "Marks of the model's thoughts: tokens for [THINK] and [/THINK], tags for <think> and </think>, none to leave "
+        "thoughts in the text. auto reads the tokenizer and the chat template.",
+        choices=("auto", *STYLES, "none"),
+    )
+    reasoning_budget: int | None = option(
+        None,
+        "Tokens of a thought, if the request does not say. Then the thought ends with its sentence, and the answer "
+        "follows.",
+        unset="no limit",
+        least=0,
+    )
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
     api_keys: tuple[str, ...] = option(

@@ -35,7 +35,7 @@ SERVICE_ROOMS = """
     api; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; encoding; orders; answering; routes
+    work; writing; admission; body; examples; chat_request; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations; document
 """

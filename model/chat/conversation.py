@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from model.chat.reasoning import THOUGHT
 from model.errors import ParameterError
 
 Message = Mapping[str, Any]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-TEXTS = ("content", "name")
+TEXTS = ("content", "name", THOUGHT)
 FIELDS = (*TEXTS, "tool_calls", "tool_call_id")
 
 

@@ -8,14 +8,32 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
-from model.chat.template import call_style, compile_template
+from model.chat.needs import Needs, needs_of
+from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
+from model.chat.template import call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern, encode_inner
+
+TRIAL_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+
+
+class _Template(NamedTuple):
+    """A compiled template. `render` takes all variables but the special tokens."""
+
+    render: Callable[..., str]
+    variables: frozenset[str]
+    needs: Needs
+
+    @classmethod
+    def of(cls, source: str, special_tokens: Mapping[str, str], tools: Sequence[Any] | None = None) -> "_Template":
+        render, declared = compile_template(source)
+        complete = with_own_values(render, declared, special_tokens)
+        return cls(complete, declared, needs_of(complete, tools))
 
 
 class JinjaChat:
@@ -30,16 +48,21 @@ class JinjaChat:
     def __init__(
         self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
     ) -> None:
-        self._template, declared = compile_template(source)
-        self._tool_template, known = compile_template(tool_source) if tool_source else (self._template, declared)
-        self._variables = (declared | known).difference(RESERVED)
-        self.call_style = call_style(tool_source or source, tokenizer) if "tools" in known else None
+        self._template = _Template.of(source, special_tokens)
+        self._tool_template = _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
+        known = self._tool_template.variables
+        own = {"functions"} if takes_functions(known) else set()
+        self._variables = (self._template.variables | known).difference(RESERVED, own)
+        self.call_style = call_style(tool_source or source, tokenizer) if own or "tools" in known else None
+        self.reasoning_style = style_of_template(source, tokenizer)
+        self.efforts: tuple[str, ...] = ()
+        self.switches = self._variables.intersection((*SWITCHES, EFFORT))
+        self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
-        self._special_tokens = special_tokens
         self._control = control_pattern(tokenizer.control)
 
     def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
-        known = checked(messages)
+        known = self._template_for(tools).needs.fitted(checked(messages))
         plain = self._renderer(tools=tools, **options)(known)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
@@ -62,7 +85,10 @@ class JinjaChat:
         )
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        return self._renderer(**options)(checked(messages))
+        return self._renderer(**options)(self._template_for(options.get("tools")).needs.fitted(checked(messages)))
+
+    def _template_for(self, tools: Sequence[Any] | None) -> _Template:
+        return self._tool_template if tools else self._template
 
     def _renderer(
         self,
@@ -119,14 +145,12 @@ class JinjaChat:
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
-        template = self._tool_template if values["tools"] else self._template
+        template = self._template_for(values["tools"])
+        if template.needs.undefined_tools and values["tools"] is None:
+            values = {name: value for name, value in values.items() if name != "tools"}
         try:
-            return template(
-                messages=messages,
-                documents=None,
-                **values,
-                **self._special_tokens,
-            )
+            known = [with_thought(message, self._thoughts) for message in messages]
+            return template.render(messages=known, documents=None, **values)
         except TemplateError as error:
             raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
         except (TypeError, ValueError, ArithmeticError, LookupError) as error:

@@ -1,7 +1,7 @@
 """Compilation of chat templates, in a sandbox, with the environment and the functions of transformers."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -40,18 +40,52 @@ def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
         raise ModelError(f"the chat template is not valid Jinja, line {error.lineno}: {error.message}") from error
 
 
+def with_own_values(
+    render: Callable[..., str], declared: Collection[str], special_tokens: Mapping[str, str]
+) -> Callable[..., str]:
+    """`render` with the special tokens, and with the two variables that firefunction's template has.
+
+    These are `functions`, the tools as JSON text in a template without `tools`, and `datetime`, the day. The time of
+    day would make every prompt a new one, and the KV cache could serve none of them.
+    """
+
+    def rendered(**values: Any) -> str:
+        own = {"datetime": datetime.now().astimezone().strftime("%b %d %Y")} if "datetime" in declared else {}
+        if takes_functions(declared):
+            tools = values.get("tools")
+            own["functions"] = json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""
+        return render(**{**own, **values, **special_tokens})
+
+    return rendered
+
+
+def takes_functions(declared: Collection[str]) -> bool:
+    """Whether a template has the variable `functions` in place of `tools`."""
+    return "functions" in declared and "tools" not in declared
+
+
 def call_style(source: str, tokenizer: Tokenizer) -> str | None:
     """The style of tool calls, found by what the template writes before a call; None if it is not known."""
     if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
-        return "mistral-args" if "[ARGS]" in source else "mistral"
+        if "[ARGS]" not in source:
+            return "mistral"
+        return "mistral-v11" if "[CALL_ID]" in source else "mistral-args"
+    if "functools[" in source:
+        return "functools"
     if "<tool_call>" in source:
-        return None if "<function=" in source else "hermes"
+        return None if "<function=" in source or "<arg_key>" in source else "hermes"
     return "llama" if '"parameters": ' in source and "ipython" in source else None
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, sort_keys: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without the HTML escapes of Jinja's own filter: models were not trained with them."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(format: str) -> str:

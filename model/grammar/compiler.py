@@ -9,11 +9,13 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from model.errors import MAX_CHARS, ParameterError
+from model.errors import ParameterError
+from model.grammar.follower import Follower, Matcher, problem
+from model.grammar.thinking import Tables, Thinking, ThinkingMatcher
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 
@@ -65,14 +67,29 @@ class Compiler:
         self._vocabulary = vocabulary
         self._encode = encode
         self._tokenizer = LLTokenizer(_Wrapper(vocabulary, self._tokens_of), eos_token=list(vocabulary.ends))  # type: ignore[arg-type]
+        self._tables = cache(lambda: Tables(vocabulary, self._tokens_of))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self._vocabulary.ends
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, ends: Sequence[int], size: int) -> "Compiler":
         """A compiler with the model's own tokenization; see `Vocabulary.of`."""
         return cls(Vocabulary.of(tokenizer, ends, size), partial(encode_inner, tokenizer))
 
-    def compile(self, grammar: str) -> "LLMatcher":
+    def compile(self, grammar: str) -> Matcher:
         """A matcher at the start of the output, with its first mask computed. Raises ParameterError("grammar")."""
+        thinking = Thinking.from_json(grammar)
+        if thinking is None:
+            return self._compile(grammar)
+        matcher = ThinkingMatcher(
+            thinking, self._tables(), None if thinking.answer is None else self._compile(thinking.answer)
+        )
+        matcher.compute_bitmask()
+        return matcher
+
+    def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
@@ -100,10 +117,10 @@ class CompiledGrammars:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._compiled: OrderedDict[str, LLMatcher | ParameterError] = OrderedDict()
+        self._compiled: OrderedDict[str, Matcher | ParameterError] = OrderedDict()
         self._lock = Lock()
 
-    def matcher(self, grammar: str) -> "LLMatcher":
+    def matcher(self, grammar: str) -> Matcher:
         """A matcher at the start, to be copied. Raises ParameterError. Compilation does not block other threads."""
         found = self._compiled.get(grammar) or self._compile(grammar)
         with self._lock:
@@ -115,7 +132,11 @@ class CompiledGrammars:
             raise found
         return found
 
-    def _compile(self, grammar: str) -> "LLMatcher | ParameterError":
+    def follower(self, grammar: str) -> Follower:
+        """The state of a new sequence in a grammar. Raises as `matcher` does."""
+        return Follower(self.matcher(grammar), self._compiler.ends)
+
+    def _compile(self, grammar: str) -> "Matcher | ParameterError":
         try:
             return self._compiler.compile(grammar)
         except ParameterError as error:
@@ -136,8 +157,3 @@ class _Wrapper:
 
     def __call__(self, text: str) -> list[int]:
         return self._tokens_of(text)
-
-
-def problem(matcher: "LLMatcher") -> str:
-    """The error of a matcher, on one line."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]

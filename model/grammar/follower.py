@@ -1,23 +1,30 @@
 """The state of a sequence in its grammar, and the tokens that may come next. No torch."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-from model.grammar.compiler import problem
+from model.errors import MAX_CHARS
+from model.grammar.thinking import ThinkingMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+Matcher: TypeAlias = "LLMatcher | ThinkingMatcher"
 
 BURST_SECONDS, TOKEN_SECONDS = 1.0, 0.01
 """Processor time for the masks of one sequence. An ambiguous grammar needs more time at every token."""
 
 
 class Follower:
-    """The state of one sequence in its grammar: a matcher that has consumed the sequence's tokens."""
+    """The state of one sequence in its grammar: a matcher that has consumed the sequence's tokens.
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    `ends` are the tokens that end an output.
+    """
+
+    def __init__(self, matcher: Matcher, ends: Collection[int] = ()) -> None:
         self._matcher = matcher.deep_copy()
+        self._ends = ends
         self._n_tokens = 0
         self._seconds = 0.0
 
@@ -38,7 +45,8 @@ class Follower:
         self._n_tokens += len(tokens)
         masks = [] if self._fault() else [self._matcher.compute_bitmask()]
         for token in draft:
-            if self._fault() or not self._matcher.validate_tokens([token]):
+            # nothing follows an end token, and llguidance does not count it when it goes back
+            if token in self._ends or self._fault() or not self._matcher.validate_tokens([token]):
                 break
             self._matcher.consume_token(token)
             masks.append(self._matcher.compute_bitmask())
@@ -54,3 +62,8 @@ class Follower:
         if self._seconds > BURST_SECONDS + TOKEN_SECONDS * self._n_tokens:
             return f"the grammar took {self._seconds:.1f} s for {self._n_tokens} tokens"
         return problem(self._matcher) if self._matcher.is_error() else ""
+
+
+def problem(matcher: Matcher) -> str:
+    """The error of a matcher, on one line."""
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]

@@ -105,7 +105,7 @@ def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: 
 def _tried(library: CompiledGrammars, grammar: str) -> str:
     """What is wrong with a grammar, "" if nothing: it is compiled, then followed for some random tokens."""
     try:
-        return _walk(Follower(library.matcher(grammar)), Random(0))
+        return _walk(library.follower(grammar), Random(0))
     except ParameterError as error:
         return one_line(error)
 
@@ -152,7 +152,7 @@ def _masks(
     try:
         if grammar is not None:
             with timer.task(COMPILE_SECONDS):  # `prepare` has compiled it, unless that process was lost
-                followers[number] = Follower(library.matcher(grammar))
+                followers[number] = library.follower(grammar)
         with timer.task(MASK_SECONDS + REPLAY_SECONDS * len(tokens)):
             return followers[number].masks(tokens, draft)
     except ParameterError as error:  # with the grammar's own error, only this sequence ends

@@ -8,6 +8,7 @@ from service.http.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
 from service.schema.fields import MAX_ITEMS
 from service.schema.generation import RequestOptions
+from service.schema.reasoning import ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_CALLS, AllowedCalls
 from service.structured.constraint import Constraint
@@ -15,6 +16,7 @@ from service.structured.constraint import Constraint
 Json = dict[str, Any]
 
 NO_CALLS, DEFAULT_TEMPLATE, DEFAULT_OPTIONS = AllowedCalls(), TemplateOptions(), RequestOptions()
+DEFAULT_REASONING = ReasoningOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class ChatRequest:
     n: int = 1
     logprobs: int | None = None
     options: RequestOptions = DEFAULT_OPTIONS
+    reasoning: ReasoningOptions = DEFAULT_REASONING
     messages_field: str = "messages"
     max_tokens_field: str = "max_tokens"
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from model.chat.formats import ChatFormat
+from model.chat.reasoning import THOUGHT
 from model.errors import ParameterError
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.api.chat_request import ChatRequest
+from service.api.reasoning import reasoning_variables
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
 from service.schema.sampling import SamplingBody
@@ -28,7 +30,8 @@ def encode_chat(request: ChatRequest, served: ServedModel) -> list[int]:
     """Token ids of a conversation. Raises ParameterError or InvalidRequest."""
     chat, messages, options = conversation(request, served)
     try:
-        if _size(_contents(request)) > served.max_prompt_bytes:  # before white space was stripped
+        thoughts = [message.get(THOUGHT, "") for message in request.messages]
+        if _size([*_contents(request), *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
             check_size([chat.render(messages, **options)], request.messages_field, served)
         return chat.encode(messages, **options)
     except ParameterError as error:
@@ -57,7 +60,7 @@ def conversation(
         contents = [content.strip() for content in contents]
     check_size(contents, request.messages_field, served)
     check_size([json.dumps([tools, *(message.get("tool_calls") for message in messages)])], "tools", served)
-    options = request.template._asdict()
+    options = request.template._asdict() | {"variables": reasoning_variables(request, served)}
     if served.chat.call_style is None:
         return served.chat, explained(messages, functions), options
     return served.chat, style_of(served).with_ids(messages), options | {"tools": tools or None}

@@ -1,8 +1,11 @@
 """The orders of chat requests, and of requests whose timeout came before the engine."""
 
+from dataclasses import replace
+
 from model.sampling_params import SamplingParams
 from service.api.chat_request import ChatRequest
 from service.api.encoding import check_prompt, encode_chat, n_begin_tokens, sampling, truncated
+from service.api.reasoning import check_reasoning, reasoning_of, with_thought
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
@@ -14,10 +17,13 @@ from service.structured.constraint import Constraint
 
 def order_chat(request: ChatRequest, served: ServedModel) -> Order:
     """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
+    check_reasoning(request, served)
     grammar, fields = enforceable(_constraint(request, served), served)
     tokens, params = _prompt(request, served, grammar)
     check_prompt(tokens, params.max_tokens, served, request.messages_field, request.max_tokens_field)
-    may_call = bool(request.calls.functions)
+    reasoning = reasoning_of(request, served, tokens)
+    whole = with_thought(reasoning, request, served, grammar)
+    params = params if whole == grammar else replace(params, grammar=whole)
     return Order(
         (Prompt(tokens),),
         params,
@@ -25,9 +31,19 @@ def order_chat(request: ChatRequest, served: ServedModel) -> Order:
         # a client's grammar decides how the answer starts
         starts_message=not request.template.continue_final_message and request.constraint is None,
         options=request.options,
-        grammar_fields=fields,
-        visible_control=style_of(served).control(served.tokenizer) if may_call else frozenset(),
+        grammar_fields=fields or (request.reasoning.field,),
+        visible_control=_visible(request, served),
+        reasoning=reasoning,
     )
+
+
+def _visible(request: ChatRequest, served: ServedModel) -> frozenset[str]:
+    """The control tokens that are part of the text: the marks of calls, and of a thought that is not apart."""
+    calls = style_of(served).control(served.tokenizer) if request.calls.functions else frozenset()
+    marks = served.reasoning
+    if marks is None or request.reasoning.apart:
+        return calls
+    return calls | {name for name in (marks.opening, marks.closing) if name in served.tokenizer.control}
 
 
 def order_late(body: GenerationBody) -> Order:

@@ -10,6 +10,7 @@ from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
+from service.generation.thinking import ThinkingStream
 from service.http.errors import ApiError, InvalidRequest
 
 
@@ -28,7 +29,8 @@ class Delta(NamedTuple):
 
     The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
     The last has `finish` ("stop", "length" or "timeout"), the stop string that ended the text, and the `embedding`.
-    `tokens` are generated ids, if the request wants them. `progress` comes during prefill, before the first token.
+    `thought` is text of the reasoning before the answer. `tokens` are generated ids, if the request wants them.
+    `progress` comes during prefill, before the first token.
     """
 
     text: str = ""
@@ -40,9 +42,10 @@ class Delta(NamedTuple):
     stop: str | None = None
     embedding: tuple[float, ...] = ()
     progress: dict[str, int] | None = None
+    thought: str = ""
 
     def __bool__(self) -> bool:
-        anything = self.text or self.scored or self.finish or self.tokens or self.progress
+        anything = self.text or self.thought or self.scored or self.finish or self.tokens or self.progress
         return bool(anything) or self.prompt_logprobs is not None
 
 
@@ -58,13 +61,16 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         deltas[-1].stop,
         deltas[-1].embedding,
         deltas[-1].progress,
+        "".join(delta.thought for delta in deltas),
     )
 
 
 class Choice:
     """One sequence. `index` is its index in the answer."""
 
-    def __init__(self, index: int, prompt: Prompt, order: Order, mailbox: Mailbox, text: TextStream) -> None:
+    def __init__(
+        self, index: int, prompt: Prompt, order: Order, mailbox: Mailbox, text: TextStream | ThinkingStream
+    ) -> None:
         self.index = index
         self.mailbox = mailbox
         self.n_generated = 0
@@ -87,6 +93,11 @@ class Choice:
         return len(self._prompt.tokens)
 
     @property
+    def n_thought(self) -> int:
+        """The number of tokens of its thought so far."""
+        return self._text.n_thought if isinstance(self._text, ThinkingStream) else 0
+
+    @property
     def mean_logprob(self) -> float:
         """The mean over all generated tokens. It needs `SamplingParams.logprobs`."""
         return self._total_logprob / max(1, self.n_generated)
@@ -107,9 +118,11 @@ class Choice:
         cut = self._push(update)
         finish = "stop" if cut else update.finish
         text, starts = self._text.take(final=finish is not None)
+        thought = self._text.take_thought() if isinstance(self._text, ThinkingStream) else ""
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
         tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
-        delta = Delta(text, scored, finish, tokens, None, None, self._text.stopped_by, update.embedding, progress)
+        stop = self._text.stopped_by
+        delta = Delta(text, scored, finish, tokens, None, None, stop, update.embedding, progress, thought)
         return delta if opening is None else joined((opening, delta))
 
     def _progress(self, processed: int) -> dict[str, int]:

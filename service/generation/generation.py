@@ -18,6 +18,7 @@ from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
+from service.generation.thinking import ThinkingStream
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
@@ -32,11 +33,15 @@ RESUBMIT_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Usage:
-    """The tokens of a request so far. A prompt counts once, whatever its number of choices."""
+    """The tokens of a request so far. A prompt counts once, whatever its number of choices.
+
+    `reasoning` is the part of `completion` that is thought.
+    """
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    reasoning: int = 0
 
 
 class Timings(TypedDict):
@@ -129,9 +134,9 @@ class Generation:
             tenant=self._record.tenant,
         )
 
-    def _text(self, stops: list[StopString]) -> TextStream:
-        params = self._order.params
-        return TextStream(
+    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
+        params, reasoning = self._order.params, self._order.reasoning
+        text = TextStream(
             self._tokenizer,
             stops,
             min_tokens=params.min_tokens,
@@ -139,6 +144,7 @@ class Generation:
             strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
             keep_control=self._order.visible_control,
         )
+        return text if reasoning is None else ThinkingStream(reasoning, text)
 
     def _wait(self, tokens: int, choices: int) -> None:
         self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)
@@ -166,7 +172,7 @@ class Generation:
             raise EngineDied
         self._close()
         self._died, self.choices = self.choices, []
-        self.usage.completion = self.usage.cached = 0
+        self.usage.completion = self.usage.cached = self.usage.reasoning = 0
         timeout = self._order.options.timeout
         left = None if timeout is None else timeout - (time.perf_counter() - self._record.started)
         try:
@@ -227,8 +233,9 @@ class Generation:
 
     async def _follow(self, choice: Choice) -> AsyncIterator[Event]:
         async for update in choice.mailbox:
-            before = choice.n_generated
+            before, thought = choice.n_generated, choice.n_thought
             delta = choice.absorb(update)
+            self._count_thought(choice.n_thought - thought)
             self._measure(choice, update, choice.n_generated - before)
             if delta.progress is not None:
                 delta.progress["time_ms"] = round((time.perf_counter() - self._submitted) * 1000)
@@ -264,6 +271,11 @@ class Generation:
             self._metrics.observe_tokens(new, None if choice.last_token is None else now - choice.last_token)
         self.usage.completion += n_tokens
         choice.last_token = now
+
+    def _count_thought(self, n_tokens: int) -> None:
+        if n_tokens:
+            self.usage.reasoning += n_tokens
+            self._metrics.observe_thought(n_tokens)
 
     def _close(self) -> None:
         if self._deadline is not None:

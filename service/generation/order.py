@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.sampling_params import SamplingParams
+from service.generation.thinking import Reasoning
 from service.schema.generation import RequestOptions
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -28,7 +29,7 @@ class Order:
     The answer has the `n_best` choices with the highest mean logprob (None: all). `starts_message`: the text begins a
     message, so a tokenizer's leading space is no part of it. `scores_end`: a stop token has its logprob reported.
     `grammar_fields` are the client's names of the fields that made the grammar. `visible_control` are the names of
-    control tokens that are part of the text, as they mark calls.
+    control tokens that are part of the text, as they mark calls. `reasoning` is None for an answer without a thought.
     """
 
     prompts: tuple[Prompt, ...]
@@ -40,3 +41,4 @@ class Order:
     options: RequestOptions = DEFAULT_OPTIONS
     grammar_fields: tuple[str, ...] = ()
     visible_control: frozenset[str] = frozenset()
+    reasoning: Reasoning | None = None

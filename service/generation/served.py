@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from model.batch import RunnerInfo
 from model.chat.formats import ChatFormat
+from model.chat.reasoning import Marks
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ModelError, ParameterError
 from model.sampling_params import SamplingParams, check_ids
@@ -21,6 +22,8 @@ T = TypeVar("T")
 class ServedModel:
     """The served model. Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
+    `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
+    the tokens of a thought.
     `fingerprint` is the `system_fingerprint` of answers. Raises ModelError for defaults that no request could use.
     """
 
@@ -30,6 +33,8 @@ class ServedModel:
     defaults: GenerationDefaults
     longest_piece: int
     info: RunnerInfo
+    reasoning: Marks | None = None
+    reasoning_budget: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = field(init=False)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from model.chat.formats import ChatFormat, load_chat
+from model.chat.reasoning import STYLES, Marks, has_tokens
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.resolve import default_name, resolve, resolve_again
 from model.errors import OptionError, ParameterError
@@ -58,7 +59,16 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     gc.collect()
     gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait
     names = settings.served_model_name or (default_name(settings.model),)
-    return ServedModel(names, side.tokenizer, side.chat, side.defaults, side.longest_piece, client.info)
+    return ServedModel(
+        names,
+        side.tokenizer,
+        side.chat,
+        side.defaults,
+        side.longest_piece,
+        client.info,
+        marks_of(settings, side.chat, side.tokenizer),
+        settings.reasoning_budget,
+    )
 
 
 def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing = WHOLE) -> TextSide:
@@ -68,6 +78,23 @@ def load_text_side(directory: Path, chat_template: Path | None, slicing: Slicing
     if chat is not None and chat_template is not None:
         _try_template(chat, chat_template)
     return TextSide(tokenizer, chat, read_generation(directory, tokenizer.eos_id), longest_piece(tokenizer))
+
+
+def marks_of(settings: Settings, chat: ChatFormat | None, tokenizer: Tokenizer) -> Marks | None:
+    """The marks of the model's thoughts, None for a model without reasoning. Raises OptionError."""
+    chosen = settings.reasoning_style
+    if chosen == "tokens" and not has_tokens(tokenizer):
+        raise OptionError(
+            "--reasoning-style tokens needs a tokenizer with [THINK] and [/THINK]: use tags, none or auto"
+        )
+    style = (chat and chat.reasoning_style) if chosen == "auto" else chosen
+    marks = STYLES.get(style or "none")
+    if marks is None and settings.reasoning_budget is not None:
+        raise OptionError(
+            f"--reasoning-budget {settings.reasoning_budget} needs a model with reasoning, and this one has none: "
+            "leave it out, or name the marks of its thoughts with --reasoning-style"
+        )
+    return marks
 
 
 def _try_template(chat: ChatFormat, path: Path) -> None:

@@ -63,7 +63,7 @@ class TextStream:
         keep_control: bool | frozenset[str] = False,
     ) -> None:
         self.stopped_by: str | None = None
-        self._bytes_of = bytes_of(tokenizer, keep_control=keep_control)
+        self.bytes_of = bytes_of(tokenizer, keep_control=keep_control)
         self._stops = stops
         self._matched = [0] * len(stops)
         self._min_tokens = min_tokens
@@ -79,7 +79,11 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
-        data = self._incomplete + self._bytes_of(token)
+        return self.add(self.bytes_of(token))
+
+    def add(self, piece: bytes) -> bool:
+        """Add the bytes of a token; see `push`."""
+        data = self._incomplete + piece
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._incomplete = data[used:]
         if self._strip and text:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from model.chat.reasoning import THOUGHT
 from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
@@ -18,8 +19,18 @@ class TextPart(Body):
     text: str = Field(description="The text. The parts of a message are joined.")
 
 
+class ThinkingPart(Body):
+    """The thought before an answer, as Mistral's API has it. Only an assistant message may have it."""
+
+    harmless = only(closed=(True,))
+    type: Literal["thinking"] = Field(description='"thinking".')
+    thinking: Annotated[
+        str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)], expect("a string or a list of text parts")
+    ] = Field(description="The thought: a string, or a list of text parts.")
+
+
 Content = Annotated[
-    str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)],
+    str | Annotated[Items[TextPart | ThinkingPart], Field(max_length=MAX_ITEMS)],
     expect(
         f"a string or a list of at most {MAX_ITEMS} parts {{'type': 'text', 'text': ...}} (images and other parts are "
         "not supported)"
@@ -36,8 +47,6 @@ class Message(Body):
         annotations=([],),
         audio=(),
         function_call=(),
-        reasoning=("",),
-        reasoning_content=("",),
         thinking_blocks=([],),
         images=([],),
         provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
@@ -47,6 +56,8 @@ class Message(Body):
     name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
     tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
     tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
+    reasoning_content: str | None = optional("The thought before the content. The chat template decides what it uses.")
+    reasoning: str | None = optional("Another name for `reasoning_content`.")
     parsed: Any = optional("The content as an SDK parsed it. It has no effect.")
 
     @model_validator(mode="after")
@@ -64,18 +75,47 @@ class Message(Body):
             raise unsupported(
                 "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
             )
+        self._check_thoughts()
         return self
+
+    def _check_thoughts(self) -> None:
+        given = {
+            "reasoning_content": self.reasoning_content,
+            "reasoning": self.reasoning,
+            "content": text_of(self.content, ThinkingPart),
+        }
+        names = [name for name, text in given.items() if text]
+        if names and self.role != "assistant":
+            raise unsupported(
+                names[0], f"a message of role {self.role} has no thoughts, only one of role assistant has"
+            )
+        if len({given[name] for name in names}) > 1:
+            raise unsupported(names[0], f"{names[0]} and {names[1]} have different thoughts: send one of them")
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or self.reasoning or text_of(self.content, ThinkingPart)
 
     def plain(self) -> dict[str, Any]:
         """The message as `ChatFormat.encode` takes it."""
-        content = self.content or ""
-        plain: dict[str, Any] = {
-            "role": self.role,
-            "content": content if isinstance(content, str) else "".join(part.text for part in content),
-        }
+        plain: dict[str, Any] = {"role": self.role, "content": text_of(self.content, TextPart)}
         calls = [call.plain() for call in self.tool_calls or ()]
         others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
+        others[THOUGHT] = self.thought or None
         return plain | {name: value for name, value in others.items() if value is not None}
+
+
+def text_of(content: Any, kind: type[TextPart] | type[ThinkingPart]) -> str:
+    """The text of the parts of one kind. A string is text."""
+    if not isinstance(content, list):
+        return (content or "") if kind is TextPart else ""
+    return "".join(_part_text(part) for part in content if isinstance(part, kind))
+
+
+def _part_text(part: TextPart | ThinkingPart) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    return part.thinking if isinstance(part.thinking, str) else "".join(text.text for text in part.thinking)
 
 
 class TemplateOptions(NamedTuple):

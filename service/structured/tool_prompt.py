@@ -4,9 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from model.chat.reasoning import THOUGHT
 from service.schema.tools import Function
 
 Json = dict[str, Any]
+KEPT = ("role", "name", THOUGHT)
 
 EXPLANATION = """You may call functions to help with the request. These are their signatures:
 <tools>
@@ -31,7 +33,7 @@ def explained(messages: Sequence[Json], functions: Sequence[Function]) -> list[J
         else:
             calls = [_call_text(call["function"]) for call in message.get("tool_calls", ())]
             content = "\n".join(filter(None, [message["content"], *calls]))
-            plain.append({key: message[key] for key in ("role", "name") if key in message} | {"content": content})
+            plain.append({key: message[key] for key in KEPT if key in message} | {"content": content})
     return _with_signatures(
         [{key: text for key, text in item.items() if key != "answers"} for item in plain], functions
     )

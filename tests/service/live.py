@@ -18,6 +18,7 @@ from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
 from service.generation.served import ServedModel, longest_piece
+from service.generation.startup import marks_of
 from service.http.connection.limits import Limits
 from service.http.keys.keys import Keys
 from service.http.listening import listen
@@ -33,6 +34,9 @@ class FakeChat:
 
     call_style: str | None = None
     may_strip = True
+    reasoning_style: str | None = None
+    switches: frozenset[str] = frozenset()
+    efforts: tuple[str, ...] = ()
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())
@@ -127,7 +131,7 @@ class Live:
 @contextmanager
 def running(
     *,
-    chat: bool = True,
+    chat: bool | FakeChat = True,
     tokenizer: IntegerTokenizer | None = None,
     sampling: dict[str, float | int] | None = None,
     wait: str = "ready",
@@ -153,8 +157,11 @@ def running(
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name
         tokens = tokenizer or IntegerTokenizer()
-        format_: Any = FakeChat() if chat else None
-        return ServedModel(names, tokens, format_, defaults, longest_piece(tokens), client.info)
+        format_: Any = FakeChat() if chat is True else chat or None
+        marks = marks_of(settings, format_, tokens)
+        return ServedModel(
+            names, tokens, format_, defaults, longest_piece(tokens), client.info, marks, settings.reasoning_budget
+        )
 
     client = EngineClient(
         host,

@@ -17,6 +17,12 @@ class TextContent(TypedDict):
     text: str
 
 
+class ThinkingContent(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUseContent(TypedDict):
     type: Literal["tool_use"]
     id: str
@@ -24,7 +30,7 @@ class ToolUseContent(TypedDict):
     input: dict[str, Any]
 
 
-Content = TextContent | ToolUseContent
+Content = ThinkingContent | TextContent | ToolUseContent
 
 
 class InputTokens(TypedDict):

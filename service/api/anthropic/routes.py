@@ -31,7 +31,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
         request,
         body,
         lambda served: order_chat(body.chat_request(), served),
-        lambda served, name: MessageShape(name, reader_of(served, body.may_call)),
+        lambda served, name: MessageShape(name, reader_of(served, body.may_call), body.shows_thoughts),
     )
 
 

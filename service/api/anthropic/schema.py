@@ -7,11 +7,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from model.chat.reasoning import THOUGHT
 from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
+from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    RedactedBlock,
     TextBlock,
     Texts,
+    ThinkingBlock,
     ToolChoice,
     ToolOffer,
     ToolResult,
@@ -30,16 +34,22 @@ from service.structured.constraint import json_constraint
 MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
-
+Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
 Blocks = Annotated[
-    str | Annotated[Items[TextBlock | ToolUse | ToolResult], Field(max_length=MAX_ITEMS)],
+    str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)],
     expect(
-        f"a string or a list of at most {MAX_ITEMS} blocks of type text, tool_use or tool_result (images and "
-        "thinking are not supported)"
+        f"a string or a list of at most {MAX_ITEMS} blocks of type text, thinking, tool_use or tool_result (images are "
+        "not supported)"
     ),
 ]
-OF_ROLES = {"user": ToolUse, "assistant": ToolResult}
-"""The block type that a message of this role must not have."""
+OF_ROLES: dict[str, tuple[type[Body], ...]] = {
+    "user": (ToolUse, ThinkingBlock, RedactedBlock),
+    "assistant": (ToolResult,),
+}
+"""The types of blocks that a message of this role must not have."""
+BILLING = "x-anthropic-billing-header:"
+"""The beginning of a line that Claude Code puts before its system prompt. It differs in each request, and no model
+needs it: it would keep the prompt out of the prefix cache."""
 
 
 class MessageParam(Body):
@@ -49,7 +59,7 @@ class MessageParam(Body):
         description="user or assistant. Consecutive messages of one role are joined."
     )
     content: Blocks = Field(
-        description="The text, or a list of blocks: text, `tool_use` (assistant) and `tool_result` (user)."
+        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `tool_result` (user)."
     )
 
     @model_validator(mode="after")
@@ -60,7 +70,7 @@ class MessageParam(Body):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ToolUse | ToolResult]:
+    def blocks(self) -> list[Block]:
         return [] if isinstance(self.content, str) else self.content
 
 
@@ -80,7 +90,9 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """Options of the answer."""
 
-    harmless = only(effort=())
+    effort: Effort | None = optional(
+        "How long the model thinks, unless `thinking` is disabled. It means nothing to a model without reasoning."
+    )
     format: OutputFormat | None = optional("The format: JSON that follows a schema. Default: text.")
 
 
@@ -89,18 +101,20 @@ class ConversationBody(Body):
 
     harmless = only(
         cache_control=CACHE_HINTS,
-        context_management=(),
         mcp_servers=([],),
         speed=("standard",),
-        thinking=({"type": "disabled"},),
     )
     model: str | None = optional(MODEL)
     messages: Items[MessageParam] = Field(
         max_length=MAX_ITEMS,
         description="At least one message. If the last is an assistant message, the answer continues it.",
     )
-    output_config: OutputConfig | None = optional("Options of the answer: only `format` is supported.")
-    system: Texts | None = optional("The system prompt: a string, or a list of text blocks.")
+    context_management: ContextManagement | None = optional("Changes to earlier messages.")
+    output_config: OutputConfig | None = optional("Options of the answer: `effort` and `format`.")
+    system: Texts | None = optional(
+        f"The system prompt: a string, or a list of text blocks. A first line `{BILLING} ...` is left out."
+    )
+    thinking: ThinkingConfig | None = optional("Whether the model thinks, and how long. Default: the model decides.")
     tools: Items[ToolOffer] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = optional(
         "Which tools the model may call. Default: auto with tools, otherwise none."
@@ -121,12 +135,18 @@ class ConversationBody(Body):
 
     def chat_request(self) -> ChatRequest:
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
-        system = [{"role": "system", "content": text_of(self.system)}] if self.system else []
+        words = _without_billing(self.system)
+        system = [{"role": "system", "content": words}] if words else []
         groups = groupby(self.messages, key=lambda message: message.role)
         messages = [message for role, group in groups for message in _plain(role, [*group])]
         continues = self.messages[-1].role == "assistant"
         options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
-        return ChatRequest(system + messages, self.allowed_calls(), options)
+        for edit in (self.context_management and self.context_management.edits) or ():
+            messages = edit.apply(messages)
+        effort = self.output_config.effort if self.output_config else None
+        return ChatRequest(
+            system + messages, self.allowed_calls(), options, reasoning=options_of(self.thinking, effort)
+        )
 
 
 class MessagesBody(ConversationBody):
@@ -154,6 +174,17 @@ class MessagesBody(ConversationBody):
     top_p: float | None = ranged("top_p")
     top_k: int | None = ranged("top_k")
 
+    def check(self) -> None:
+        super().check()
+        budget = self.thinking.budget_tokens if isinstance(self.thinking, Enabled) else 0
+        if budget >= self.max_tokens:
+            message = f"thinking.budget_tokens must be less than max_tokens ({self.max_tokens}), got {budget}"
+            raise InvalidRequest(message, param="thinking.budget_tokens")
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return not isinstance(self.thinking, Enabled | Adaptive) or self.thinking.display != "omitted"
+
     @property
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
@@ -176,7 +207,18 @@ def _plain(role: str, messages: Sequence[MessageParam]) -> list[Json]:
     blocks = [block for message in messages for block in message.blocks]
     results = [block.plain() for block in blocks if isinstance(block, ToolResult)]
     calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]
+    thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
     texts = [text for message in messages if (text := text_of(message.content))]
     if results and not texts:
         return results
-    return [*results, {"role": role, "content": "\n\n".join(texts), **({"tool_calls": calls} if calls else {})}]
+    others = {"tool_calls": calls, THOUGHT: thought}
+    known = {key: value for key, value in others.items() if value}
+    return [*results, {"role": role, "content": "\n\n".join(texts), **known}]
+
+
+def _without_billing(system: str | list[TextBlock] | None) -> str:
+    """The text of the system prompt without the first line of its first block, if that is the billing line."""
+    texts = [block.text for block in system] if isinstance(system, list) else [system or ""]
+    if texts and texts[0].startswith(BILLING):
+        texts[0] = texts[0].partition("\n")[2]
+    return "".join(texts)

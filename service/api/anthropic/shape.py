@@ -13,15 +13,21 @@ from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
 from service.structured.call_reader import CallReader, Piece, pieces_of
 
+SIGNATURE = "noria"
+"""The signature of every thought: clients must send one back, and nothing here depends on it."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @dataclass(slots=True)
 class MessageShape(TypedEvents):
-    """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls."""
+    """Writes `message` objects, and the events that build one. With a `reader` the text may contain tool calls.
+
+    Without `shows_thoughts` the blocks of thoughts are empty.
+    """
 
     model: str
     reader: CallReader | None = None
+    shows_thoughts: bool = True
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _blocks: list[Content] = field(default_factory=list)  # the complete ones
     _open: Content | None = None  # the block being written, in its first state
@@ -32,7 +38,8 @@ class MessageShape(TypedEvents):
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
-        events = [event for piece in pieces for event in self._piece_events(piece)]
+        events = [*self._thought_events(delta.thought)] if delta.thought else []
+        events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
             ending = {"type": "message_delta", "delta": self._end_fields(delta), "usage": usage_json(usage)}
             events += [*self._closing_events(), ending, {"type": "message_stop"}]
@@ -48,6 +55,12 @@ class MessageShape(TypedEvents):
 
     def failure(self, error: ApiError) -> Json:
         return ANTHROPIC.write(error)
+
+    def _thought_events(self, thought: str) -> Iterator[Json]:
+        if self._open is None or self._open["type"] != "thinking":
+            yield from self._opening_events({"type": "thinking", "thinking": "", "signature": ""})
+        if self.shows_thoughts:
+            yield self._delta("thinking_delta", "thinking", thought)
 
     def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
@@ -71,10 +84,15 @@ class MessageShape(TypedEvents):
     def _closing_events(self) -> Iterator[Json]:
         if self._open is None:
             return
+        block, written = self._open, "".join(self._parts)
+        if block["type"] == "thinking":
+            yield self._delta("signature_delta", "signature", SIGNATURE)
         yield {"type": "content_block_stop", "index": len(self._blocks)}
-        block, written, self._open = self._open, "".join(self._parts), None
+        self._open = None
         if block["type"] == "text":
             self._blocks.append({**block, "text": written})
+        elif block["type"] == "thinking":
+            self._blocks.append({**block, "thinking": written, "signature": SIGNATURE})
         elif (arguments := _parsed(written)) is not None:
             self._blocks.append({**block, "input": arguments})
 

@@ -12,7 +12,11 @@ from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
 
 Json = dict[str, Any]
-CACHE_HINTS = ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}, {"type": "ephemeral", "ttl": "1h"})
+CACHE_HINTS = tuple(
+    {"type": "ephemeral", **ttl, **scope}
+    for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
+    for scope in ({}, {"scope": "global"}, {"scope": "organization"})
+)
 """Prompts are cached without these hints, for as long as there is memory."""
 
 
@@ -30,6 +34,23 @@ Texts = Annotated[
         f"a string or a list of at most {MAX_ITEMS} blocks {{'type': 'text', 'text': ...}} (images are not supported)"
     ),
 ]
+
+
+class ThinkingBlock(Body):
+    """The thought in an earlier answer."""
+
+    harmless = only(cache_control=CACHE_HINTS)
+    type: Literal["thinking"] = Field(description='"thinking".')
+    thinking: str = Field(description="The thought. The chat template decides what it uses.")
+    signature: str | None = optional("The signature of the block. It is not checked.")
+
+
+class RedactedBlock(Body):
+    """A thought that another server has encrypted: nobody here can read it."""
+
+    harmless = only(cache_control=CACHE_HINTS)
+    type: Literal["redacted_thinking"] = Field(description='"redacted_thinking".')
+    data: str = Field(description="The encrypted thought. It has no effect.")
 
 
 def text_of(content: str | list[Any] | None) -> str:
@@ -83,7 +104,9 @@ class ToolOffer(Body):
         eager_input_streaming=(True,),
         input_examples=([],),
     )
-    type: Literal["custom"] | None = optional('"custom". The built-in tools of Anthropic are not supported.')
+    type: Annotated[
+        Literal["custom"] | None, expect('"custom": this server runs no tools itself, such as web search')
+    ] = optional('"custom". The built-in tools of Anthropic are not supported.')
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the tool for the model.")
     input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")

@@ -17,11 +17,18 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """`reasoning_tokens` are the tokens of thoughts, with their marks."""
+
+    reasoning_tokens: int
+
+
 class TokenUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class PromptLogprob(TypedDict):
@@ -96,6 +103,7 @@ class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -142,6 +150,7 @@ USAGE: TokenUsage = {
     "completion_tokens": 2,
     "total_tokens": 33,
     "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
 }
 COMPLETION: Completion = {
     "id": "cmpl-1b9d",

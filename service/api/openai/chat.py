@@ -40,5 +40,6 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
             style_of(served) if body.may_call else None,
+            body.include_reasoning is not False,
         ),
     )

@@ -1,5 +1,8 @@
 """The request bodies of OpenAI's completions and chat endpoints."""
 
+from dataclasses import replace
+from typing import Literal
+
 from pydantic import Field
 
 from service.api.chat_request import ChatRequest
@@ -10,6 +13,7 @@ from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
+from service.schema.reasoning import MAX_BUDGET, Effort, ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 
@@ -86,6 +90,19 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
     max_completion_tokens: int | None = ranged("max_tokens", "Another name for `max_tokens`.", least=1)
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
+    reasoning_effort: Effort | None = optional(
+        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
+        "only none."
+    )
+    thinking_token_budget: int | None = optional(
+        "The number of tokens after which the thought ends with its sentence. Default: `--reasoning-budget`.",
+        ge=0,
+        le=MAX_BUDGET,
+    )
+    include_reasoning: bool | None = optional("false: leave the thought out of the answer. Default: true.")
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = optional(
+        "none: leave the thought, with its marks, in the content. Default: auto, as `reasoning_content`."
+    )
     logprobs: bool | None = optional("Report the logprob of each token.")
     top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
 
@@ -103,6 +120,12 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             message = f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) differ"
             raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
 
+    @property
+    def reasoning_options(self) -> ReasoningOptions:
+        field = "reasoning_effort" if self.thinking_token_budget is None else "thinking_token_budget"
+        options = ReasoningOptions.of_effort(self.reasoning_effort, field, budget=self.thinking_token_budget)
+        return replace(options, apart=self.reasoning_format != "none")
+
     def chat_request(self) -> ChatRequest:
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         has_new_name = self.max_completion_tokens is not None
@@ -116,5 +139,6 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             n=self.n_choices,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             options=self.options,
+            reasoning=self.reasoning_options,
             max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
         )

@@ -40,6 +40,7 @@ def usage_json(usage: Usage) -> TokenUsage:
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 
 
@@ -139,7 +140,10 @@ class CompletionShape(PlainEvents):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(PlainEvents):
-    """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls."""
+    """Writes `chat.completion` and `chat.completion.chunk` objects. With a `style` the text may contain tool calls.
+
+    Without `thoughts` the answer leaves them out.
+    """
 
     model: str
     tokenizer: Tokenizer
@@ -148,6 +152,7 @@ class ChatShape(PlainEvents):
     stream: StreamOptions
     token_ids: bool = False
     style: Style | None = None
+    thoughts: bool = True
     readers: dict[int, CallReader] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -191,12 +196,15 @@ class ChatShape(PlainEvents):
 
     def _pieces(self, index: int, delta: Delta) -> tuple[list[Json], str | None]:
         """The deltas of a chunk, and its finish reason. Logprobs or token ids without text have an empty delta."""
-        content = delta.text or delta.scored or delta.tokens
+        pieces: list[Json] = [{"reasoning_content": delta.thought}] if delta.thought and self.thoughts else []
+        finish = delta.finish
         if self.style is None:
-            return [{"content": delta.text}] if content else [], delta.finish
-        reader = self.readers.setdefault(index, CallReader(self.style))
-        pieces = [piece_json(piece) for piece in reader.feed(delta.text, final=delta.finish is not None)]
-        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), reader.finish(delta.finish)
+            pieces += [{"content": delta.text}] if delta.text else []
+        else:
+            reader = self.readers.setdefault(index, CallReader(self.style))
+            pieces += [piece_json(piece) for piece in reader.feed(delta.text, final=finish is not None)]
+            finish = reader.finish(finish)
+        return pieces or ([{"content": ""}] if delta.scored or delta.tokens else []), finish
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
         message: ChatMessage = {"role": "assistant", "content": delta.text, "refusal": None}
@@ -209,6 +217,8 @@ class ChatShape(PlainEvents):
             if calls:
                 message["content"] = text or None
                 message["tool_calls"] = cast("list[ToolCall]", calls)
+        if delta.thought and self.thoughts:
+            message["reasoning_content"] = delta.thought
         logprobs = self._scores(delta.scored)
         choice: ChatChoice = {"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs}
         if self.token_ids:

@@ -1,6 +1,6 @@
 """The answer of the Responses API, as a type, with an example."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
@@ -33,10 +33,38 @@ class FunctionCall(TypedDict):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
 
 
-OutputItem = OutputMessage | FunctionCall
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(TypedDict):
+    """The thought before an answer. It is not encrypted, and the summary is always empty."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: None
+
+
+class CustomCall(TypedDict):
+    """The call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
+OutputItem = ReasoningItem | OutputMessage | FunctionCall | CustomCall
 
 
 class InputTokensDetails(TypedDict):
@@ -60,9 +88,9 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class Reasoning(TypedDict):
-    effort: None
-    summary: None
+class ReasoningEcho(TypedDict):
+    effort: str | None
+    summary: str | None
 
 
 class TextFormat(TypedDict):
@@ -80,7 +108,7 @@ class RequestEcho(TypedDict):
     metadata: dict[str, str]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: Reasoning
+    reasoning: ReasoningEcho
     service_tier: Literal["default"]
     store: Literal[False]
     temperature: float

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from model.chat.reasoning import THOUGHT
+from service.api.responses.tools import flat_name
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
 from service.schema.tools import Called, plain_call
@@ -49,10 +51,10 @@ class CallItem(Called):
         **{"async": (False,)},
         async_=(False,),  # as the SDK dumps it
         caller=({"type": "direct"},),
-        namespace=(),
         status=("completed", "incomplete"),
     )
     type: Literal["function_call"] = Field(description='"function_call".')
+    namespace: str | None = optional("The namespace of the function.", max_length=MAX_NAME)
     id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
     call_id: str = Field(
         min_length=1, max_length=MAX_NAME, description="The id of the call. The output of the function repeats it."
@@ -62,11 +64,60 @@ class CallItem(Called):
 class OutputItem(Body):
     """The output of a function."""
 
-    harmless = CallItem.harmless
+    harmless = only(**CallItem.harmless, namespace=())
     type: Literal["function_call_output"] = Field(description='"function_call_output".')
     id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
     call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
     output: Parts = Field(description="The text, or a list of text parts.")
+
+
+class CustomCallItem(Body):
+    """The call of a custom tool in an earlier answer."""
+
+    harmless = only(**CallItem.harmless, namespace=())
+    type: Literal["custom_tool_call"] = Field(description='"custom_tool_call".')
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(min_length=1, max_length=MAX_NAME, description="The id of the call.")
+    name: str = Field(max_length=64, description="The name of the tool.")
+    input: str = Field(description="The text of the call.")
+
+
+class CustomOutputItem(Body):
+    """The output of a custom tool."""
+
+    harmless = OutputItem.harmless
+    type: Literal["custom_tool_call_output"] = Field(description='"custom_tool_call_output".')
+    id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
+    call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
+    output: Parts = Field(description="The text, or a list of text parts.")
+
+
+class SummaryText(Body):
+    type: Literal["summary_text"] = Field(description='"summary_text".')
+    text: str = Field(description="The text.")
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text", "text"] = Field(description="reasoning_text or text.")
+    text: str = Field(description="The text.")
+
+
+class ReasoningItem(Body):
+    """The thought before an answer."""
+
+    harmless = only(status=("completed", "incomplete"))
+    type: Literal["reasoning"] = Field(description='"reasoning".')
+    id: str | None = optional("The id of the item in an answer. It has no effect.", max_length=MAX_NAME)
+    summary: Items[SummaryText] | None = optional("It is the thought where `content` is missing.", max_length=MAX_ITEMS)
+    content: Items[ReasoningText] | None = optional(
+        "The thought. The chat template decides what it uses.", max_length=MAX_ITEMS
+    )
+    encrypted_content: str | None = optional("A thought that another server has encrypted. It has no effect.")
+
+    @property
+    def thought(self) -> str:
+        parts: Sequence[ReasoningText | SummaryText] = self.content or self.summary or ()
+        return "".join(part.text for part in parts)
 
 
 def _kind(item: Any) -> str | None:
@@ -77,29 +128,54 @@ def _kind(item: Any) -> str | None:
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[OutputItem, Tag("function_call_output")],
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
         _kind,
         custom_error_type="expected",
-        custom_error_message="must be an item of type message, function_call or function_call_output",
+        custom_error_message="must be an item of type message, reasoning, function_call, function_call_output, "
+        "custom_tool_call or custom_tool_call_output",
     ),
 ]
+AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 
 
-def as_messages(items: Sequence[InputMessage | CallItem | OutputItem]) -> list[Json]:
-    """Messages as chat formats take them. Calls join the assistant message before them, or make a new one."""
+def as_messages(items: Sequence[AnyItem]) -> list[Json]:
+    """Messages as chat formats take them. Calls join the assistant message before them, or make a new one.
+
+    A thought belongs to the message or the call after it.
+    """
     messages: list[Json] = []
+    thought = ""
     for item in items:
-        if isinstance(item, OutputItem):
+        if isinstance(item, ReasoningItem):
+            thought = "\n\n".join(filter(None, [thought, item.thought]))
+        elif isinstance(item, OutputItem | CustomOutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif isinstance(item, InputMessage):
             messages.append({"role": item.role, "content": text_of(item.content)})
+            thought = _with_thought(messages[-1], thought)
         else:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            call = plain_call(item.call_id, item.name, item.arguments)
-            messages[-1].setdefault("tool_calls", []).append(call)
+            thought = _with_thought(messages[-1], thought)
+            messages[-1].setdefault("tool_calls", []).append(_plain_call(item))
     return messages
+
+
+def _with_thought(message: Json, thought: str) -> str:
+    """Add the thought to a message of the assistant. Returns what is left of it: a user's message ends it."""
+    if thought and message["role"] == "assistant":
+        message[THOUGHT] = "\n\n".join(filter(None, [message.get(THOUGHT), thought]))
+    return ""
+
+
+def _plain_call(item: CallItem | CustomCallItem) -> Json:
+    if isinstance(item, CustomCallItem):
+        return plain_call(item.call_id, item.name, {"input": item.input})
+    return plain_call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
 
 
 def text_of(parts: str | list[InputPart]) -> str:

@@ -30,5 +30,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
         request,
         body,
         lambda served: order_chat(body.chat_request(), served),
-        lambda served, name: ResponseShape(name, request_echo(body, served), reader_of(served, body.may_call)),
+        lambda served, name: ResponseShape(
+            name, request_echo(body, served), reader_of(served, body.may_call), body.custom_names, body.namespaces
+        ),
     )

@@ -12,6 +12,7 @@ from service.http.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER
+from service.schema.reasoning import Effort, ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
@@ -53,6 +54,20 @@ class TextConfig(Body):
     format: Format | None = optional("The format: text, any JSON object, or JSON that follows a schema. Default: text.")
 
 
+class Reasoning(Body):
+    """Options of the model's reasoning."""
+
+    harmless = only(context=("auto",))
+    effort: Effort | None = optional(
+        "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
+        "only none."
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = optional(
+        "It has no effect: the answer has the whole thought, and no summary."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = optional("The old name of `summary`.")
+
+
 class ResponsesBody(CallingBody):
     """The request body of `POST /v1/responses`. The server stores nothing: each request has the whole conversation."""
 
@@ -60,7 +75,7 @@ class ResponsesBody(CallingBody):
         background=(False,),
         context_management=(),
         conversation=(),
-        include=([],),
+        include=([], ["reasoning.encrypted_content"]),  # nothing is encrypted
         max_tool_calls=(),
         metadata=({},),
         moderation=(),
@@ -68,7 +83,6 @@ class ResponsesBody(CallingBody):
         prompt=(),
         prompt_cache_retention=("in_memory",),
         prompt_cache_options=({}, {"mode": "implicit"}),
-        reasoning=({}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
         service_tier=("auto", "default"),
         store=(False,),
         stream_options=({}, {"include_obfuscation": False}),
@@ -86,6 +100,8 @@ class ResponsesBody(CallingBody):
         ge=1,
         le=MAX_TOKENS,
     )
+    client_metadata: dict[str, Any] | None = optional("Facts about the client. They have no effect.")
+    reasoning: Reasoning | None = optional("Options of the model's reasoning.")
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     safety_identifier: str | None = optional("The end user. It takes precedence over `user`.", max_length=MAX_USER)
     stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
@@ -116,6 +132,7 @@ class ResponsesBody(CallingBody):
             constraint=self.format.constraint,
             sampling=SamplingBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
             messages_field="input",
             max_tokens_field="max_output_tokens",
         )

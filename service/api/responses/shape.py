@@ -1,21 +1,26 @@
 """The answer of the Responses API, whole or as numbered events."""
 
+import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.api.responses.answers import (
+    CustomCall,
     FunctionCall,
     OutputItem,
     OutputMessage,
     OutputText,
+    ReasoningItem,
+    ReasoningText,
     RequestEcho,
     ResponseAnswer,
     ResponseState,
     ResponseUsage,
 )
 from service.api.responses.schema import ResponsesBody
+from service.api.responses.tools import functions_of
 from service.generation.choice import Delta
 from service.generation.generation import Timings, Usage
 from service.generation.served import ServedModel
@@ -37,12 +42,15 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
         "metadata": {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {
+            "effort": body.reasoning.effort if body.reasoning else None,
+            "summary": body.reasoning.summary if body.reasoning else None,
+        },
         "service_tier": "default",
         "store": False,
         "text": {"format": body.format.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": choice.model_dump(by_alias=True, exclude_none=True) if isinstance(choice, Body) else choice,
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if functions_of(tool)],
         "top_logprobs": 0,
         "truncation": "disabled",
         "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
@@ -52,11 +60,16 @@ def request_echo(body: ResponsesBody, served: ServedModel) -> RequestEcho:
 
 @dataclass(slots=True)
 class ResponseShape(TypedEvents):
-    """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls."""
+    """Writes `response` objects, and the events that build one. With a `reader` the text may contain tool calls.
+
+    `custom` are the names of custom tools. `namespaces` are namespace and name of functions in one, by their names.
+    """
 
     model: str
     echo: RequestEcho
     reader: CallReader | None = None
+    custom: frozenset[str] = frozenset()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _sent: int = 0
@@ -70,9 +83,10 @@ class ResponseShape(TypedEvents):
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]:
         pieces = pieces_of(self.reader, delta.text, final=delta.finish is not None)
-        events = [event for piece in pieces for event in self._piece_events(piece)]
+        events = [*self._thought_events(delta.thought)] if delta.thought else []
+        events += [event for piece in pieces for event in self._piece_events(piece)]
         if delta.finish is not None:
-            if self._open is None:  # an empty answer is an empty message
+            if self._open is None or self._only_thought(delta.finish):  # an empty answer is an empty message
                 events += self._opening_events(message())
             status = "incomplete" if delta.finish == "length" else "completed"
             events += self._closing_events(status)
@@ -91,6 +105,15 @@ class ResponseShape(TypedEvents):
         about = {"code": error.code, "message": error.message, "param": error.param}
         return {"type": "error", "sequence_number": self._sent, **about}
 
+    def _only_thought(self, finish: str) -> bool:
+        return finish == "stop" and self._open is not None and self._open["type"] == "reasoning"
+
+    def _thought_events(self, thought: str) -> Iterator[Json]:
+        if self._open is None or self._open["type"] != "reasoning":
+            yield from self._opening_events(reasoning())
+        yield self._item_event("reasoning_text.delta", content_index=0, delta=thought)
+        self._parts.append(thought)
+
     def _piece_events(self, piece: Piece) -> Iterator[Json]:
         if isinstance(piece, str):
             if self._open is None or self._open["type"] != "message":
@@ -98,10 +121,20 @@ class ResponseShape(TypedEvents):
             yield self._item_event("output_text.delta", content_index=0, delta=piece, logprobs=[])
             self._parts.append(piece)
         elif piece.id is not None and piece.name is not None:
-            yield from self._opening_events(function_call(piece.id, piece.name))
+            yield from self._opening_events(self._call(piece.id, piece.name))
+        elif self._open is not None and self._open["type"] == "custom_tool_call":
+            self._parts.append(piece.arguments)  # JSON, whose text is known at its end
         else:
             yield self._item_event("function_call_arguments.delta", delta=piece.arguments)
             self._parts.append(piece.arguments)
+
+    def _call(self, call_id: str, name: str) -> FunctionCall | CustomCall:
+        if name in self.custom:
+            return custom_call(call_id, name)
+        call = function_call(call_id, name)
+        if name in self.namespaces:
+            call["namespace"], call["name"] = self.namespaces[name]
+        return call
 
     def _opening_events(self, item: OutputItem) -> Iterator[Json]:
         yield from self._closing_events("completed")
@@ -109,6 +142,8 @@ class ResponseShape(TypedEvents):
         yield self._event("output_item.added", output_index=len(self._items), item=item)
         if item["type"] == "message":
             yield self._item_event("content_part.added", content_index=0, part=output_text(""))
+        elif item["type"] == "reasoning":
+            yield self._item_event("content_part.added", content_index=0, part=reasoning_text(""))
 
     def _closing_events(self, status: str) -> Iterator[Json]:
         item, written = self._open, "".join(self._parts)
@@ -119,6 +154,17 @@ class ResponseShape(TypedEvents):
             yield self._item_event("output_text.done", content_index=0, text=written, logprobs=[])
             yield self._item_event("content_part.done", content_index=0, part=part)
             item = {**item, "status": status, "content": [part]}
+        elif item["type"] == "reasoning":
+            thought = reasoning_text(written)
+            yield self._item_event("reasoning_text.done", content_index=0, text=written)
+            yield self._item_event("content_part.done", content_index=0, part=thought)
+            item = {**item, "status": status, "content": [thought]}
+        elif item["type"] == "custom_tool_call":
+            text = input_of(written)
+            if text:
+                yield self._item_event("custom_tool_call_input.delta", delta=text)
+            yield self._item_event("custom_tool_call_input.done", input=text)
+            item = {**item, "status": status, "input": text}
         else:
             yield self._item_event("function_call_arguments.done", name=item["name"], arguments=written)
             item = {**item, "status": status, "arguments": written}
@@ -171,6 +217,40 @@ def function_call(call_id: str, name: str) -> FunctionCall:
     }
 
 
+def custom_call(call_id: str, name: str) -> CustomCall:
+    return {
+        "type": "custom_tool_call",
+        "id": f"ctc_{uuid.uuid4().hex}",
+        "status": "in_progress",
+        "call_id": call_id,
+        "name": name,
+        "input": "",
+    }
+
+
+def input_of(arguments: str) -> str:
+    """The text of a custom tool's call. Arguments that were cut short have none."""
+    try:
+        return str(json.loads(arguments)["input"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def reasoning() -> ReasoningItem:
+    return {
+        "type": "reasoning",
+        "id": f"rs_{uuid.uuid4().hex}",
+        "status": "in_progress",
+        "summary": [],
+        "content": [],
+        "encrypted_content": None,
+    }
+
+
+def reasoning_text(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}
+
+
 def output_text(text: str) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -180,6 +260,6 @@ def usage_json(usage: Usage) -> ResponseUsage:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
     }

@@ -1,18 +1,138 @@
 """The tools of the Responses API, and the choice among them."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
-from service.schema.fields import Body, Items, expect, narrowed, only, optional
-from service.schema.tools import MAX_TOOLS, AllowedCalls, Function, allowed_calls
+from service.http.errors import quoted
+from service.schema.conversation import MAX_NAME
+from service.schema.fields import Body, Items, expect, narrowed, only, optional, unsupported
+from service.schema.tools import MAX_TOOLS, NAME, AllowedCalls, Function, allowed_calls
+
+TEXT_INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of a custom tool."""
 
 
 class FunctionTool(Function):
     """A function that the model may call."""
 
     harmless = only(allowed_callers=(["direct"],), defer_loading=(False,), output_schema=())
-    type: Literal["function"] = Field(description='"function". The built-in tools of OpenAI are not supported.')
+    type: Literal["function"] = Field(description='"function".')
+
+
+class TextFormat(Body):
+    type: Literal["text"] = Field(description='"text".')
+
+
+class GrammarFormat(Body):
+    """A grammar of the input. The model reads it; it is not enforced."""
+
+    type: Literal["grammar"] = Field(description='"grammar".')
+    syntax: str = Field(max_length=MAX_NAME, description="The syntax of the grammar, such as lark.")
+    definition: str = Field(description="The grammar. It becomes a part of the description, and is not enforced.")
+
+
+class CustomTool(Body):
+    """A tool whose only argument is a text."""
+
+    harmless = FunctionTool.harmless
+    type: Literal["custom"] = Field(description='"custom".')
+    name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
+    description: str | None = optional("A description of the tool for the model.")
+    format: TextFormat | GrammarFormat | None = optional("The format of the text. Default: any text.")
+
+    @property
+    def function(self) -> Function:
+        grammar = self.format if isinstance(self.format, GrammarFormat) else None
+        about = f"The input follows this {grammar.syntax} grammar:\n{grammar.definition}" if grammar else None
+        description = "\n\n".join(filter(None, [self.description, about]))
+        return Function.model_construct(name=self.name, description=description, parameters=TEXT_INPUT, strict=True)
+
+
+class Namespace(Body):
+    """Functions under one name, as Codex writes those of an MCP server."""
+
+    type: Literal["namespace"] = Field(description='"namespace".')
+    name: str = Field(pattern=NAME, description="The name. Its calls have it as `namespace`.")
+    description: str | None = optional("A description. It has no effect.")
+    tools: Items[FunctionTool] = Field(max_length=MAX_TOOLS, description="The functions.")
+
+    def functions(self) -> Iterator[Function]:
+        for tool in self.tools:
+            function = narrowed(Function, tool)
+            yield function.model_copy(update={"name": flat_name(self.name, tool.name)})
+
+
+class WebSearch(Body):
+    """Codex declares this in every request. The model is not told of it: this server searches nothing."""
+
+    harmless = only(search_content_types=(["text"], ["text", "image"]), filters=(), user_location=())
+    type: Literal["web_search"] = Field(description='"web_search". Only the declaration that Codex sends passes.')
+    external_web_access: bool = Field(description="It has no effect.")
+    search_context_size: Literal["low", "medium", "high"] | None = optional("It has no effect.")
+
+
+class ImageGeneration(Body):
+    """Codex declares this in every request. The model is not told of it: this server makes no images."""
+
+    type: Literal["image_generation"] = Field(
+        description='"image_generation". Only the declaration that Codex sends passes.'
+    )
+    output_format: Literal["png"] = Field(description="It has no effect.")
+
+
+Tool = FunctionTool | CustomTool | Namespace | WebSearch | ImageGeneration
+TOOL_TYPES = ("function", "custom", "namespace", "web_search", "image_generation")
+NOT_RUN = "this server runs no tools itself: declare functions, and run them in the client"
+
+
+def _type_of(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _named(tool: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """A tool; the error for another type, or for a tool of the server as Codex does not send it, names it."""
+    kind = _type_of(tool)
+    if isinstance(tool, dict) and kind not in TOOL_TYPES:
+        raise unsupported("type", f"type should be 'function' or 'custom', got {quoted(tool.get('type'))}: {NOT_RUN}")
+    try:
+        return handler(tool)
+    except ValueError:
+        if kind in ("web_search", "image_generation"):
+            raise unsupported("type", f"type should be 'function' or 'custom', got {quoted(kind)}: {NOT_RUN}") from None
+        raise
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[Namespace, Tag("namespace")]
+    | Annotated[WebSearch, Tag("web_search")]
+    | Annotated[ImageGeneration, Tag("image_generation")],
+    Discriminator(_type_of, custom_error_type="expected", custom_error_message="must be a tool"),
+    WrapValidator(_named),
+]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """The name of a function for the model."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def functions_of(tool: Tool) -> list[Function]:
+    """The functions of a tool for the model; none for a tool of the server."""
+    if isinstance(tool, FunctionTool):
+        return [narrowed(Function, tool)]
+    if isinstance(tool, CustomTool):
+        return [tool.function]
+    return [*tool.functions()] if isinstance(tool, Namespace) else []
 
 
 class FunctionChoice(Body):
@@ -43,7 +163,7 @@ ToolsChoice = Annotated[
 class CallingBody(Body):
     """A request with functions that the model may call, and a choice among them."""
 
-    tools: Items[FunctionTool] | None = optional("The functions that the model may call.", max_length=MAX_TOOLS)
+    tools: Items[AnyTool] | None = optional("The tools that the model may call.", max_length=MAX_TOOLS)
     tool_choice: ToolsChoice | None = optional(
         "Which functions the model may call: none, auto, required, one function or `allowed_tools`. Default: auto with "
         "tools, otherwise none."
@@ -52,13 +172,24 @@ class CallingBody(Body):
 
     def allowed_calls(self) -> AllowedCalls:
         """Raises InvalidRequest."""
-        offered = [narrowed(Function, tool) for tool in self.tools or ()]
+        offered = [function for tool in self.tools or () for function in functions_of(tool)]
         choice, one = self.tool_choice, self.parallel_tool_calls is False
         if isinstance(choice, FunctionChoice):
             return allowed_calls(offered, [choice.name], must=True, one=True)
         if isinstance(choice, AllowedTools):
             return allowed_calls(offered, [tool.name for tool in choice.tools], must=choice.mode == "required", one=one)
         return allowed_calls(offered, [] if choice == "none" else None, must=choice == "required", one=one)
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of custom tools."""
+        return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
+
+    @property
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """Namespace and name of each function in a namespace, by its name for the model."""
+        spaces = [tool for tool in self.tools or () if isinstance(tool, Namespace)]
+        return {flat_name(space.name, tool.name): (space.name, tool.name) for space in spaces for tool in space.tools}
 
     @property
     def may_call(self) -> bool:

@@ -42,7 +42,7 @@ def value_of(name: str, annotation: Any) -> Any:
         return {}
     if arguments:
         return value_of(name, arguments[0])
-    return 1 if annotation is int else "a"
+    return {int: 1, bool: True}.get(annotation, "a")
 
 
 def refusals(kind: type[Body], name: str, value: object) -> str:

@@ -1,0 +1,90 @@
+"""Styles of reasoning: the marks around the thought that a model writes before its answer, and thoughts of earlier
+answers in messages.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from model.tokenizers.base import Tokenizer
+
+THOUGHT = "reasoning_content"
+"""The key of a message with the thought before its content."""
+EFFORT = "reasoning_effort"
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on or off."""
+Way = Literal["field", "chunks", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The texts around a thought. `trims`: white space beside them belongs to the marks, not to thought or answer."""
+
+    opening: str
+    closing: str
+    trims: bool
+
+
+STYLES: Mapping[str, Marks] = {
+    "tokens": Marks("[THINK]", "[/THINK]", trims=False),
+    "tags": Marks("<think>", "</think>", trims=True),
+}
+"""tokens: Mistral's control tokens, from tokenizer version 13 on. tags: text, or tokens of these names."""
+
+
+def style_of_template(source: str, tokenizer: Tokenizer) -> str | None:
+    """The style that a chat template writes, or removes from earlier answers; None if it has neither."""
+    if STYLES["tokens"].opening in source and has_tokens(tokenizer):
+        return "tokens"
+    marks = STYLES["tags"]
+    return "tags" if marks.opening in source or marks.closing in source else None
+
+
+def has_tokens(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer has the control tokens of the style "tokens"."""
+    marks = STYLES["tokens"]
+    return {marks.opening, marks.closing} <= tokenizer.control.keys()
+
+
+# Thoughts in messages
+
+
+def way_of_template(source: str, style: str | None) -> Way | None:
+    """How a template takes the thought of an earlier answer; None if it takes none."""
+    if THOUGHT in source:
+        return "field"
+    if style == "tokens":
+        return "chunks" if "thinking" in source else None
+    return "text" if style == "tags" else None
+
+
+def with_thought(message: Mapping[str, Any], way: Way | None) -> Mapping[str, Any]:
+    """The message with its thought where the format expects it, or without."""
+    if way == "field" or THOUGHT not in message:
+        return message
+    thought, content = message[THOUGHT], message["content"]
+    plain = {key: value for key, value in message.items() if key != THOUGHT}
+    if not thought or message["role"] != "assistant" or way is None:
+        return plain
+    if way == "text":
+        marks = STYLES["tags"]
+        return plain | {"content": f"{marks.opening}\n{thought}\n{marks.closing}\n\n{content}"}
+    text = [{"type": "text", "text": content}] if content else []
+    return plain | {"content": [{"type": "thinking", "thinking": thought}, *text]}
+
+
+# Variables of chat formats
+
+
+def switched(known: Collection[str], efforts: Collection[str], on: bool | None, effort: str | None) -> dict[str, Any]:
+    """The variables that make a model reason, or not. None: the model decides.
+
+    `known` are the variables of its chat format. `efforts` are the values of `reasoning_effort`, none for any.
+    """
+    if on is None:
+        return {}
+    values: dict[str, Any] = {name: on for name in SWITCHES if name in known}
+    if EFFORT in known:
+        strongest = efforts[-1] if isinstance(efforts, tuple) and efforts else "high"
+        values[EFFORT] = (effort or strongest) if on else "none"
+    return values

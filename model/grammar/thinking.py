@@ -1,0 +1,276 @@
+"""The grammar of an answer that begins with a thought: its budget, its end, then the answer's own grammar.
+
+The text of such a grammar is JSON (`Thinking.to_json`). Its matcher has the methods of llguidance's that `Follower`
+calls. What it allows depends only on the tokens before, so an answer is the same whoever else is served.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from model.grammar.compiler import Vocabulary
+
+PREFIX = '{"thinking": '
+GRACE_TOKENS = 64
+"""Tokens beyond the budget in which a sentence may end."""
+MAX_GAP = 2
+"""Characters of white space between a thought and a constrained answer."""
+SPACE = b" \t\r\n"
+TAIL = 32
+"""Bytes of a thought that decide whether a sentence has ended."""
+SENTENCE_END = re.compile(
+    rb"""(?: (?:(?<![0-9])\.|[!?]|\xe2\x80\xa6|\xe3\x80\x82|\xef\xbc[\x81\x9f]) ["')\]*_`]* [ \t]* | \n\s* ) \Z""", re.X
+)
+"""A full stop (but not that of a number), or another end mark, perhaps before closing quotes; or the end of a line."""
+
+Phase = Literal["before", "inside", "gap", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What an answer with a thought must follow.
+
+    `phase` is "before" if the model opens its thought, "inside" if the prompt does. `budget` is in tokens, None for no
+    limit. `answer` is the grammar of the answer, None for any text.
+    """
+
+    opening: str
+    closing: str
+    phase: Phase
+    budget: int | None = None
+    answer: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps({"thinking": asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self | None:
+        """Inverse of `to_json`. None for any other grammar."""
+        return cls(**json.loads(text)["thinking"]) if text.startswith(PREFIX) else None
+
+
+class Tables:
+    """What the matchers of one vocabulary share: sets of tokens as integers with a bit for each token."""
+
+    def __init__(self, vocabulary: "Vocabulary", tokens_of: Any) -> None:
+        self.pieces = vocabulary.pieces
+        self.ends = frozenset(vocabulary.ends)
+        self.control = {vocabulary.pieces[token]: token for token in vocabulary.control}
+        self.n_octets = -(-len(self.pieces) // 32) * 4
+        hidden = {*vocabulary.control, *vocabulary.ends}
+        self.text = _bits(n for n, piece in enumerate(self.pieces) if piece and n not in hidden)
+        self.all = (1 << len(self.pieces)) - 1
+        self.spaces = {n: piece.decode() for n, piece in enumerate(self.pieces) if piece and not piece.strip(SPACE)}
+        self.tokens_of = tokens_of
+        self.crossing = cache(self._crossing)
+        self.continuing = cache(self._continuing)
+
+    def _crossing(self, closing: bytes, n_matched: int) -> int:
+        """Tokens that end a thought, whose last bytes are `closing[:n_matched]`, and have text after its end."""
+        last = closing[-1:]
+        return _bits(
+            n
+            for n, piece in enumerate(self.pieces)
+            if last in piece and (closing[:n_matched] + piece).partition(closing)[2].strip(SPACE)
+        )
+
+    def _continuing(self, opening: bytes, before: bytes) -> int:
+        """Tokens after `before` with which a text may still begin with `opening`, after white space."""
+        first = opening[len(before) :][:1]
+        near = (
+            (n, (before + piece).lstrip())
+            for n, piece in enumerate(self.pieces)
+            if piece[:1] == first or (not before and piece[:1].isspace())
+        )
+        return self.text & _bits(
+            n for n, text in near if text and (opening.startswith(text) or text.startswith(opening))
+        )
+
+
+class State(NamedTuple):
+    """The state after some tokens. `n_thought` counts the tokens of the thought, `tail` are the last bytes that matter.
+
+    `matcher` follows the answer; `alive` is False once it has not consumed a token that came.
+    """
+
+    phase: Phase
+    n_thought: int
+    tail: bytes
+    matcher: "LLMatcher | None"
+    alive: bool = True
+    fed: bool = False  # whether the last token went to the matcher
+
+
+class ThinkingMatcher:
+    """A matcher of an answer with a thought. `answer` is the matcher of the answer at its start."""
+
+    def __init__(self, thinking: Thinking, tables: Tables, answer: "LLMatcher | None") -> None:
+        self._thinking = thinking
+        self._tables = tables
+        self._start = answer
+        self._opening, self._closing = thinking.opening.encode(), thinking.closing.encode()
+        self._opening_id = tables.control.get(self._opening)
+        self._closing_id = tables.control.get(self._closing)
+        self._states = [State(thinking.phase, 0, b"", self._fresh())]
+        self._error = ""
+
+    def deep_copy(self) -> "ThinkingMatcher":
+        """A matcher in the starting state: nobody copies one that has consumed tokens."""
+        assert len(self._states) == 1
+        return ThinkingMatcher(self._thinking, self._tables, self._start)
+
+    def is_stopped(self) -> bool:
+        state = self._states[-1]
+        return state.phase == "answer" and state.matcher is not None and state.matcher.is_stopped()
+
+    def is_error(self) -> bool:
+        return bool(self.get_error())
+
+    def get_error(self) -> str:
+        matcher = self._states[-1].matcher
+        inner = matcher.get_error() if matcher is not None and matcher.is_error() else ""
+        return self._error or inner
+
+    def consume_tokens(self, tokens: Sequence[int]) -> bool:
+        return all(self.consume_token(token) for token in tokens)
+
+    def consume_token(self, token: int) -> bool:
+        state = self._states[-1]
+        follow = {"before": self._open, "inside": self._think, "gap": self._skip, "answer": self._answer}
+        self._states.append(follow[state.phase](state, token))
+        return not self.is_error()
+
+    def rollback(self, n_tokens: int) -> bool:
+        """Forget the last tokens."""
+        undone = self._states[len(self._states) - n_tokens :]
+        del self._states[len(self._states) - n_tokens :]
+        matcher = self._states[-1].matcher
+        if matcher is not None:  # another one began after these tokens, and ends here
+            matcher.rollback(sum(state.fed and state.matcher is matcher for state in undone))
+        return True
+
+    def validate_tokens(self, tokens: Sequence[int]) -> int:
+        """1 if the first token is allowed, else 0."""
+        return self._allowed() >> tokens[0] & 1
+
+    def compute_bitmask(self) -> bytes:
+        """The tokens that may come next, a bit each, lowest first."""
+        return self._allowed().to_bytes(self._tables.n_octets, "little")
+
+    def _fresh(self) -> "LLMatcher | None":
+        return None if self._start is None else self._start.deep_copy()
+
+    # What is allowed
+
+    def _allowed(self) -> int:
+        state = self._states[-1]
+        if state.phase == "inside":
+            return self._allowed_inside(state)
+        allowed = self._allowed_answer(state)
+        if state.phase == "before":
+            return allowed | self._opening_tokens(state)
+        if state.phase == "gap":
+            room = MAX_GAP - len(state.tail)
+            return allowed | _bits(n for n, text in self._tables.spaces.items() if len(text) <= room)
+        return allowed
+
+    def _allowed_answer(self, state: State) -> int:
+        if state.matcher is None:
+            return self._tables.all
+        return int.from_bytes(state.matcher.compute_bitmask(), "little") if state.alive else 0
+
+    def _opening_tokens(self, state: State) -> int:
+        if self._opening_id is not None:
+            return 1 << self._opening_id
+        return self._tables.continuing(self._opening, state.tail)
+
+    def _allowed_inside(self, state: State) -> int:
+        if self._is_over(state):
+            return 1 << self._next_of_closing(state)
+        closing = 0 if self._closing_id is None else 1 << self._closing_id
+        crossing = 0
+        if self._closing_id is None and self._start is not None:
+            crossing = self._tables.crossing(self._closing, self._n_matched(state.tail))
+        return (self._tables.text | closing) & ~crossing
+
+    def _is_over(self, state: State) -> bool:
+        """Whether the thought must end here: its budget is used up, and a sentence or the grace has ended."""
+        budget = self._thinking.budget
+        if budget is None or state.n_thought < budget:
+            return False
+        begun = bool(self._closing_id is None and self._n_matched(state.tail))
+        ended = SENTENCE_END.search(state.tail) is not None
+        return budget == 0 or ended or begun or state.n_thought >= budget + GRACE_TOKENS
+
+    def _next_of_closing(self, state: State) -> int:
+        """The next token of the forced end of the thought."""
+        if self._closing_id is not None:
+            return self._closing_id
+        rest = self._closing[self._n_matched(state.tail) :]
+        token: int = self._tables.tokens_of(rest.decode())[0]
+        return token
+
+    def _n_matched(self, tail: bytes) -> int:
+        """The length of the longest beginning of the closing mark with which the thought ends."""
+        lengths = range(min(len(tail), len(self._closing) - 1), 0, -1)
+        return next((n for n in lengths if tail.endswith(self._closing[:n])), 0)
+
+    # What a token changes
+
+    def _open(self, state: State, token: int) -> State:
+        if token == self._opening_id:
+            return State("inside", 0, b"", self._fresh())
+        text = (state.tail + self._tables.pieces[token]).lstrip()
+        if self._opening_id is None and text.startswith(self._opening):
+            return self._thought(State("inside", 0, b"", self._fresh()), text.removeprefix(self._opening), 0)
+        after = self._answer(state, token, strict=False)
+        if self._opening_id is None and self._opening.startswith(text) and token not in self._tables.ends:
+            return after._replace(phase="before", tail=text)
+        if not after.alive:
+            self._error = "the token is not allowed"
+        return after
+
+    def _think(self, state: State, token: int) -> State:
+        if token == self._closing_id:
+            return State("answer", state.n_thought + 1, b"", state.matcher)
+        return self._thought(state, self._tables.pieces[token], 1)
+
+    def _thought(self, state: State, piece: bytes, n_tokens: int) -> State:
+        """The state after bytes of a thought, which may end in them."""
+        text, n_thought = state.tail + piece, state.n_thought + n_tokens
+        if self._closing_id is None and self._closing in text:
+            rest = text.partition(self._closing)[2]
+            phase: Phase = "gap" if self._start is not None else "answer"
+            return State(phase, n_thought, rest, state.matcher)
+        return State("inside", n_thought, text[-TAIL:], state.matcher)
+
+    def _skip(self, state: State, token: int) -> State:
+        """A token after a thought: the answer begins, or it is white space that the answer cannot begin with."""
+        after = self._answer(state, token, strict=False)
+        if after.fed or token not in self._tables.spaces:
+            return after if after.fed else self._answer(state, token)
+        return state._replace(tail=state.tail + self._tables.pieces[token], fed=False)
+
+    def _answer(self, state: State, token: int, *, strict: bool = True) -> State:
+        """The matcher consumes a token. Without `strict` a token that it does not allow ends it."""
+        matcher, alive = state.matcher, state.alive
+        fed = False
+        if matcher is not None and alive:
+            alive = strict or bool(matcher.validate_tokens([token]))
+            fed = alive and bool(matcher.consume_token(token))
+        return State("answer", state.n_thought, b"", matcher, alive, fed or (matcher is None))
+
+
+def _bits(tokens: Iterator[int]) -> int:
+    """The set of tokens as an integer."""
+    found = [*tokens]
+    octets = bytearray(max(found, default=0) // 8 + 1)
+    for token in found:
+        octets[token // 8] |= 1 << token % 8
+    return int.from_bytes(octets, "little")

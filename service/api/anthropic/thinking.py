@@ -1,0 +1,92 @@
+"""The fields of Anthropic's Messages API about thinking: whether, how long, and which earlier thoughts stay."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from model.chat.reasoning import THOUGHT
+from service.api.chat_request import Json
+from service.schema.fields import Body, Items, expect, only, optional
+from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
+
+FIELD = "thinking"
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class Disabled(Body):
+    type: Literal["disabled"] = Field(description='"disabled": the model does not think.')
+
+
+class Enabled(Body):
+    """The model thinks, up to a budget."""
+
+    type: Literal["enabled"] = Field(description='"enabled": the model thinks.')
+    budget_tokens: int = Field(
+        ge=1,
+        le=MAX_BUDGET,
+        description="The number of tokens after which the thought ends with its sentence. It is less than "
+        "`max_tokens`.",
+    )
+    display: Literal["summarized", "omitted"] | None = optional(
+        "omitted: the blocks of thoughts are empty. Default: summarized, which is the whole thought here."
+    )
+
+
+class Adaptive(Body):
+    """The model decides whether it thinks."""
+
+    type: Literal["adaptive"] = Field(
+        description='"adaptive": the model decides. A model without reasoning does not think.'
+    )
+    display: Literal["summarized", "omitted"] | None = optional("As with type enabled.")
+
+
+ThinkingConfig = Annotated[
+    Disabled | Enabled | Adaptive,
+    expect(
+        '{"type": "disabled"}, {"type": "adaptive"} or {"type": "enabled", "budget_tokens": ...} with at least 1 token'
+    ),
+]
+
+
+def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None) -> ReasoningOptions:
+    """What the fields `thinking` and `output_config.effort` ask."""
+    if isinstance(config, Disabled):
+        return ReasoningOptions(False, field=FIELD)
+    if isinstance(config, Enabled):
+        return ReasoningOptions(True, effort, config.budget_tokens, hint=True, field=FIELD)
+    return ReasoningOptions(None, effort, hint=effort is not None, field=FIELD)
+
+
+class KeepTurns(Body):
+    type: Literal["thinking_turns"] = Field(description='"thinking_turns".')
+    value: int = Field(ge=1, le=2**31 - 1, description="The number of the last answers that keep their thoughts.")
+
+
+class ClearThinking(Body):
+    """Leave out thoughts of earlier answers."""
+
+    type: Literal["clear_thinking_20251015"] = Field(description='"clear_thinking_20251015", the only type.')
+    keep: Annotated[Literal["all"] | KeepTurns, expect('"all" or {"type": "thinking_turns", "value": ...}')] | None = (
+        optional("Which thoughts stay. Default: those of the last answer.")
+    )
+
+    def apply(self, messages: Sequence[Json]) -> list[Json]:
+        """The messages without the thoughts that do not stay."""
+        if self.keep == "all":
+            return [*messages]
+        left = self.keep.value if isinstance(self.keep, KeepTurns) else 1
+        kept: list[Json] = []
+        for message in reversed(messages):
+            known = message if left > 0 else {key: value for key, value in message.items() if key != THOUGHT}
+            left -= message["role"] == "assistant"
+            kept.append(known)
+        return kept[::-1]
+
+
+class ContextManagement(Body):
+    """Changes to earlier messages."""
+
+    harmless = only()
+    edits: Items[ClearThinking] | None = optional("The changes. Only thoughts can be left out.", max_length=1)

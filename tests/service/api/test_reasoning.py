@@ -1,0 +1,463 @@
+"""Thoughts in every dialect: apart from the answer, counted, sent back, turned on and off, and refused without them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response as ResponseModel
+
+from model.chat.reasoning import STYLES
+from model.checkpoint.generation_config import GenerationDefaults
+from model.errors import OptionError
+from model.grammar.thinking import Thinking
+from service.api.anthropic.schema import MessagesBody
+from service.api.openai.schema import ChatBody
+from service.api.orders import order_chat
+from service.api.responses.schema import ResponsesBody
+from service.generation.served import ServedModel
+from service.generation.startup import marks_of
+from service.settings import Settings
+from tests.fakes import END, IntegerTokenizer, make_info
+from tests.service.live import FakeChat, Live, refused, running
+
+THOUGHT, ANSWER = "Hm, a < b. So: é", "Hello!\n\nYou."
+SAID = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+USER = [{"role": "user", "content": SAID}]
+N_THOUGHT = len(f"<think>\n{THOUGHT}\n</think>".encode())
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+
+
+class ThinkingChat(FakeChat):
+    """A chat format whose model writes tags. Thoughts of earlier answers come as `t:thought;`."""
+
+    reasoning_style = "tags"
+    ends = ""
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        variables = dict(options.pop("variables", {}))
+        self.seen = {name: variables.pop(name) for name in self.switches if name in variables}
+        told: list[Mapping[str, Any]] = []
+        for message in messages:
+            if thought := message.get("reasoning_content"):
+                told.append({"role": "thought", "content": thought})
+            told.append(message)
+        return [*super().encode(told, variables=variables, **options), *self.ends.encode()]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    """A server whose model repeats the last user message, thoughts and all."""
+    with running(model="recite", chat=ThinkingChat(), max_model_len=2048) as server:
+        yield server
+
+
+def post(live: Live, path: str, **body: Any) -> dict[str, Any]:
+    response = live.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# Answers
+
+
+def test_chat_has_the_thought_beside_the_content(live: Live) -> None:
+    reply = post(live, CHAT, messages=USER)
+    message = reply["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == (ANSWER, THOUGHT)
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": N_THOUGHT}
+    assert reply["usage"]["completion_tokens"] == len(SAID.encode()) + 1
+    ChatCompletion.model_validate(reply)
+    assert (
+        "reasoning_content"
+        not in post(live, CHAT, messages=[{"role": "user", "content": "x"}])["choices"][0]["message"]
+    )
+
+
+def test_chunks_have_it_apart(live: Live) -> None:
+    for n in (1, 2):
+        chunks = live.events(CHAT, {"messages": USER, "n": n, "stream_options": {"include_usage": True}})
+        for index in range(n):
+            deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+            assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHT
+            assert "".join(delta.get("content", "") for delta in deltas) == ANSWER
+            kinds = [key for delta in deltas for key in delta if delta[key] and key != "role"]
+            assert kinds == sorted(kinds, reverse=True), "the thought comes first"
+        assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] == n * N_THOUGHT
+
+
+def test_a_thought_can_be_left_out_or_left_in(live: Live) -> None:
+    out = post(live, CHAT, messages=USER, include_reasoning=False)
+    assert out["choices"][0]["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert out["usage"]["completion_tokens_details"]["reasoning_tokens"] == N_THOUGHT
+    left = post(live, CHAT, messages=USER, reasoning_format="none")
+    assert left["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+
+
+def test_logprobs_and_ids_cover_the_thought_too(live: Live) -> None:
+    """As vLLM has them: one entry for each generated token but the last, which ends the answer."""
+    reply = post(live, CHAT, messages=USER, logprobs=True, return_token_ids=True)["choices"][0]
+    assert bytes(reply["token_ids"]).removesuffix(b"\0").decode() == SAID
+    scored = reply["logprobs"]["content"]
+    assert bytes(byte for item in scored for byte in item["bytes"] or ()).decode() == SAID
+    chunks = live.events(CHAT, {"messages": USER, "logprobs": True})
+    streamed = [item for chunk in chunks for c in chunk["choices"] for item in (c["logprobs"] or {}).get("content", ())]
+    assert [item["token"] for item in streamed] == [item["token"] for item in scored]
+
+
+def test_stop_strings_are_looked_for_in_the_answer(live: Live) -> None:
+    reply = post(live, CHAT, messages=USER, stop=["a < b", "\n\nYou"])["choices"][0]
+    assert (reply["message"]["content"], reply["finish_reason"]) == ("Hello!", "stop")
+    assert reply["message"]["reasoning_content"] == THOUGHT
+
+
+def test_a_limit_in_the_thought_leaves_no_content(live: Live) -> None:
+    reply = post(live, CHAT, messages=USER, max_tokens=15)["choices"][0]
+    assert reply["finish_reason"] == "length"
+    assert (reply["message"]["content"], reply["message"]["reasoning_content"]) == ("", "Hm, a <")
+    message = post(live, MESSAGES, messages=USER, max_tokens=15)
+    assert [block["type"] for block in message["content"]] == ["thinking"]
+    response = post(live, RESPONSES, input=SAID, max_output_tokens=15)
+    assert [(item["type"], item["status"]) for item in response["output"]] == [("reasoning", "incomplete")]
+
+
+def test_messages_have_a_block_of_thought(live: Live) -> None:
+    reply = post(live, MESSAGES, messages=USER, max_tokens=300)
+    assert reply["content"] == [
+        {"type": "thinking", "thinking": THOUGHT, "signature": "noria"},
+        {"type": "text", "text": ANSWER},
+    ]
+    assert reply["usage"]["output_tokens"] == len(SAID.encode()) + 1
+    events = live.events(MESSAGES, {"messages": USER, "max_tokens": 300})
+    kinds = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
+    assert [kind for n, kind in enumerate(kinds) if kind not in kinds[:n]] == [
+        "thinking_delta",
+        "signature_delta",
+        "text_delta",
+    ]
+    assert "".join(event.get("delta", {}).get("thinking", "") for event in events) == THOUGHT
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert starts[0]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert [event["index"] for event in starts] == [0, 1]
+
+
+def test_messages_can_omit_the_text_of_a_thought(live: Live) -> None:
+    reply = post(live, MESSAGES, messages=USER, max_tokens=300, thinking={"type": "adaptive", "display": "omitted"})
+    assert [block.get("thinking") for block in reply["content"]] == ["", None]
+    assert reply["content"][1]["text"] == ANSWER
+
+
+def test_responses_have_an_item_of_thought(live: Live) -> None:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        reply = client.responses.create(model="fake", input=SAID, include=["reasoning.encrypted_content"])
+        thought, message = reply.output
+        assert thought.type == "reasoning"
+        assert thought.content is not None
+        assert (thought.content[0].text, thought.summary, thought.encrypted_content) == (THOUGHT, [], None)
+        assert message.type == "message"
+        assert reply.output_text == ANSWER
+        assert reply.usage
+        assert reply.usage.output_tokens_details.reasoning_tokens == N_THOUGHT
+        with client.responses.create(model="fake", input=SAID, stream=True) as stream:
+            events = list(stream)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[2:4] == ["output_item.added", "content_part.added"]
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHT
+    done = kinds.index("reasoning_text.done")
+    assert kinds[done : done + 5] == [
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    final = live.events(RESPONSES, {"input": SAID})[-1]["response"]
+    ResponseModel.model_validate(final)
+
+
+def test_calls_are_read_after_the_thought(live: Live) -> None:
+    said = '<think>\nI could <tool_call>\n</think>\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    reply = post(live, CHAT, messages=[{"role": "user", "content": said}], tools=tools)["choices"][0]
+    assert reply["message"]["reasoning_content"] == "I could <tool_call>"
+    assert reply["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert reply["finish_reason"] == "tool_calls"
+
+
+def test_thoughts_are_counted_in_metrics(live: Live) -> None:
+    before = live.metric("noria_reasoning_tokens_total")
+    post(live, CHAT, messages=USER)
+    assert live.metric("noria_reasoning_tokens_total") == before + N_THOUGHT
+
+
+def test_a_prompt_may_open_the_thought() -> None:
+    class Opening(ThinkingChat):
+        ends = "<think>\n"
+
+    with running(model="recite", chat=Opening()) as live:
+        said = "12345678" + "Well.\n</think>\n\nYes"  # the model repeats from where the prompt ends
+        message = post(live, CHAT, messages=[{"role": "user", "content": said}])["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Well.", "Yes")
+
+
+def test_a_prompt_may_close_the_thought() -> None:
+    class Closing(ThinkingChat):
+        ends = "<think>\n\n</think>\n\n"
+
+    with running(model="recite", chat=Closing()) as live:
+        said = "1" * len(Closing.ends) + "<think>Yes</think>"
+        message = post(live, CHAT, messages=[{"role": "user", "content": said}])["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "<think>Yes</think>", "refusal": None}
+
+
+# Earlier thoughts
+
+
+SPOKEN = {"role": "assistant", "content": "c"}
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        {"reasoning_content": "t"},
+        {"reasoning": "t"},
+        {"reasoning_content": "t", "reasoning": "t"},
+        {"content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "c"}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "t"}], "closed": True},
+                {"type": "text", "text": "c"},
+            ]
+        },
+    ],
+)
+def test_chat_takes_earlier_thoughts(spoken: dict[str, Any]) -> None:
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}, SPOKEN | spoken]})
+    assert body.chat_request().messages[1] == SPOKEN | {"reasoning_content": "t"}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user", "content": "a", "reasoning_content": "t"}, ["user", "thoughts"]),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "t"}]}, ["user", "thoughts"]),
+        ({**SPOKEN, "reasoning_content": "t", "reasoning": "u"}, ["reasoning_content and reasoning", "different"]),
+        ({**SPOKEN, "reasoning_content": 5}, ["reasoning_content", "string"]),
+    ],
+)
+def test_chat_refuses_strange_thoughts(live: Live, message: dict[str, Any], words: list[str]) -> None:
+    error = refused(live, CHAT, {"messages": [message]})
+    assert all(word in error["message"] for word in words), error
+
+
+def test_messages_take_earlier_thoughts() -> None:
+    call = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+    blocks = [
+        {"type": "thinking", "thinking": "t", "signature": "s"},
+        {"type": "redacted_thinking", "data": "zzz"},
+        {"type": "text", "text": "c"},
+        call,
+    ]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "r"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "u", "signature": "s"}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "r"}]},
+    ]
+
+    def thoughts(**fields: Any) -> list[str | None]:
+        body = MessagesBody.model_validate({"messages": messages, "max_tokens": 9, **fields})
+        told = body.chat_request().messages
+        return [message.get("reasoning_content") for message in told if message["role"] == "assistant"]
+
+    def cleared(keep: Any) -> dict[str, Any]:
+        return {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}}
+
+    assert thoughts() == ["t", "u"]
+    assert thoughts(**cleared("all")) == ["t", "u"]
+    assert thoughts(**cleared({"type": "thinking_turns", "value": 2})) == ["t", "u"]
+    assert thoughts(**cleared({"type": "thinking_turns", "value": 1})) == [None, "u"]
+    assert thoughts(**cleared(None)) == [None, "u"]
+
+
+def test_responses_take_earlier_thoughts() -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "b"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "u"}], "encrypted_content": None},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "r"},
+    ]
+    told = ResponsesBody.model_validate({"input": items}).chat_request().messages
+    assert [message.get("reasoning_content") for message in told] == [None, "t", None, "u", None]
+
+
+def test_a_thought_reaches_the_chat_format(live: Live) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        SPOKEN | {"reasoning_content": "hm"},
+        {"role": "user", "content": "b"},
+    ]
+    n_tokens = post(live, CHAT, messages=messages)["usage"]["prompt_tokens"]
+    assert n_tokens == len("u:a;t:hm;a:c;u:b;a:")
+
+
+# On, off, how much
+
+
+def served(chat: FakeChat | None = None, budget: int | None = None, style: str | None = "tags") -> ServedModel:
+    marks = STYLES[style] if style else None
+    defaults = GenerationDefaults((END,), {})
+    return ServedModel(
+        ("m",), IntegerTokenizer(), chat or ThinkingChat(), defaults, 1, make_info(max_model_len=2048), marks, budget
+    )
+
+
+class Switched(ThinkingChat):
+    switches = frozenset({"enable_thinking"})
+
+
+class Graded(ThinkingChat):
+    switches = frozenset({"reasoning_effort"})
+    efforts = ("none", "high")
+
+
+def chat_order(model: ServedModel, **fields: Any) -> Thinking | None:
+    """The grammar of a thought that a chat request makes."""
+    order = order_chat(ChatBody.model_validate({"messages": USER, **fields}).chat_request(), model)
+    return Thinking.from_json(order.params.grammar or "")
+
+
+def messages_order(model: ServedModel, **fields: Any) -> Thinking | None:
+    body = MessagesBody.model_validate({"messages": USER, "max_tokens": 500, **fields})
+    return Thinking.from_json(order_chat(body.chat_request(), model).params.grammar or "")
+
+
+def budget(thinking: Thinking | None) -> int | None:
+    return None if thinking is None else thinking.budget
+
+
+def test_efforts_are_budgets_where_the_model_has_none() -> None:
+    found = {
+        effort: budget(chat_order(served(), reasoning_effort=effort))
+        for effort in ("none", "minimal", "low", "medium", "high", "max")
+    }
+    assert found == {"none": 0, "minimal": 1024, "low": 4096, "medium": 16384, "high": None, "max": None}
+    assert chat_order(served()) is None, "no grammar is needed without a limit"
+
+
+def test_budgets_of_the_request_and_the_server() -> None:
+    assert budget(chat_order(served(), thinking_token_budget=7)) == 7
+    assert budget(chat_order(served(budget=9))) == 9
+    assert budget(chat_order(served(budget=9), thinking_token_budget=7)) == 7
+    assert budget(chat_order(served(budget=9), reasoning_effort="high")) == 9
+    assert budget(messages_order(served(), thinking={"type": "enabled", "budget_tokens": 7})) == 7
+    assert budget(messages_order(served(), thinking={"type": "disabled"})) == 0
+    assert budget(messages_order(served(), thinking={"type": "adaptive"}, output_config={"effort": "low"})) == 4096
+
+
+def test_switches_of_the_chat_format() -> None:
+    for fields, expected in (
+        ({}, {}),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"enable_thinking": True}),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+    ):
+        chat = Switched()
+        chat_order(served(chat), **fields)
+        assert chat.seen == expected
+    assert chat_order(served(Switched()), reasoning_effort="none") is None, "the template ends the thought"
+
+
+def test_efforts_that_the_chat_format_knows() -> None:
+    for fields, expected in (
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}}, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+    ):
+        chat = Graded()
+        messages_order(served(chat), **fields)
+        assert chat.seen == expected
+    chat = Graded()
+    chat_order(served(chat), reasoning_effort="medium")
+    assert chat.seen == {"reasoning_effort": "medium"}, "the format refuses it"
+
+
+def test_structured_output_constrains_what_follows_the_thought() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    thinking = chat_order(served(), response_format=form, thinking_token_budget=5)
+    assert thinking is not None
+    assert (thinking.phase, thinking.budget) == ("before", 5)
+    assert json.loads(thinking.answer or "")["grammars"][0]["json_schema"]["type"] == "object"
+    plain = chat_order(served(style=None), response_format=form)
+    assert plain is None
+
+
+# Models without reasoning
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Live]:
+    with running() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"reasoning_effort": "none"}),
+        (CHAT, {"reasoning_effort": None, "reasoning_format": "auto", "include_reasoning": True}),
+        (CHAT, {"thinking_token_budget": 0}),
+        (MESSAGES, {"thinking": {"type": "disabled"}}),
+        (MESSAGES, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}),
+        (RESPONSES, {"reasoning": {"effort": "none", "summary": None}}),
+        (RESPONSES, {"reasoning": {"effort": None, "summary": "auto"}, "include": ["reasoning.encrypted_content"]}),
+        (RESPONSES, {"reasoning": {}}),
+    ],
+)
+def test_asking_for_no_reasoning_passes(plain: Live, path: str, body: dict[str, Any]) -> None:
+    asked = {"input": "hi", "max_output_tokens": 3} if path == RESPONSES else {"messages": USER, "max_tokens": 3}
+    assert plain.post(path, asked | body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort"),
+        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget"),
+        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ],
+)
+def test_asking_for_reasoning_is_refused(plain: Live, path: str, body: dict[str, Any], param: str) -> None:
+    error = refused(plain, path, body)
+    assert error["message"] == f"{param} asks for reasoning, and this model has none: leave the field out"
+    assert (error["param"], error["code"]) == (param, "no_reasoning")
+
+
+def test_options_that_cannot_work_are_refused_at_the_start() -> None:
+    tokenizer = IntegerTokenizer()
+    assert marks_of(Settings(), ThinkingChat(), tokenizer) == STYLES["tags"]
+    assert marks_of(Settings(reasoning_style="none"), ThinkingChat(), tokenizer) is None
+    assert marks_of(Settings(reasoning_style="tags"), FakeChat(), tokenizer) == STYLES["tags"]
+    assert marks_of(Settings(), None, tokenizer) is None
+    with pytest.raises(OptionError, match=r"--reasoning-style tokens needs a tokenizer with \[THINK\]"):
+        marks_of(Settings(reasoning_style="tokens"), FakeChat(), tokenizer)
+    with pytest.raises(OptionError, match=r"--reasoning-budget 5 needs a model with reasoning"):
+        marks_of(Settings(reasoning_budget=5), FakeChat(), tokenizer)
+
+
+class MarkTokenizer(IntegerTokenizer):
+    """Mistral's marks are tokens 250 and 251."""
+
+    control: Mapping[str, int] = MappingProxyType({"<end>": END, "[THINK]": 250, "[/THINK]": 251})  # type: ignore[assignment]
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in (250, 251) else super().piece(token)

@@ -1,0 +1,113 @@
+"""Thoughts apart from answers, for every division of a text into tokens."""
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.chat.reasoning import STYLES
+from service.generation.text import StopString, TextStream
+from service.generation.thinking import Reasoning, ThinkingStream
+from tests.fakes import IntegerTokenizer
+
+TAGS, TOKENS = STYLES["tags"], STYLES["tokens"]
+
+
+class PieceTokenizer(IntegerTokenizer):
+    """A tokenizer whose token n is `pieces[n]`; 1,000 and 1,001 are Mistral's marks."""
+
+    control: Mapping[str, int] = MappingProxyType({"[THINK]": 1000, "[/THINK]": 1001})
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def piece(self, token: int) -> bytes:
+        return self.pieces[token] if token < 1000 else b""
+
+
+def cut(text: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:stop] for start, stop in itertools.pairwise(edges)]
+
+
+def read(
+    tokenizer: PieceTokenizer, tokens: list[int], reasoning: Reasoning, every: int = 1, stops: tuple[str, ...] = ()
+) -> tuple[str, str, ThinkingStream]:
+    """The thought and the text, taken after every few tokens."""
+    text = TextStream(tokenizer, [StopString.compile(stop) for stop in stops])
+    stream, thoughts, answers, starts = ThinkingStream(reasoning, text), "", "", 0
+    for number, token in enumerate(tokens, 1):
+        ended = stream.push(token)
+        if ended or number % every == 0:
+            released = stream.take(final=ended)
+            answers, starts = answers + released.text, starts + len(released.starts)
+            thoughts += stream.take_thought()
+        if ended:
+            return thoughts, answers, stream
+    released = stream.take(final=True)
+    assert starts + len(released.starts) == len(tokens), "every token has its place in the text"
+    return thoughts + stream.take_thought(), answers + released.text, stream
+
+
+WORDS = st.text(alphabet="a é🙂<>/think\n.", max_size=12)
+
+
+@given(thought=WORDS, answer=WORDS, places=st.lists(st.integers(0, 200), max_size=12), every=st.integers(1, 4))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("phase", ["before", "inside"])
+def test_tags_in_any_division(phase: str, thought: str, answer: str, places: list[int], every: int) -> None:
+    thought = thought.replace("</think>", "")
+    opening = "\n<think>" if phase == "before" else ""
+    pieces = cut(f"{opening}\n{thought}\n</think>\n\n{answer}".encode(), places)
+    tokenizer = PieceTokenizer(pieces)
+    found = read(tokenizer, [*range(len(pieces))], Reasoning.of(TAGS, phase, tokenizer), every)  # type: ignore[arg-type]
+    assert found[:2] == (thought.strip(), answer.lstrip())
+
+
+@given(answer=WORDS, places=st.lists(st.integers(0, 60), max_size=8), every=st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_an_answer_without_a_thought_is_whole(answer: str, places: list[int], every: int) -> None:
+    if answer.lstrip().startswith("<think>"):
+        return
+    pieces = cut(answer.encode(), places)
+    tokenizer = PieceTokenizer(pieces)
+    tokens = [*range(len(pieces))]
+    assert read(tokenizer, tokens, Reasoning.of(TAGS, "before", tokenizer), every)[:2] == ("", answer)
+    assert read(tokenizer, tokens, Reasoning.of(TAGS, "after", tokenizer), every)[:2] == ("", answer)
+
+
+@given(thought=WORDS, answer=WORDS, places=st.lists(st.integers(0, 60), max_size=8), every=st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_control_tokens_keep_every_character(thought: str, answer: str, places: list[int], every: int) -> None:
+    """White space stays, and marks in plain letters are text."""
+    first, second = cut(f"{thought}[/THINK]".encode(), places), cut(f"[THINK]{answer}".encode(), places)
+    tokenizer = PieceTokenizer([*first, *second])
+    tokens = [1000, *range(len(first)), 1001, *range(len(first), len(first) + len(second))]
+    thoughts, answers, stream = read(tokenizer, tokens, Reasoning.of(TOKENS, "before", tokenizer), every)
+    assert (thoughts, answers) == (f"{thought}[/THINK]", f"[THINK]{answer}")
+    assert stream.n_thought == 2 + len(first)
+
+
+def test_a_later_thought_is_never_text() -> None:
+    tokenizer = PieceTokenizer([b"a", b"b", b"c", b"d"])
+    tokens = [1000, 0, 1001, 1, 1000, 2, 1001, 3]
+    assert read(tokenizer, tokens, Reasoning.of(TOKENS, "before", tokenizer))[:2] == ("ac", "bd")
+
+
+def test_stop_strings_end_answers_only() -> None:
+    tokenizer = PieceTokenizer([b"<think>", b"one stop", b"</think>", b"two st", b"op three"])
+    found = read(tokenizer, [0, 1, 2, 3, 4], Reasoning.of(TAGS, "before", tokenizer), stops=("stop",))
+    assert found[:2] == ("one stop", "two ")
+    assert found[2].stopped_by == "stop"
+    assert found[2].n_thought == 3
+
+
+def test_a_thought_that_is_cut_has_no_answer() -> None:
+    tokenizer = PieceTokenizer([b"<think>", b"Hm", b" so </th", b"\xf0\x9f"])
+    reasoning = Reasoning.of(TAGS, "before", tokenizer)
+    assert read(tokenizer, [0, 1, 2], reasoning)[:2] == ("Hm so </th", "")
+    assert read(tokenizer, [0, 1, 3], reasoning)[:2] == ("Hm", "")
+    assert read(tokenizer, [0], reasoning)[:2] == ("", "")
