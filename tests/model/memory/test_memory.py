@@ -1,13 +1,21 @@
 """The number of pages from bytes, and the errors if the bytes are not enough."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from model.batch import max_pages
 from model.errors import OptionError
+from model.kernels.cpu import native
+from model.linear.base import RMSNorm
+from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
-from tests.model.driving import tiny
+from model.network import weights
+from model.network.transformer import Transformer
+from tests.model.driving import CPU, EXPERTS, random_tensors, tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
 PAGE = 512
@@ -119,3 +127,43 @@ def test_cpu_budget() -> None:
     assert memory.cpu_budget(999, 1000, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cpu_budget(2**31, 2**30, "this machine")
+
+
+SPARSE = tiny((None, None), dim=64, head_dim=16, hidden_dim=128, **{**EXPERTS, "expert_hidden_dim": 64})
+"""A dense layer, then one of experts with shared ones. The kernels pad none of its matrices."""
+
+
+def test_the_weights_of_sparse_layers_are_counted() -> None:
+    """All is counted with 2 bytes a value; the gate and the norms are kept with 4."""
+    with torch.device("meta"):
+        model = Transformer(SPARSE, "bfloat16")
+    weights.load(
+        model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None, embeddings=torch.bfloat16
+    )
+    packed = [part.packed for part in model.modules() if isinstance(part, Compiled)]
+    small = [
+        *(part.weight for part in model.modules() if isinstance(part, RMSNorm)),
+        model.layers[1].feed_forward.gate.weight,
+    ]
+    stored = model.tok_embeddings.weight.nbytes + sum(part.packed.nbytes for part in packed if part is not None)
+    expected = memory.weight_bytes(SPARSE, SCHEMES["bfloat16"], "bfloat16")
+    assert expected == stored + 2 * sum(weight.numel() for weight in small)
+
+
+def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
+    """The kernels' memory for the experts of a step is a part of the estimate."""
+    with torch.device("meta"):
+        model = Transformer(SPARSE, "int8")
+    weights.load(model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
+    block, kernels = model.layers[1].feed_forward, native.kernels()
+    assert kernels is not None
+    for n in (64, 512):
+        scratch = kernels.experts_scratch(block.packed, n)
+        sizes = PoolSizes(SPARSE, page_size=4, head_bytes=32, max_step_tokens=n, max_sequences=8)
+        logits = min(n, memory.LOGIT_VALUES // SPARSE.vocab_size) * SPARSE.vocab_size * 4 * memory.LOGIT_COPIES
+        assert scratch <= sizes.step_bytes(4) - logits
+
+
+def test_a_scheme_must_fit_the_experts_too() -> None:
+    assert SCHEMES["int4"].fits(SPARSE)
+    assert not SCHEMES["int4"].fits(replace(SPARSE, expert_hidden_dim=40))

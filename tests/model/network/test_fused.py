@@ -39,8 +39,9 @@ def test_bits_are_the_same(scheme: str, chunk: int | None, experts: dict[str, in
     assert torch.equal(driver.whole(TOKENS, chunk), plain.whole(TOKENS, chunk))
 
 
-def test_several_sequences_share_a_step() -> None:
-    model, attention = quantized("int8"), choose("paged", CPU)[1]
+@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "sparse"])
+def test_several_sequences_share_a_step(experts: dict[str, int]) -> None:
+    model, attention = quantized("int8", **experts), choose("paged", CPU)[1]
     driver = Driver(model, attention)
     alone = driver.whole(TOKENS)
     driver.fused = fuse(model, attention, driver.pools)
