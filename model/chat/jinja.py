@@ -53,7 +53,9 @@ class JinjaChat:
         known = self._tool_template.variables
         own = {"functions"} if takes_functions(known) else set()
         self._variables = (self._template.variables | known).difference(RESERVED, own)
-        self.call_style = call_style(tool_source or source, tokenizer) if own or "tools" in known else None
+        single = self._tool_template.needs.single_call
+        has_tools = bool(own) or "tools" in known
+        self.call_style = call_style(tool_source or source, tokenizer, single=single) if has_tools else None
         self.reasoning_style = style_of_template(source, tokenizer)
         self.efforts: tuple[str, ...] = ()
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))

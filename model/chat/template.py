@@ -64,8 +64,11 @@ def takes_functions(declared: Collection[str]) -> bool:
     return "functions" in declared and "tools" not in declared
 
 
-def call_style(source: str, tokenizer: Tokenizer) -> str | None:
-    """The style of tool calls, found by what the template writes before a call; None if it is not known."""
+def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
+    """The style of tool calls, found by what the template writes before a call; None if it is not known.
+
+    `single`: the template takes one call in a message.
+    """
     if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
         if "[ARGS]" not in source:
             return "mistral"
@@ -74,7 +77,9 @@ def call_style(source: str, tokenizer: Tokenizer) -> str | None:
         return "functools"
     if "<tool_call>" in source:
         return None if "<function=" in source or "<arg_key>" in source else "hermes"
-    return "llama" if '"parameters": ' in source and "ipython" in source else None
+    if '"parameters": ' in source and "ipython" in source:
+        return "llama-single" if single else "llama"
+    return None
 
 
 def _to_json(
