@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.needs import Needs, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
-from model.chat.template import call_style, compile_template, takes_functions, with_own_values
+from model.chat.template import FAULTS, call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
@@ -155,7 +155,7 @@ class JinjaChat:
             return template.render(messages=known, documents=None, **values)
         except TemplateError as error:
             raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except FAULTS as error:
             raise ParameterError(
                 "messages", f"the chat template cannot render these messages: {one_line(error)}"
             ) from error

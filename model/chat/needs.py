@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
+from model.chat.template import FAULTS
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
@@ -75,7 +76,7 @@ def _rendered(render: Render, messages: Sequence[Message], **values: Any) -> str
 
     try:
         return render(messages=messages, documents=None, add_generation_prompt=True, **values)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError):
+    except (TemplateError, *FAULTS):
         return None
 
 

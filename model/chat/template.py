@@ -8,6 +8,9 @@ from typing import Any
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 
+FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template may raise besides jinja2's TemplateError."""
+
 
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
     """A function that renders the template, and the variables that it reads. Raises ModelError for invalid Jinja."""
