@@ -16,7 +16,7 @@ STYLE_OF: Mapping[str, str | None] = {
     "granite-3": None,
     "hermes-2-pro.tool_use": "hermes",
     "llama-2": None,
-    "llama-3.2": "llama",
+    "llama-3.2": "llama-single",
     "mistral-7b-v0.3": None,  # the tokenizer here has no [TOOL_CALLS]
     "openchat-3.5": None,
     "phi-3-mini": None,

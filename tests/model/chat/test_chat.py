@@ -232,6 +232,9 @@ def test_a_template_speaks_through_errors(embedded: Path, tokenizer: Tokenizer) 
         _chat(embedded, tokenizer, refusing).encode([{"role": "system", "content": "x"}])
     with pytest.raises(ParameterError, match="cannot render these messages"):
         _chat(embedded, tokenizer, "{{ messages[0].content + 1 }}").encode(_user("x"))
+    endless = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+    with pytest.raises(ParameterError, match="cannot render these messages: maximum recursion depth"):
+        _chat(embedded, tokenizer, endless).encode(_user("x"))
     with pytest.raises(ParameterError, match="is unsafe"):
         _chat(embedded, tokenizer, "{{ ''.__class__.__mro__ }}").encode(_user("x"))
     with pytest.raises(ModelError, match="not valid Jinja, line 2: "):
