@@ -1,8 +1,11 @@
 """The number of pages from bytes, and the errors if the bytes are not enough."""
 
 import pytest
+import torch
 
+from model.attention.rope import RopeTables
 from model.batch import max_pages
+from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.linear.schemes import SCHEMES
 from model.memory import sizes as memory
@@ -119,3 +122,20 @@ def test_cpu_budget() -> None:
     assert memory.cpu_budget(999, 1000, "this machine") == 999
     with pytest.raises(OptionError, match=r"--cache-memory 2.00 GiB is more than .* at most 1024MiB would fit"):
         memory.cpu_budget(2**31, 2**30, "this machine")
+
+
+def test_rotary_positions_count_every_table() -> None:
+    """A position takes 8 float32 for each distinct RoPE of heads of 8 values, and one for the query temperature."""
+    full, temperature = Rope(5e5, 8), QueryTemperature(16, 0.1)
+    for windows, changes, values in (
+        ((5, None), {}, 8),
+        ((5, None), {"full_rope": full}, 16),
+        ((5, None, 7), {"full_rope": full, "query_temperature": temperature}, 17),
+        ((None, None), {"full_rope": full, "query_temperature": temperature}, 9),
+    ):
+        config = tiny(windows, **changes)
+        tables = RopeTables.build(config, 10, torch.device("cpu"))
+        kept = [*tables.tables, *([] if tables.q_factors is None else [tables.q_factors])]
+        assert (
+            sum(table.nbytes for table in kept) == 10 * PoolSizes(config, 4, 32, 4, 100).position_bytes == 40 * values
+        )
