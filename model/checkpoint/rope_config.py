@@ -118,8 +118,9 @@ def _original(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
 
 
 def _temperature(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> QueryTemperature | None:
+    """None for a beta of 0, with which the factor is 1 everywhere."""
     beta = parameters.get("llama_4_scaling_beta")
-    return None if beta is None else QueryTemperature(_original(raw, parameters), beta)
+    return None if beta is None or beta == 0 else QueryTemperature(_original(raw, parameters), beta)
 
 
 def _factor(parameters: Mapping[str, Any]) -> float:

@@ -20,7 +20,7 @@ from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
-from model.config import ModelConfig
+from model.config import ModelConfig, QueryTemperature, Rope
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
@@ -173,7 +173,15 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 @pytest.mark.parametrize(
     "config",
-    [tiny((WINDOW, None, 5), rope_fraction=0.5), tiny((WINDOW, WINDOW), n_experts=4, n_experts_per_token=2)],
+    [
+        tiny(
+            (WINDOW, None, 5),
+            rope_fraction=0.5,
+            full_rope=Rope(1e6, 8),
+            query_temperature=QueryTemperature(16, 0.5),
+        ),
+        tiny((WINDOW, WINDOW), n_experts=4, n_experts_per_token=2),
+    ],
     ids=["dense", "sparse"],
 )
 def test_logits(device: torch.device, config: ModelConfig, backend: str) -> None:

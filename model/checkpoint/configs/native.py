@@ -123,7 +123,7 @@ def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
             f"params.json has sliding_window {short(raw[names[0]])} and _sliding_window {short(raw[names[1]])}; "
             "they mean the same, remove one"
         )
-    value = raw[names[0]] if names else None
+    value: Any = raw[names[0]] if names else None
     return repeated(value if isinstance(value, list) and value else [value], n_layers)
 
 
@@ -151,7 +151,9 @@ def _temperature(raw: Mapping[str, Any]) -> QueryTemperature | None:
         return None
     known = ("original_max_position_embeddings", "beta")
     scaling = check_keys(raw["llama_4_scaling"], known, "llama_4_scaling in params.json")
-    return QueryTemperature(scaling.get(known[0]), scaling.get(known[1]))  # type: ignore[arg-type]
+    if (beta := scaling.get("beta")) == 0:
+        return None
+    return QueryTemperature(scaling.get("original_max_position_embeddings"), beta)  # type: ignore[arg-type]
 
 
 def _max_position(raw: Mapping[str, Any], scaling: RopeScaling | None) -> Any:

@@ -14,6 +14,7 @@ from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
+from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
@@ -133,7 +134,7 @@ def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> 
 
 
 def test_whole_network(backend: TritonAttention) -> None:
-    config = tiny((37, None, 5), rope_fraction=0.5)
+    config = tiny((37, None, 5), rope_fraction=0.5, full_rope=Rope(1e6, 8), query_temperature=QueryTemperature(16, 0.5))
     tokens = [(7 * i + i * i) % 64 for i in range(59)]
     expected = Driver(random_model(config), ReferenceAttention()).whole(tokens)
     driver = Driver(random_model(config), backend, shuffle=1)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model.attention.rope import RopeTables
 from model.batch import max_pages
+from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear.base import RMSNorm
@@ -167,3 +169,20 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
 def test_a_scheme_must_fit_the_experts_too() -> None:
     assert SCHEMES["int4"].fits(SPARSE)
     assert not SCHEMES["int4"].fits(replace(SPARSE, expert_hidden_dim=40))
+
+
+def test_rotary_positions_count_every_table() -> None:
+    """A position takes 8 float32 for each distinct RoPE of heads of 8 values, and one for the query temperature."""
+    full, temperature = Rope(5e5, 8), QueryTemperature(16, 0.1)
+    for windows, changes, values in (
+        ((5, None), {}, 8),
+        ((5, None), {"full_rope": full}, 16),
+        ((5, None, 7), {"full_rope": full, "query_temperature": temperature}, 17),
+        ((None, None), {"full_rope": full, "query_temperature": temperature}, 9),
+    ):
+        config = tiny(windows, **changes)
+        tables = RopeTables.build(config, 10, torch.device("cpu"))
+        kept = [*tables.tables, *([] if tables.q_factors is None else [tables.q_factors])]
+        assert (
+            sum(table.nbytes for table in kept) == 10 * PoolSizes(config, 4, 32, 4, 100).position_bytes == 40 * values
+        )

@@ -35,6 +35,7 @@ SHAPE: Mapping[str, Any] = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 12}
 MEDIUM = {**YARN, "rope_theta": 20.0, "factor": 2.0, "original_max_position_embeddings": 48, "beta_fast": 4.0}
+MEDIUM |= {"mscale": 1.0, "mscale_all_dim": 0.0, "llama_4_scaling_beta": 0.0}
 """The ramp is from pair 1.7 to pair 5.4, and from pair 0 with the usual beta_fast of 32."""
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -53,11 +54,11 @@ VISION = {
 }
 
 
-def mistral(**changes: Any) -> nn.Module:
+def mistral(**changes: Any) -> Any:
     return transformers.MistralForCausalLM(transformers.MistralConfig(**{**SHAPE, "sliding_window": None, **changes}))
 
 
-def ministral(**changes: Any) -> nn.Module:
+def ministral(**changes: Any) -> Any:
     config = transformers.MinistralConfig(**SHAPE, layer_types=MIXED, sliding_window=WINDOW, **changes)
     return transformers.MinistralForCausalLM(config)
 
@@ -82,7 +83,7 @@ def mistral3() -> nn.Module:
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
-def ministral_with_two_ropes() -> nn.Module:
+def ministral_with_two_ropes() -> Any:
     """No model of transformers' Mistral family has this: each layer gets the rotations of its own type."""
     model = ministral()
     model.config.rope_parameters = ROPES["sliding_attention"]
@@ -124,7 +125,7 @@ class Partial(modeling_llama.LlamaForCausalLM):
 
 
 def partial() -> nn.Module:
-    model = Partial(transformers.LlamaConfig(**SHAPE, rope_theta=100.0))
+    model: Any = Partial(transformers.LlamaConfig(**SHAPE, rope_theta=100.0))
     pairs = torch.arange(0, HEAD_DIM // 2, 2) / (HEAD_DIM // 2)
     model.model.rotary_emb.inv_freq = 100.0**-pairs
     return model
@@ -133,7 +134,7 @@ def partial() -> nn.Module:
 KINDS: Mapping[str, Callable[[], nn.Module]] = {
     "mistral": lambda: mistral(sliding_window=WINDOW),
     "nemo": lambda: mistral(rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
-    "medium": lambda: mistral(rope_parameters=MEDIUM),
+    "medium": lambda: ministral3(rope_parameters=MEDIUM),
     "ministral": ministral,
     "ministral two ropes": ministral_with_two_ropes,
     "ministral3": ministral3,
@@ -154,7 +155,7 @@ CONFIG: Mapping[str, Mapping[str, Any]] = {
 """What save_pretrained does not write. The top level of mistral3 says by default that the head is tied."""
 
 
-def build(kind: str) -> nn.Module:
+def build(kind: str) -> Any:
     torch.manual_seed(1)
     model = KINDS[kind]()
     with torch.no_grad():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from tests.model.attention.attending import SWIFT, make
 from tests.model.driving import Driver, Rider, random_model, tiny
 
@@ -19,7 +19,13 @@ LENGTHS = (WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 3)
 CONFIGS = {
     "full": tiny((None, None)),
     "windowed": tiny((WINDOW, WINDOW)),
-    "mixed": tiny((WINDOW, None, 5), rope_fraction=0.5),
+    "mixed": tiny(
+        (WINDOW, None, 5),
+        rope_dim=4,
+        rope_fraction=0.5,
+        full_rope=Rope(1e6, 4, scaling=RopeScaling("yarn", 4.0, 16)),
+        query_temperature=QueryTemperature(16, 0.5),
+    ),
     "sparse": tiny((WINDOW, WINDOW), n_experts=4, n_experts_per_token=2),
 }
 

@@ -2,24 +2,30 @@
 
 import inspect
 from collections.abc import Callable
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from model.attention import choose
+from model.attention.reference import ReferenceAttention
+from model.attention.rope import RopeRows
+from model.batch import PageTable, Slice, StepBatch
+from model.config import QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.fused import fuse
 from model.network.transformer import Transformer
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
 from tests.model.driving import CPU, EXPERTS, Driver, random_model, random_tensors, tiny
 
 TOKENS = [(7 * i) % 64 for i in range(70)]
 
 
-def quantized(scheme: str, **changes: object) -> Transformer:
+def quantized(scheme: str, **changes: Any) -> Transformer:
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, scheme)
@@ -37,6 +43,49 @@ def test_bits_are_the_same(scheme: str, chunk: int | None, experts: dict[str, in
     driver.fused = fuse(model, attention, driver.pools)
     assert driver.fused is not None
     assert torch.equal(driver.whole(TOKENS, chunk), plain.whole(TOKENS, chunk))
+
+
+PECULIAR = {
+    "rope_dim": 4,
+    "full_rope": Rope(1e6, 4, scaling=RopeScaling("yarn", 4.0, 16)),
+    "query_temperature": QueryTemperature(16, 0.5),
+}
+"""A part of a head rotates, layers differ in their RoPE, and the temperature of queries takes five values."""
+
+
+@pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
+def test_bits_with_two_ropes_and_a_query_temperature(scheme: str) -> None:
+    """The kernels' attention has the bits of one token after the other, fused or not, and agrees with the reference."""
+    model, attention = quantized(scheme, **PECULIAR), choose("paged", CPU)[1]
+    plain, driver = Driver(model, attention), Driver(model, attention, shuffle=1)
+    driver.fused = fuse(model, attention, driver.pools)
+    assert driver.fused is not None
+    whole = plain.whole(TOKENS)
+    for chunk in (None, 1, 33):
+        assert torch.equal(driver.whole(TOKENS, chunk), whole)
+    reference = Driver(model, ReferenceAttention()).whole(TOKENS)
+    torch.testing.assert_close(whole, reference, atol=1e-4, rtol=1e-4)
+    for name in PECULIAR:
+        others = {key: value for key, value in PECULIAR.items() if key != name}
+        if name == "rope_dim":
+            others["full_rope"] = Rope(1e6, 8, scaling=RopeScaling("yarn", 4.0, 16))
+        assert (Driver(quantized(scheme, **others), attention).whole(TOKENS) - whole).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_the_kernel_multiplies_queries_as_the_reference_does(kv_dtype: torch.dtype) -> None:
+    """The tolerance is the rounding of the cache's format."""
+    torch.manual_seed(0)
+    qkv, rope = torch.randn(45, 4 + 2 * 2, 16), RopeRows(torch.randn(45, 2, 8), 1 + torch.rand(45))
+    item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
+    paged, reference = choose("paged", CPU)[1], ReferenceAttention()
+    results = []
+    for backend, dtype in ((paged, kv_dtype), (reference, torch.float32)):
+        (inputs,) = pack(StepBatch((item,)), backend.page_size, [20], CPU).pools
+        cache = backend.allocate((2, 2, 16), dtype, CPU)
+        results.append(backend.attend_unrotated(qkv.clone(), 4, rope, cache, backend.prepare(inputs)))
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.int8: 5e-2}[kv_dtype]
+    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "sparse"])

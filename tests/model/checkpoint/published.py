@@ -1,0 +1,201 @@
+"""Configurations of published dense models of the family, as their files have them, and what they mean by hand.
+
+The numbers of parameters are those that the model cards give (Mistral 7B, Ministral 8B, Llama, SmolLM2), or round to
+what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for Ministral 3. The sizes of Mistral Medium
+3.5 are of its shape only.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Windows = Mapping[int | None, int]
+"""The number of layers with each window."""
+
+
+class Row(NamedTuple):
+    """A file's name and fields, and what follows from them: parameters, bytes of keys and values of a token in
+    bfloat16 (4 * layers * key heads * head_dim), the layers with each window, and the context."""
+
+    file: str
+    config: Mapping[str, Any]
+    parameters: int
+    token_bytes: int
+    windows: Windows
+    context: int
+
+
+MINISTRAL_WINDOWS: Windows = {None: 9, 32768: 27}
+
+
+def full(layers: int) -> Windows:
+    """All layers with full attention."""
+    return {None: layers}
+
+
+def hf(
+    kind: str, dim: int, layers: int, heads: int, kv_heads: int, hidden: int, vocab: int, context: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": hidden,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
+def with_images(text: Mapping[str, Any]) -> dict[str, Any]:
+    """A mistral3 model; its own level says by default that the head is tied."""
+    inner = {key: value for key, value in text.items() if key != "torch_dtype"}
+    return {
+        "model_type": "mistral3",
+        "dtype": "bfloat16",
+        "vision_config": {"model_type": "pixtral"},
+        "text_config": inner,
+    }
+
+
+def native(dim: int, layers: int, heads: int, kv_heads: int, hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
+    sizes = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": kv_heads, "hidden_dim": hidden}
+    return {**sizes, "head_dim": 128, "norm_eps": 1e-5, "vocab_size": vocab, **more}
+
+
+def yarn(theta: float, factor: float, original: int, beta: float | None = 0.1, **more: Any) -> dict[str, Any]:
+    rope = {"rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original}
+    return {**rope, "beta_slow": 1.0, "llama_4_scaling_beta": beta, "beta_fast": 32.0, "mscale": 1.0, **more}
+
+
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+NEMO = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e6}
+SMALL = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e8}
+UNSCALED = {"mscale_all_dim": 1.0}
+V1, V3 = (4096, 32, 32, 8, 14336, 32000), (4096, 32, 32, 8, 14336, 32768)
+NATIVE_YARN = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
+NATIVE_3B = {"yarn": NATIVE_YARN, "llama_4_scaling": {"original_max_position_embeddings": 16384, "beta": 0.1}}
+NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "vision_encoder": {"hidden_size": 1024}}
+NATIVE_3B |= dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+
+
+def _config(parameters: int, token_bytes: int, windows: Windows, context: int, config: Mapping[str, Any]) -> Row:
+    return Row("config.json", config, parameters, token_bytes, windows, context)
+
+
+def _params(parameters: int, token_bytes: int, windows: Windows, context: int, config: Mapping[str, Any]) -> Row:
+    return Row("params.json", config, parameters, token_bytes, windows, context)
+
+
+def _ministral3(dim: int, layers: int, hidden: int, theta: float, *, tied: bool) -> dict[str, Any]:
+    rope = yarn(theta, 16.0, 16384, **UNSCALED)
+    more = {"head_dim": 128, "rope_parameters": rope, "tie_word_embeddings": tied, "sliding_window": None}
+    return with_images(hf("ministral3", dim, layers, 32, 8, hidden, 131072, 262144, **more))
+
+
+ROWS: Mapping[str, Row] = {
+    "Mistral 7B v0.1": _config(
+        7_241_732_096, 131072, {4096: 32}, 32768, hf("mistral", *V1, 32768, sliding_window=4096)
+    ),
+    "Mistral 7B v0.2": _config(7_241_732_096, 131072, full(32), 32768, hf("mistral", *V1, 32768, sliding_window=None)),
+    "Mistral 7B v0.3": _config(7_248_023_552, 131072, full(32), 32768, hf("mistral", *V3, 32768, sliding_window=None)),
+    "Mistral 7B v0.1, native": _params(7_241_732_096, 131072, {4096: 32}, 32768, native(*V1, sliding_window=4096)),
+    "Mathstral 7B, native": _params(7_248_023_552, 131072, full(32), 32768, native(*V3, rope_theta=1e6)),
+    "Codestral 22B": _config(
+        *(22_247_282_688, 229376, full(56), 32768),
+        hf("mistral", 6144, 56, 48, 8, 16384, 32768, 32768, sliding_window=None, rope_theta=1e6),
+    ),
+    "Nemo 12B": _config(
+        12_247_782_400, 163840, full(40), 131072, hf("mistral", 5120, 40, 32, 8, 14336, 131072, 131072, **NEMO)
+    ),
+    "Nemo 12B, native": _params(
+        *(12_247_782_400, 163840, full(40), 128000),
+        native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e6, max_seq_len=128000),
+    ),
+    "Small 24B 2501": _config(
+        23_572_403_200, 163840, full(40), 32768, hf("mistral", 5120, 40, 32, 8, 32768, 131072, 32768, **SMALL)
+    ),
+    "Small 3.2, Devstral, Magistral": _config(
+        *(23_572_403_200, 163840, full(40), 131072),
+        with_images(hf("mistral", 5120, 40, 32, 8, 32768, 131072, 131072, **SMALL)),
+    ),
+    "Ministral 8B": _config(
+        *(8_019_808_256, 147456, MINISTRAL_WINDOWS, 131072),
+        hf(
+            *("ministral", 4096, 36, 32, 8, 12288, 131072, 131072),
+            head_dim=128,
+            sliding_window=32768,
+            layer_types=["full_attention", *["sliding_attention"] * 3] * 9,
+            rope_theta=1e8,
+        ),
+    ),
+    "Ministral 8B, native": _params(
+        *(8_019_808_256, 147456, MINISTRAL_WINDOWS, 32768),
+        native(
+            *(4096, 36, 32, 8, 12288, 131072),
+            rope_theta=1e8,
+            max_seq_len=32768,
+            _sliding_window=[None, 32768, 32768, 32768],
+        ),
+    ),
+    "Ministral 3 3B": _config(3_429_006_336, 106496, full(26), 262144, _ministral3(3072, 26, 9216, 1e6, tied=True)),
+    "Ministral 3 3B, native": _params(
+        *(3_429_006_336, 106496, full(26), 262144), native(3072, 26, 32, 8, 9216, 131072, rope_theta=1e6, **NATIVE_3B)
+    ),
+    "Ministral 3 8B": _config(8_489_553_920, 139264, full(34), 262144, _ministral3(4096, 34, 14336, 1e6, tied=False)),
+    "Ministral 3 14B": _config(13_506_073_600, 163840, full(40), 262144, _ministral3(5120, 40, 16384, 1e9, tied=False)),
+    "Devstral Small 2": _config(
+        *(23_572_403_200, 163840, full(40), 393216),
+        with_images(
+            hf(
+                *("ministral3", 5120, 40, 32, 8, 32768, 131072, 393216),
+                head_dim=128,
+                rope_parameters=yarn(1e8, 48.0, 8192, **UNSCALED),
+            )
+        ),
+    ),
+    "Medium 3.5 shape": _config(
+        *(125_025_988_608, 360448, full(88), 262144),
+        with_images(
+            hf(
+                *("ministral3", 12288, 88, 96, 8, 28672, 131072, 262144),
+                head_dim=128,
+                rope_parameters=yarn(1e6, 64.0, 4096, beta=0.0, beta_fast=4.0, mscale_all_dim=0.0),
+            )
+        ),
+    ),
+    "Llama 2 7B": _config(6_738_415_616, 524288, full(32), 4096, hf("llama", 4096, 32, 32, 32, 11008, 32000, 4096)),
+    "Llama 3.1 8B": _config(
+        *(8_030_261_248, 131072, full(32), 131072),
+        hf(
+            *("llama", 4096, 32, 32, 8, 14336, 128256, 131072),
+            rope_theta=5e5,
+            rope_scaling={**LLAMA3, "factor": 8.0},
+            eos_token_id=[128001, 128008, 128009],
+        ),
+    ),
+    "Llama 3.2 1B": _config(
+        *(1_235_814_400, 32768, full(16), 131072),
+        hf(
+            *("llama", 2048, 16, 32, 8, 8192, 128256, 131072),
+            head_dim=64,
+            rope_theta=5e5,
+            rope_scaling={**LLAMA3, "factor": 32.0},
+            tie_word_embeddings=True,
+        ),
+    ),
+    "TinyLlama 1.1B": _config(1_100_048_384, 22528, full(22), 2048, hf("llama", 2048, 22, 32, 4, 5632, 32000, 2048)),
+    "SmolLM2 135M": _config(
+        *(134_515_008, 23040, full(30), 8192),
+        hf("llama", 576, 30, 9, 3, 1536, 49152, 8192, rope_theta=1e5, tie_word_embeddings=True),
+    ),
+}

@@ -1,0 +1,43 @@
+"""`noria plan` of published models: parameters, keys and values of a token, windows and context, from configurations.
+
+Parameters are counted three times: by the configuration, by our network and by that of transformers.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from model.checkpoint.families import read_config
+from model.memory.plan import make_plan
+from model.network.transformer import Transformer
+from model.options import RunnerOptions
+from tests.model.checkpoint.published import ROWS
+
+
+def written(name: str, directory: Path) -> Path:
+    (directory / ROWS[name].file).write_text(json.dumps(ROWS[name].config))
+    return directory
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_plan(name: str, tmp_path: Path) -> None:
+    row = ROWS[name]
+    plan = make_plan(written(name, tmp_path), RunnerOptions("", device="cuda"), 2**40)
+    assert (plan.parameters, plan.weights, plan.dtype) == (row.parameters, 2 * row.parameters, "bfloat16")
+    assert (plan.token, plan.context, plan.served) == (row.token_bytes, row.context, row.context)
+    assert {pool.window: pool.layers for pool in plan.pools} == row.windows
+    for pool in plan.pools:
+        assert pool.token_bytes == row.token_bytes * pool.layers // sum(row.windows.values())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_parameters_on_the_meta_device(name: str, tmp_path: Path) -> None:
+    directory = written(name, tmp_path)
+    with torch.device("meta"):
+        assert Transformer(read_config(directory)).n_parameters == ROWS[name].parameters
+        if ROWS[name].file == "config.json":
+            theirs = AutoConfig.from_pretrained(directory).get_text_config()
+            assert AutoModelForCausalLM.from_config(theirs).num_parameters() == ROWS[name].parameters
