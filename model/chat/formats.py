@@ -11,7 +11,7 @@ from model.chat.conversation import NOTHING, Message
 from model.chat.jinja import JinjaChat
 from model.chat.mistral import MistralChat
 from model.chat.variables import SPECIAL_TOKENS
-from model.checkpoint.files import layout
+from model.checkpoint.files import layout, read_json
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.load import mistral_tokenizer_file
@@ -20,9 +20,9 @@ from model.tokenizers.load import mistral_tokenizer_file
 class ChatFormat(Protocol):
     """The chat format of a model.
 
-    `call_style` names how the model writes tool calls: "mistral", "mistral-v3", "mistral-args", "hermes" or "llama".
-    It is None for a model without tool calls. With `may_strip` the format may leave out white space around contents,
-    and `render` needs no tokenizing.
+    `call_style` names how the model writes tool calls, a key of `STYLES` in `service/structured/call_style.py`. It is
+    None for a model without tool calls, or in a style that is not known. With `may_strip` the format may leave out
+    white space around contents, and `render` needs no tokenizing.
 
     `reasoning_style` names how the model writes a thought before its answer: "tokens" or "tags" (`reasoning.py`), None
     for a model without reasoning. `switches` are those variables that turn reasoning on or off, or say how much;
@@ -48,10 +48,10 @@ class ChatFormat(Protocol):
 
         `messages` have `role` (system, developer, user, assistant, tool), `content` (a string) and perhaps `name`,
         `tool_calls` (OpenAI's, with `arguments` as an object), `tool_call_id`, and `reasoning_content`, the thought
-        before an assistant's content. `tools` are OpenAI's. `variables` are
-        for the template. With `continue_final_message` the ids end with the content of the last message.
-        Raises ParameterError("messages") for messages that the format cannot express, and
-        ParameterError("chat_template_kwargs") for variables that the template does not have.
+        before an assistant's content. `tools` are OpenAI's. `variables` are for the template, or settings of a Mistral
+        tokenizer (`reasoning_effort`). With `continue_final_message` the ids end with the content of the last message.
+        Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express, and
+        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for variables that it lacks.
         """
         ...
 
@@ -63,6 +63,8 @@ class ChatFormat(Protocol):
 def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The chat format of a model directory, None if the model has none.
 
+    The directory's template comes first, then a tokenizer file of Mistral's. In Hugging Face's layout the name
+    `tokenizer.model` alone says nothing: models of other makers have such a file too.
     `template` is Jinja source that replaces the directory's. Raises ModelError for a template that is not valid Jinja.
     """
     config = tokenizer_config(directory)
@@ -72,16 +74,28 @@ def load_chat(directory: Path, tokenizer: Tokenizer, template: str | None = None
         named = {role: tokenizer.name(token) for role, token in ids.items() if token is not None}
         named |= {role: name for role in SPECIAL_TOKENS if (name := special_token(config, role))}
         return JinjaChat(sources["default"], tokenizer, named, sources.get("tool_use"))
-    if layout(directory) == "native" and (file := mistral_tokenizer_file(directory)):
+    file = mistral_tokenizer_file(directory)
+    if file is not None and (file.name != "tokenizer.model" or layout(directory) == "native"):
         return MistralChat(directory / file.name, tokenizer)
     return None
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The directory's templates by name; a single template is called "default"."""
+    """The directory's templates by name; a single template is called "default". The order is that of transformers."""
     if (path := directory / "chat_template.jinja").is_file():
-        return {"default": path.read_text(encoding="utf-8")}
-    template = config.get("chat_template")
+        others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        return {name: path.read_text(encoding="utf-8") for name, path in [("default", path), *_by_stem(others)]}
+    template = config.get("chat_template") or _processor_template(directory)
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}
     return {} if template is None else {"default": template}
+
+
+def _by_stem(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    return [(path.stem, path) for path in paths]
+
+
+def _processor_template(directory: Path) -> Any:
+    """The template in `chat_template.json`, where the first models with images have it."""
+    path = directory / "chat_template.json"
+    return read_json(path).get("chat_template") if path.is_file() else None

@@ -1,40 +1,54 @@
-"""The chat format of checkpoints in Mistral's native format, by mistral-common."""
+"""The chat format of Mistral's tokenizer files, by mistral-common."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
 from model.chat.reasoning import EFFORT, has_tokens, with_thought
-from model.errors import ModelError, ParameterError, one_line
+from model.errors import ModelError, ParameterError, one_line, short
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.huggingface import HuggingFaceTokenizer
 
-_CALLS_ALONE = ("v2", "v3")
-"""Tokenizer versions whose messages have either content or tool calls."""
-_NEW_CALLS = ("v11", "v13", "v15")
-"""Tokenizer versions whose tool calls are a name and arguments, not a JSON list."""
+CALL_STYLES: Mapping[str, str | None] = MappingProxyType(
+    {
+        "v1": None,
+        "v2": "mistral-v3",  # up to v3 a message has either text or calls
+        "v3": "mistral-v3",
+        "v7": "mistral",
+        "v11": "mistral-v11",
+        "v13": "mistral-args",
+        "v15": "mistral-args",
+    }
+)
+"""The style of tool calls by the version of the tokenizer."""
 
 
 class MistralChat:
-    """mistral-common's encoding, of the version in the name of the tokenizer file."""
+    """mistral-common's encoding, of the version that the tokenizer file has.
+
+    `efforts` are the values that the file allows for the variable `reasoning_effort`; versions before v15 have none.
+    `tokenizer` encodes the contents if it is of the same file. Unlike mistral-common's it encodes in slices, and can
+    encode a megabyte of white space.
+    Raises ModelError for a file that mistral-common cannot read, or whose control tokens are not those of `tokenizer`.
+    """
 
     may_strip = False
 
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
-        from mistral_common.exceptions import MistralCommonException
-        from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
         self._tokenizer = tokenizer
-        try:
-            self._format = MistralTokenizer.from_file(file)
-        except (MistralCommonException, ImportError, ValueError) as error:
-            raise ModelError(f"{file.name} cannot be read by mistral-common: {one_line(error)}") from error
-        version = self._format.instruct_tokenizer.tokenizer.version.value
-        styles = {"v1": None, **dict.fromkeys(_CALLS_ALONE, "mistral-v3"), **dict.fromkeys(_NEW_CALLS, "mistral-args")}
-        self.call_style = styles.get(version, "mistral")
-        self.efforts: tuple[str, ...] = ()
+        self._format = _load(file)
+        inner = self._format.instruct_tokenizer.tokenizer
+        self._version: str = inner.version.value
+        self.call_style = CALL_STYLES[self._version]
+        self.efforts = _efforts(inner, file.name)
         self.reasoning_style = "tokens" if has_tokens(tokenizer) else None
         self.switches: frozenset[str] = frozenset({EFFORT} if self.efforts else ())
+        _check_same(inner, tokenizer, file.name)
+        if not isinstance(tokenizer, HuggingFaceTokenizer):
+            inner.encode = partial(_encode, tokenizer)
 
     def encode(
         self,
@@ -45,26 +59,100 @@ class MistralChat:
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        from mistral_common.exceptions import MistralCommonException
-        from mistral_common.protocol.instruct.request import ChatCompletionRequest
-
-        if variables:
-            raise ParameterError(
-                "chat_template_kwargs", "chat_template_kwargs must be empty: this model has no chat template"
-            )
-        known: list[dict[str, Any]] = [
-            {key: value for key, value in message.items() if key != "name"} for message in checked(messages)
-        ]
+        known = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
         known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in known]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
+        effort = self._checked_effort(variables)
+        return self._encode({"messages": known, "tools": tools, EFFORT: effort})
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
+
+    def _encode(self, body: Mapping[str, Any]) -> list[int]:
+        from mistral_common.exceptions import (
+            InvalidToolException,
+            InvalidToolSchemaException,
+            MistralCommonException,
+        )
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
         try:
-            request = ChatCompletionRequest.model_validate({"messages": known, "tools": tools})
-            return self._format.encode_chat_completion(request).tokens
-        except (MistralCommonException, ValueError) as error:
+            request = ChatCompletionRequest.model_validate(body)
+            tokens: list[int] = self._format.encode_chat_completion(request).tokens
+            return tokens
+        except (InvalidToolException, InvalidToolSchemaException) as error:
+            raise ParameterError("tools", f"the model's chat format refuses these tools: {one_line(error)}") from error
+        except (MistralCommonException, ValueError, RecursionError) as error:
             raise ParameterError(
                 "messages", f"the model's chat format refuses these messages: {one_line(error)}"
             ) from error
 
-    def render(self, messages: Sequence[Message], **options: Any) -> str:
-        return self._tokenizer.decode(self.encode(messages, **options), keep_control=True)
+    def _checked_effort(self, variables: Mapping[str, Any]) -> str | None:
+        """The value of `reasoning_effort`, None for the file's default."""
+        if unknown := [name for name in variables if name != EFFORT or not self.efforts]:
+            known = f"{EFFORT} ({', '.join(self.efforts)})" if self.efforts else "none"
+            raise ParameterError(
+                EFFORT if unknown[0] == EFFORT else "chat_template_kwargs",
+                f"chat_template_kwargs has {unknown[0][:80]!r}, this model's tokenizer {self._version} knows: {known}",
+            )
+        effort = variables.get(EFFORT)
+        if effort is not None and effort not in self.efforts:
+            allowed = ", ".join(self.efforts)
+            raise ParameterError(EFFORT, f"{EFFORT} of this model must be one of {allowed}, got {short(effort)}")
+        return effort
+
+
+def _load(file: Path) -> Any:
+    """The file's MistralTokenizer."""
+    from mistral_common.exceptions import MistralCommonException
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    problems = (MistralCommonException, ImportError, ValueError, TypeError, LookupError, AssertionError)
+    try:
+        return MistralTokenizer.from_file(file)
+    except problems as error:
+        raise ModelError(f"{file.name} cannot be read by mistral-common: {one_line(error)}") from error
+
+
+def _encode(tokenizer: Tokenizer, s: str, bos: bool, eos: bool) -> list[int]:
+    """Ids of a text, with the parameters of mistral-common's tokenizers."""
+    ids = tokenizer.encode(s, add_bos=bos, parse_control=False)
+    return [*ids, tokenizer.eos_id] if eos and tokenizer.eos_id is not None else ids
+
+
+def _efforts(inner: Any, name: str) -> tuple[str, ...]:
+    if not inner.version.supports_model_settings:
+        return ()
+    if inner.model_settings_builder is None:
+        raise ModelError(
+            f"{name} has no model_settings_builder, which a tokenizer {inner.version.value} needs; download it again"
+        )
+    builder = inner.model_settings_builder.reasoning_effort
+    return () if builder is None else tuple(str(value) for value in builder.values)
+
+
+def _check_same(inner: Any, tokenizer: Tokenizer, name: str) -> None:
+    """Raise ModelError if the control tokens of the two files of a directory differ."""
+    for token, index in tokenizer.control.items():
+        if inner.is_special(token) and (other := inner.get_special_token(token)) != index:
+            raise ModelError(
+                f"{token} is token {other} in {name} and {index} in tokenizer.json: they are files of two models, "
+                "remove the wrong one"
+            )
+
+
+def _without_names(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in message.items() if key != "name"} for message in messages]
+
+
+def _with_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, where each result has the name of its function: v2 writes it, and most clients leave it out."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+    found = [message.get("name") or names.get(message.get("tool_call_id", "")) for message in messages]
+    return [
+        {**message, "name": name} if message["role"] == "tool" and name else message
+        for message, name in zip(_without_names(messages), found, strict=True)
+    ]

@@ -6,8 +6,8 @@ from typing import Any
 from model.checkpoint.files import Progress
 from model.errors import ModelError, one_line
 
-_TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "tekken.json")
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
+_TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
+_TOKENIZER = ("tekken.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 

@@ -35,27 +35,34 @@ def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenize
 def tokenizer_file(directory: Traversable) -> Traversable:
     """The file that defines the tokenizer. Raises ModelError if there is none.
 
-    A model in Mistral's native format uses Mistral's own files first: its chat format is written in their ids. Another
-    uses `tokenizer.json` first, which transformers would use.
+    `tekken.json` comes first, as in transformers 5: some models have a `tokenizer.json` beside it that divides words in
+    another way. A SentencePiece model comes before `tokenizer.json` in Mistral's native format, after it in others.
     """
-    huggingface = directory / HUGGINGFACE
-    found = (huggingface if huggingface.is_file() else None, mistral_tokenizer_file(directory))
-    for path in reversed(found) if _is_native(directory) else found:
-        if path is not None:
+    files = {
+        "tekken": _if_file(directory / TEKKEN),
+        "huggingface": _if_file(directory / HUGGINGFACE),
+        "sentencepiece": _sentencepiece_file(directory),
+    }
+    order = ("tekken", "sentencepiece", "huggingface") if _is_native(directory) else tuple(files)
+    for kind in order:
+        if (path := files[kind]) is not None:
             return path
     raise ModelError(f"{directory.name!r} has no tokenizer: expected {HUGGINGFACE}, {TEKKEN} or tokenizer.model")
 
 
 def mistral_tokenizer_file(directory: Traversable) -> Traversable | None:
     """The tokenizer file that mistral-common reads: `tekken.json`, else the newest `tokenizer.model*`, else None."""
-    tekken = directory / TEKKEN
-    return tekken if tekken.is_file() else _sentencepiece_file(directory)
+    return _if_file(directory / TEKKEN) or _sentencepiece_file(directory)
 
 
 def _sentencepiece_file(directory: Traversable) -> Traversable | None:
     """The newest of `tokenizer.model.v3` and the like, else `tokenizer.model`; None if there is neither."""
     found = [(match, path) for path in directory.iterdir() if (match := _SENTENCEPIECE.fullmatch(path.name))]
     return max(found, key=lambda item: (int(item[0][2] or 0), item[0][0]))[1] if found else None
+
+
+def _if_file(path: Traversable) -> Traversable | None:
+    return path if path.is_file() else None
 
 
 def _is_native(directory: Traversable) -> bool:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 
 MAX_SPACES = 2**16
-"""White space of this length is long. The expression needs memory for each of its characters, which has a limit."""
+"""White space of this length is long. The expression keeps a state for each of its characters, and fails at a million."""
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space as Unicode defines it. Python's `\\s` has U+001C to U+001F too."""
 _IS_SPACE = re.compile(f"[{_SPACE}]")
@@ -23,6 +23,8 @@ def parts(text: str, max_spaces: int = MAX_SPACES) -> Iterator[tuple[str, bool]]
         begin, end = match.span()
         if _takes_breaks(text, begin) and (breaks := _BREAKS.match(text, begin)):
             begin = breaks.end()
+            if begin == end:
+                continue
         middle = max(begin, 1 + text.rfind("\r", begin, end), 1 + text.rfind("\n", begin, end))
         tail = end if end == len(text) else max(middle, end - 1)
         yield text[start:begin], False

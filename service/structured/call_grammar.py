@@ -8,7 +8,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import control_pattern
 from service.http.errors import InvalidRequest, quoted
 from service.schema.tools import AllowedCalls, Function
-from service.structured.call_style import Style
+from service.structured.call_style import SHORT_ID, Style
 from service.structured.constraint import ANY_OBJECT, Constraint, Json, lark_grammar, with_spaces
 
 MAX_CALLS = 32
@@ -40,14 +40,26 @@ def _grammar(*rules: str) -> Json:
 def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[str]:
     """The rules for `calls`: one call or more, of which `others` are all but the first."""
     for number, function in enumerate(calls.functions):
-        opening = _words(style.opening + function.name + style.middle, tokenizer)
-        extra = f"/{style.extra}/" if style.extra else ""
-        yield f"call{number}: {opening} arguments{number} {extra} {_words(style.closing, tokenizer)}"
+        opening = _words(style.opening + function.name, tokenizer)
+        middle, closing = _words(style.middle, tokenizer), _words(style.closing, tokenizer)
+        before, after = _ids(style, tokenizer)
+        yield f"call{number}: {opening} {before} {middle} arguments{number} {after} {closing}"
         yield f"arguments{number}: %json {json.dumps(_parameters(function, enforced=calls.must))}"
     yield "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))
     more = "" if calls.one else f"({_words(style.between, tokenizer)} call){{0,{MAX_CALLS - 1}}}"
     yield f'others: "" {more} {_words(style.last, tokenizer)}'
     yield f"calls: {_words(style.first, tokenizer)} call others"
+
+
+def _ids(style: Style, tokenizer: Tokenizer) -> tuple[str, str]:
+    """What may be before and after the arguments of a call: the id that the model writes."""
+    before, after = "", ""
+    if style.id_before:
+        before = f"({_words(style.id_before, tokenizer)} /{SHORT_ID.pattern}/)?"
+    if style.id_after:
+        opening, closing = (_words(words, tokenizer) for words in style.id_after)
+        after = f"({opening} /{SHORT_ID.pattern}/ {closing})?"
+    return before, after
 
 
 def _text_or_calls(style: Style, tokenizer: Tokenizer) -> Iterator[str]:

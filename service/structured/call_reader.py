@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.generation.served import ServedModel
-from service.structured.call_style import Style, style_of
+from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 
 NAME_CHARS = string.ascii_letters + string.digits + "_.-"
 MAX_HEAD_CHARS = 256
@@ -27,8 +27,38 @@ class CallDelta:
 Piece = str | CallDelta
 
 
+class ObjectEnd:
+    """Finds the end of a JSON object that arrives in parts; afterwards that of the next one."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The number of characters of the next part `text` up to the object's last brace; None if it is not there."""
+        return next((n for n, char in enumerate(text, 1) if self._closes(char)), None)
+
+    def _closes(self, char: str) -> bool:
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            return not self._depth
+        return False
+
+
 class CallReader:
-    """A state machine that reads one answer in a style. `n_calls` is the number of calls that have begun."""
+    """A state machine that reads one answer in a style. `n_calls` is the number of calls that have begun.
+
+    A call has the id that the model writes, if that is one for no other call of the answer. An id after the arguments
+    is seen only if it has arrived with the name: a stream names the id first.
+    """
 
     def __init__(self, style: Style) -> None:
         self.n_calls = 0
@@ -36,9 +66,8 @@ class CallReader:
         self._state: Callable[[list[Piece], bool], bool] = self._text
         self._unread = ""
         self._has_text = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._object = ObjectEnd()
+        self._ids: set[str] = set()
 
     def feed(self, text: str, *, final: bool = False) -> list[Piece]:
         """The pieces that `text` completes. With `final` an incomplete call marker is text."""
@@ -75,13 +104,19 @@ class CallReader:
     def _call_begins(self, at: int) -> bool | None:
         """Whether a call begins at this marker, not text about calls. None: the text is too short to know."""
         text, style = self._unread[at : at + MAX_HEAD_CHARS], self._style
-        head, middle = (words.replace(" ", "") for words in (style.first + style.opening, style.middle))
-        found = text.replace(" ", "")  # there may be a space after a control token
-        after = found.removeprefix(head).lstrip(NAME_CHARS)
-        if found.startswith(head) and after.startswith(middle):
-            return True
-        begins = middle.startswith(after) if found.startswith(head) else head.startswith(found)
-        return None if begins and len(text) < MAX_HEAD_CHARS else False
+        begun, rest = _past_words(text, style.first + style.opening)
+        if begun:
+            begun, rest = self._past_id(rest.lstrip(" ").lstrip(NAME_CHARS))
+        if begun:
+            begun, _ = _past_words(rest, style.middle)
+        return False if begun is None and len(text) == MAX_HEAD_CHARS else begun
+
+    def _past_id(self, text: str) -> tuple[bool | None, str]:
+        """As `_past_words`, for an id before the arguments, which may be missing."""
+        begun, rest = _past_words(text, self._style.id_before)
+        if begun is False:
+            return True, text
+        return begun, rest.lstrip(" ").lstrip(ID_CHARS) if self._style.id_before else text
 
     def _n_marker_start(self) -> int:
         """The number of characters at the end that may be the beginning of a marker."""
@@ -95,12 +130,29 @@ class CallReader:
         return self._past(self._style.opening, self._name) is not None
 
     def _name(self, pieces: list[Piece], final: bool) -> bool:
-        name = self._past(self._style.middle, self._arguments)
-        if name is None:
+        head = self._past(self._style.middle, self._arguments)
+        if head is None:
             return False
-        pieces.append(CallDelta(self.n_calls, self._style.new_id(), name.strip()))
+        name, written = head, self._id_after()
+        if before := self._style.id_before:
+            name, _, written = head.partition(before)
+        pieces.append(CallDelta(self.n_calls, self._id(written.strip()), name.strip()))
         self.n_calls += 1
         return True
+
+    def _id(self, written: str) -> str:
+        """The id of a call: what the model has `written`, if it is an id, and a new one."""
+        call_id = written if SHORT_ID.fullmatch(written) and written not in self._ids else self._style.new_id()
+        self._ids.add(call_id)
+        return call_id
+
+    def _id_after(self) -> str:
+        """What is written as the id after the arguments, if that has arrived."""
+        if self._style.id_after is None or (end := ObjectEnd().find(self._unread)) is None:
+            return ""
+        opening, closing = self._style.id_after
+        after = self._unread[end:]
+        return after.removeprefix(opening).partition(closing)[0] if after.startswith(opening) else ""
 
     def _past(self, words: str, state: Callable[[list[Piece], bool], bool]) -> str | None:
         """The text before the next `words`; then `state` is the next state. None: they have not arrived."""
@@ -112,7 +164,7 @@ class CallReader:
 
     def _arguments(self, pieces: list[Piece], final: bool) -> bool:
         """Read a JSON object, up to its last brace."""
-        end = next((n for n, char in enumerate(self._unread, 1) if self._closes(char)), None)
+        end = self._object.find(self._unread)
         if arguments := self._unread[:end]:
             pieces.append(CallDelta(self.n_calls - 1, arguments=arguments))
         self._unread = "" if end is None else self._unread[end:]
@@ -120,18 +172,19 @@ class CallReader:
             self._state = self._before
         return end is not None
 
-    def _closes(self, char: str) -> bool:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            return not self._depth
-        return False
+
+def _past_words(text: str, words: str) -> tuple[bool | None, str]:
+    """Whether a text begins with the words, and the rest. None: it is too short to know.
+
+    Spaces do not count: there may be one after a control token.
+    """
+    awaited = list(words.replace(" ", ""))[::-1]
+    for at, char in enumerate(text):
+        if not awaited:
+            return True, text[at:]
+        if char != " " and char != awaited.pop():
+            return False, ""
+    return (None if awaited else True), ""
 
 
 def reader_of(served: ServedModel, may_call: bool) -> CallReader | None:

@@ -13,7 +13,9 @@ from service.generation.served import ServedModel
 
 Json = dict[str, Any]
 
+ID_CHARS = string.ascii_letters + string.digits
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+"""An id as Mistral's formats take it, up to v11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Style:
         </tool_call>
 
     The first call begins with `marker`. Text may come before it, but not with `anchored`.
-    `extra` is a regex of what models may write before `closing`. Control tokens are written by name.
+    A model may write an id of the call: after `id_before`, which follows the name, or between the words of `id_after`,
+    which follow the arguments. Control tokens are written by name.
     """
 
     marker: str
@@ -38,18 +41,21 @@ class Style:
     closing: str
     between: str
     last: str = ""
-    extra: str = ""
+    id_before: str = ""
+    id_after: tuple[str, str] | None = None
     anchored: bool = False
     short_ids: bool = False
 
     def control(self, tokenizer: Tokenizer) -> frozenset[str]:
         """The names of the control tokens that the reader of calls needs in the text."""
-        return frozenset(name for name in tokenizer.control if name in self.first + self.opening + self.middle)
+        words = self.first + self.opening + self.id_before + self.middle
+        return frozenset(name for name in tokenizer.control if name in words)
 
     def new_id(self) -> str:
         """A new id of a call. Mistral's formats require nine letters or digits."""
-        letters = string.ascii_letters + string.digits
-        return "".join(secrets.choice(letters) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
+        return (
+            "".join(secrets.choice(ID_CHARS) for _ in range(9)) if self.short_ids else f"call_{secrets.token_hex(12)}"
+        )
 
     def with_ids(self, messages: Sequence[Json]) -> Sequence[Json]:
         """The messages with call ids that the format accepts. Another id becomes a short one, always the same."""
@@ -74,7 +80,16 @@ MISTRAL = Style(
     closing="}",
     between=", ",
     last="]",
-    extra='(, "id": "[a-zA-Z0-9]{9}")?',
+    id_after=(', "id": "', '"'),
+    short_ids=True,
+)
+ARGS = Style(
+    marker="[TOOL_CALLS]",
+    first="",
+    opening="[TOOL_CALLS]",
+    middle="[ARGS]",
+    closing="",
+    between="",
     short_ids=True,
 )
 STYLES: Mapping[str, Style] = {
@@ -97,14 +112,16 @@ STYLES: Mapping[str, Style] = {
     ),
     "mistral": MISTRAL,
     "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has either text or calls
-    "mistral-args": Style(
-        marker="[TOOL_CALLS]",
-        first="",
-        opening="[TOOL_CALLS]",
-        middle="[ARGS]",
-        closing="",
-        between="",
-        short_ids=True,
+    "mistral-v11": replace(ARGS, id_before="[CALL_ID]"),
+    "mistral-args": ARGS,
+    "functools": Style(
+        marker="functools[",
+        first="functools[",
+        opening='{"name": "',
+        middle='", "arguments": ',
+        closing="}",
+        between=", ",
+        last="]",
     ),
 }
 

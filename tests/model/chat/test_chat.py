@@ -388,6 +388,8 @@ def test_native_formats_know_tools(version: str, tmp_path: Path) -> None:
     strings = json.loads(json.dumps(messages))
     function = strings[1]["tool_calls"][0]["function"]
     function["arguments"] = json.dumps(function["arguments"])
+    if version == "v2":
+        strings[2]["name"] = "weather"  # it is found where a client leaves it out
     request = ChatCompletionRequest.model_validate({"messages": strings, "tools": [TOOL]})
     ids = chat.encode(messages, tools=[TOOL])
     assert ids == MistralTokenizer.from_file(source).encode_chat_completion(request).tokens
@@ -421,7 +423,9 @@ def test_native_refusals_are_one_line(native: tuple[Path, Path]) -> None:
     opened = chat.encode(ends_with_answer, continue_final_message=True)
     assert opened == chat.encode(ends_with_answer, add_generation_prompt=False)
     assert 2 not in opened
-    with pytest.raises(ParameterError, match="must be empty: this model has no chat template"):
+    with pytest.raises(
+        ParameterError, match=r"chat_template_kwargs has 'think', this model's tokenizer v\d knows: none"
+    ):
         chat.encode(_user("hi"), variables={"think": True})
     assert chat.encode([{"role": "user", "content": "hi", "name": "Ann"}]) == chat.encode(_user("hi"))
 

@@ -1,91 +1,30 @@
 """Texts encoded in slices, against the same texts encoded whole, for every kind of tokenizer."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 
 from model.checkpoint.gguf.tokenizer import write_tokenizer
-from model.checkpoint.resolve import resolve
 from model.tokenizers import huggingface
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.slicing import Slicing
-from tests.model.tokenizers.vocabularies import DATA, V1, gguf_metadata
+from tests.model.tokenizers.kinds import KINDS, PIPELINES, byte_fallback, trained
+from tests.model.tokenizers.vocabularies import V1, gguf_metadata
 
-SENTENCEPIECE = sorted(path for path in DATA.iterdir() if ".model" in path.name)
 ARTICLE = Path(__file__).read_text() + "Ünïcödé dĕŕ Größe, 日本語の文章 and don't we'll 12 345 x² "
 
 
-def embedded(directory: Path) -> Path:
-    return resolve("smollm2-135m-instruct")
-
-
-def sentencepiece(file: Path) -> Callable[[Path], Path]:
-    def write(directory: Path) -> Path:
-        shutil.copy(file, directory / f"tokenizer.model{file.name.partition('.model')[2]}")
-        return directory
-
-    return write
-
-
-def byte_fallback(directory: Path) -> Path:
-    write_tokenizer(gguf_metadata(V1), directory)
-    return directory
-
-
-def metaspace(directory: Path) -> Path:
-    """The same tokens in the newer form of transformers."""
-    path = byte_fallback(directory) / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    marks = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
-    path.write_text(json.dumps(spec | {"normalizer": None, "pre_tokenizer": marks}))
-    return directory
-
-
-def of_words(pattern: str) -> Callable[[Path], Path]:
-    """Byte-level BPE with this pattern of words."""
-
-    def write(directory: Path) -> Path:
-        trained(pattern).save(str(directory / "tokenizer.json"))
-        return directory
-
-    return write
-
-
-def trained(pattern: str) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    words = pre_tokenizers.Split(Regex(pattern), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([ARTICLE], trainer)
-    return tokenizer
-
-
-KINDS: dict[str, Callable[[Path], Path]] = {
-    "embedded": embedded,
-    **{file.name: sentencepiece(file) for file in SENTENCEPIECE},
-    "byte fallback": byte_fallback,
-    "metaspace": metaspace,
-    **{f"words {number}": of_words(pattern) for number, pattern in enumerate(huggingface._WORDS)},
-}
-
-
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=PIPELINES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
     """A tokenizer of whole texts, and one that cuts wherever it can."""
-    directory = KINDS[request.param](tmp_path_factory.mktemp("tokenizer"))
+    directory = KINDS[request.param].write(tmp_path_factory.mktemp("tokenizer"))
     return load_tokenizer(directory), load_tokenizer(directory, Slicing(3))
 
 

@@ -22,5 +22,14 @@ TEXTS = {
         f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time.now", "arguments": {{}}}}]',
         "",
     ),
+    "mistral-v11": (
+        f"Well[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}",
+        "Well",
+    ),
+    "functools": (
+        f'Well func functools[{{"name": "weather", "arguments": {ARGUMENTS}}}, '
+        '{"name": "time.now", "arguments": {}}]',
+        "Well func ",
+    ),
     "mistral-args": (f"Well[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time.now[ARGS]{{}}", "Well"),
 }

@@ -38,14 +38,14 @@ TOOLS = [
 class Tokenizer(IntegerTokenizer):
     """A tokenizer of bytes. Mistral's control tokens replace two bytes that no text here has."""
 
-    control: Mapping[str, int] = MappingProxyType({"<end>": 0, "[TOOL_CALLS]": 254, "[ARGS]": 255})
+    control: Mapping[str, int] = MappingProxyType({"<end>": 0, "[CALL_ID]": 253, "[TOOL_CALLS]": 254, "[ARGS]": 255})
     strips_leading_space = True
 
     def piece(self, token: int) -> bytes:
-        return b"" if token >= 254 else super().piece(token)
+        return b"" if token >= 253 else super().piece(token)
 
     def tokens(self, text: str) -> list[int]:
-        parts = re.split(r"(\[TOOL_CALLS\]|\[ARGS\])", text)
+        parts = re.split(r"(\[TOOL_CALLS\]|\[ARGS\]|\[CALL_ID\])", text)
         return [token for part in parts for token in ([self.control[part]] if part in self.control else part.encode())]
 
     def text(self, tokens: list[int]) -> str:
@@ -107,7 +107,7 @@ def test_a_marker_is_text_where_no_call_follows(style: str) -> None:
         assert read(style, list(text)) == read(style, [text]) == (text, [], "stop")
 
 
-@pytest.mark.parametrize("style", ["mistral", "mistral-v3", "mistral-args"])
+@pytest.mark.parametrize("style", ["mistral", "mistral-v3", "mistral-v11", "mistral-args"])
 def test_what_is_read_as_a_control_token_is_not_spelled(style: str) -> None:
     matcher = COMPILER.compile(grammar(style))
     text = b"Calls begin with [TOOL_CALLS"
@@ -122,6 +122,7 @@ def test_control_tokens_of_a_style_are_seen() -> None:
     special.control = MappingProxyType({"<end>": 0, "<tool_call>": 253, "[ARGS]": 255})
     assert STYLES["hermes"].control(special) == {"<tool_call>"}
     assert STYLES["mistral-args"].control(TOKENIZER) == {"[TOOL_CALLS]", "[ARGS]"}
+    assert STYLES["mistral-v11"].control(TOKENIZER) == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}
     assert STYLES["llama"].control(TOKENIZER) == frozenset()
 
 
@@ -160,8 +161,8 @@ def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
     one = {"type": "function", "function": {"name": "weather"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
     single = {"hermes": first.rpartition("\n<tool_call>")[0], "llama": first.rpartition("; ")[0]}
-    single |= dict.fromkeys(("mistral", "mistral-v3"), first.rpartition(", ")[0] + "]")
-    single |= {"mistral-args": first.rpartition("[TOOL_CALLS]")[0]}
+    single |= dict.fromkeys(("mistral", "mistral-v3", "functools"), first.rpartition(", ")[0] + "]")
+    single |= dict.fromkeys(("mistral-v11", "mistral-args"), first.rpartition("[TOOL_CALLS]")[0])
     for choice in (one, allowed, "required"):
         assert accepts(grammar(style, tool_choice=choice), single[style]), choice
         assert accepts(grammar(style, tool_choice=choice), whole[len(text) :]) == (choice == "required")
@@ -217,7 +218,7 @@ def test_ids_of_others_are_made_fit() -> None:
         return [result["tool_call_id"] for result in results]
 
     names = ("call_0123456789", "call_0123456788", "a", "abcdefgh1")
-    for style in ("mistral", "mistral-v3", "mistral-args"):
+    for style in ("mistral", "mistral-v3", "mistral-v11", "mistral-args"):
         found = ids(style, *names)
         assert len({*found}) == 4
         assert found[3] == "abcdefgh1"

@@ -1,0 +1,352 @@
+"""Conversations in every version of Mistral's chat format. Oracles: mistral-common, the templates that it generates."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mistral_common.exceptions import MistralCommonException
+from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from model.chat.formats import load_chat
+from model.chat.mistral import MistralChat
+from model.errors import ModelError, ParameterError
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.load import load_tokenizer
+from tests.model.chat.versions import FILES, write_directory
+from tests.model.tokenizers.tekken_files import SPECIAL, write_tekken
+
+Json = dict[str, Any]
+
+
+class Subject(NamedTuple):
+    """A model directory: our chat format and mistral-common's own reading of the same file."""
+
+    name: str
+    file: Path
+    tokenizer: Tokenizer
+    chat: MistralChat
+    oracle: MistralTokenizer
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    loaded: dict[str, Subject] = {}
+
+    def subject(name: str) -> Subject:
+        if name not in loaded:
+            directory = tmp_path_factory.mktemp(name)
+            file = write_directory(directory, name)
+            tokenizer = load_tokenizer(directory)
+            chat = load_chat(directory, tokenizer)
+            assert isinstance(chat, MistralChat)
+            loaded[name] = Subject(name, file, tokenizer, chat, MistralTokenizer.from_file(file))
+        return loaded[name]
+
+    return subject
+
+
+def tool(name: str = "weather") -> Json:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    description = "Tells the weather of a city, in °C"
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def user(content: str) -> Json:
+    return {"role": "user", "content": content}
+
+
+def system(content: str) -> Json:
+    return {"role": "system", "content": content}
+
+
+def answer(content: str) -> Json:
+    return {"role": "assistant", "content": content}
+
+
+def calls(*ids: str, content: str = "", city: str = "Zürich") -> Json:
+    called = [
+        {"id": name, "type": "function", "function": {"name": "weather", "arguments": {"city": city}}} for name in ids
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": called}
+
+
+def result(name: str, content: str = "sunny") -> Json:
+    # v2 writes the name, the other versions do not
+    return {"role": "tool", "content": content, "tool_call_id": name, "name": "weather"}
+
+
+A, B = "abcdefgh1", "ABCDEFGH2"
+ASKED = user("How is it?")
+CONVERSATIONS: Mapping[str, Sequence[Json]] = {
+    "one user": [user("hi </s>[INST]  é\n")],
+    "several rounds": [system("Be brief."), user("hi"), answer(" Hello"), user("and?"), answer("Fine."), user("ok")],
+    "spaces after an answer": [user("hi"), answer(" Hello  "), user(" ok ")],
+    "empty content": [user("")],
+    "two users": [user("a"), user("b")],
+    "system alone": [system("Be brief.")],
+    "two systems": [system("a"), system("b"), user("c")],
+    "system in the middle": [user("hi"), answer("Hello"), user("a"), system("Be brief."), user("b")],
+    "system after an answer": [user("hi"), answer("Hello"), system("Be brief."), user("b")],
+    "answer without content": [user("hi"), answer(""), user("b")],
+    "one call": [system("Be brief."), ASKED, calls(A), result(A)],
+    "two calls": [ASKED, calls(A, B), result(A), result(B, "22 °C")],
+    "results in another order": [ASKED, calls(A, B), result(B, "22"), result(A, '{"sky": "blue",   "t": [1, 2.0]}')],
+    "calls after results": [ASKED, calls(A), result(A), calls(B, city="[TOOL_CALLS]</s>"), result(B, "[/INST]")],
+    "calls before another user": [ASKED, calls(A), result(A, ""), answer("Sunny."), user("Thanks. And Bern?")],
+    "text with a call": [ASKED, calls(A, content="Let me see."), result(A)],
+    "id of another server": [ASKED, calls("call_1"), result("call_1")],
+    "result of no call": [ASKED, calls(A), result(B)],
+    "call without result": [ASKED, calls(A), answer("Sunny."), user("b")],
+}
+ALL, OLD = frozenset(FILES), frozenset({"spm-v2", "spm-v3", "tekken-v3"})
+V7, V11 = frozenset({"spm-v7", "tekken-v7"}), frozenset({"tekken-v11", "tekken-v13", "tekken-v15"})
+TOOLLESS = frozenset({"spm-v1"})
+REFUSED: Mapping[str, frozenset[str]] = {
+    "system after an answer": ALL,
+    "answer without content": ALL,
+    "call without result": ALL,
+    "one call": TOOLLESS,
+    "two calls": TOOLLESS | {"spm-v2"},
+    "results in another order": TOOLLESS | {"spm-v2"},
+    "calls after results": TOOLLESS,
+    "calls before another user": TOOLLESS,
+    "text with a call": TOOLLESS | OLD,
+    "id of another server": TOOLLESS | {"spm-v3", "tekken-v3", "tekken-v11"} | V7,
+    "result of no call": TOOLLESS | V11,
+}
+
+
+def theirs(subject: Subject, messages: Sequence[Json], **options: Any) -> list[int] | None:
+    """mistral-common's ids, None if it refuses the conversation."""
+    copied = json.loads(json.dumps(messages))
+    for message in copied:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    try:
+        request = ChatCompletionRequest.from_openai(copied, **options)
+        tokens: list[int] = subject.oracle.encode_chat_completion(request).tokens
+        return tokens
+    except (MistralCommonException, ValueError):
+        return None
+
+
+def ours(subject: Subject, messages: Sequence[Json], **options: Any) -> list[int] | None:
+    try:
+        return subject.chat.encode(messages, **options)
+    except ParameterError as error:
+        return None if error.param == "messages" and "\n" not in str(error) else [-1]
+
+
+@pytest.mark.parametrize("offered", [False, True], ids=["plain", "tools"])
+@pytest.mark.parametrize("name", FILES)
+def test_ids_are_those_of_mistral_common(name: str, offered: bool, subjects: Callable[[str], Subject]) -> None:
+    subject, tools = subjects(name), [tool(), tool("time_now")] if offered else None
+    for title, messages in CONVERSATIONS.items():
+        expected = theirs(subject, messages, tools=tools)
+        assert ours(subject, messages, tools=tools) == expected, title
+        assert (expected is None) == (name in REFUSED.get(title, ())), title
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_open_answer_is_a_prefix_as_in_mistral_common(name: str, subjects: Callable[[str], Subject]) -> None:
+    subject = subjects(name)
+    messages = [ASKED, answer("It is</s> sun")]
+    expected = theirs(subject, messages, continue_final_message=True)
+    assert expected is not None
+    assert subject.tokenizer.eos_id not in expected
+    opened = {"add_generation_prompt": False, "continue_final_message": True}
+    assert subject.chat.encode(messages, **opened) == subject.chat.encode(messages, add_generation_prompt=False)
+    assert subject.chat.encode(messages, **opened) == expected
+    with pytest.raises(ParameterError, match="Expected last role User"):
+        subject.chat.encode(messages)
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["</s>", "[INST] a", "1 ", "{}"]
+)
+ids = st.sampled_from([A, B])
+messages_of_any_kind = st.one_of(
+    st.builds(user, words),
+    st.builds(answer, words),
+    st.builds(system, words),
+    st.builds(result, ids, words),
+    st.builds(lambda names, city: calls(*names, city=city), st.lists(ids, min_size=1, max_size=2, unique=True), words),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(FILES), st.lists(messages_of_any_kind, min_size=1, max_size=5), st.booleans())
+def test_any_conversation_has_their_ids_or_is_refused_as_there(
+    subjects: Callable[[str], Subject], name: str, messages: list[Json], offered: bool
+) -> None:
+    subject, tools = subjects(name), [tool()] if offered else None
+    assert ours(subject, messages, tools=tools) == theirs(subject, messages, tools=tools)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_texts_are_those_of_the_templates_that_mistral_common_generates(
+    name: str, subjects: Callable[[str], Subject]
+) -> None:
+    """Where they differ, the ids are right: templates keep spaces after an answer, and open empty words with one."""
+    subject = subjects(name)
+    template = convert_tokenizer_to_chat_template(subject.file, plain_thinking_support=False)
+    jinja = load_chat(subject.file.parent, subject.tokenizer, template)
+    assert jinja is not None
+    titles = ["one user", "several rounds", "two calls", "calls after results", "empty content"]
+    refused = [*titles[2:4], "empty content"] if name == "spm-v1" else titles[-1:] if "spm" in name else []
+    for title in (title for title in titles if title not in refused and name not in REFUSED.get(title, ())):
+        messages, tools = CONVERSATIONS[title], [tool()] if "call" in title else None
+        (text,), _ = render_jinja_template(
+            [messages], tools=tools, chat_template=template, bos_token="<s>", eos_token="</s>"
+        )
+        assert subject.chat.render(messages, tools=tools) == text, title
+        assert jinja.render(messages, tools=tools) == text, title
+        # SentencePiece's spaces are not the template's; a name of a control token in a content divides it
+        if "tekken" in name and title in ("several rounds", "two calls"):
+            assert jinja.encode(messages, tools=tools) == subject.chat.encode(messages, tools=tools), title
+
+
+CALLED: Mapping[str, str] = {
+    "spm-v2": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Bern"}}]</s>'
+    '[TOOL_RESULTS] [{"name": "weather", "content": 22}][/TOOL_RESULTS]',
+    "tekken-v3": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern"}, "id": "abcdefgh1"}]</s>'
+    '[TOOL_RESULTS]{"content": 22, "call_id": "abcdefgh1"}[/TOOL_RESULTS]',
+    "tekken-v7": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bern"}, "id": "abcdefgh1"}]</s>'
+    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]22[/TOOL_RESULTS]",
+    "tekken-v11": '[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{"city": "Bern"}</s>'
+    "[TOOL_RESULTS]abcdefgh1[TOOL_CONTENT]22[/TOOL_RESULTS]",
+    "tekken-v13": '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}</s>[TOOL_RESULTS]22[/TOOL_RESULTS]',
+    "tekken-v15": '[TOOL_CALLS]weather[ARGS]{"city": "Bern"}</s>[TOOL_RESULTS]22[/TOOL_RESULTS]',
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_calls_and_results_are_written_as_published(name: str, subjects: Callable[[str], Subject]) -> None:
+    text = subjects(name).chat.render([ASKED, calls(A, city="Bern"), result(A, "22")])
+    assert text.partition("[/INST]")[2] == CALLED[name]
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_tools_stand_before_the_last_user_message_then_the_first(name: str, subjects: Callable[[str], Subject]) -> None:
+    text = subjects(name).chat.render([user("one"), answer("two"), user("three")], tools=[tool()])
+    first, last = (text.replace(" ", "").index(f"[INST]{word}") for word in ("one", "three"))
+    at = text.replace(" ", "").index("[AVAILABLE_TOOLS]")
+    assert (at < first) if name in ("tekken-v13", "tekken-v15") else (first < at < last)
+
+
+def test_settings_of_v15_are_always_written(subjects: Callable[[str], Subject]) -> None:
+    subject = subjects("tekken-v15")
+    for wanted, written in (({}, "none"), ({"reasoning_effort": None}, "none"), ({"reasoning_effort": "high"}, "high")):
+        ids = subject.chat.encode([ASKED], variables=wanted)
+        assert ids == theirs(subject, [ASKED], **wanted)
+        begin = f'<s>[MODEL_SETTINGS]{{"reasoning_effort": "{written}"}}[/MODEL_SETTINGS][INST]'
+        assert subject.tokenizer.decode(ids, keep_control=True).startswith(begin)
+    assert subject.chat.efforts == ("none", "high")
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "param", "message"),
+    [
+        (
+            "tekken-v15",
+            {"reasoning_effort": "low"},
+            "reasoning_effort",
+            "reasoning_effort of this model must be one of none, high, got 'low'",
+        ),
+        (
+            "tekken-v15",
+            {"reasoning_effort": ["high"]},
+            "reasoning_effort",
+            "reasoning_effort of this model must be one of none, high, got ['high']",
+        ),
+        (
+            "tekken-v15",
+            {"thinking": True},
+            "chat_template_kwargs",
+            "chat_template_kwargs has 'thinking', this model's tokenizer v15 knows: reasoning_effort (none, high)",
+        ),
+        (
+            "tekken-v13",
+            {"reasoning_effort": "high"},
+            "reasoning_effort",
+            "chat_template_kwargs has 'reasoning_effort', this model's tokenizer v13 knows: none",
+        ),
+    ],
+)
+def test_settings_that_are_refused(
+    name: str, variables: Json, param: str, message: str, subjects: Callable[[str], Subject]
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        subjects(name).chat.encode([ASKED], variables=variables)
+    assert (caught.value.param, str(caught.value)) == (param, message)
+
+
+def test_a_tool_that_the_format_refuses_is_named(subjects: Callable[[str], Subject]) -> None:
+    for wrong in (tool("time.now"), {"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}):
+        with pytest.raises(ParameterError, match="refuses these tools: ") as caught:
+            subjects("tekken-v13").chat.encode([ASKED], tools=[wrong])
+        assert caught.value.param == "tools"
+        assert "\n" not in str(caught.value)
+
+
+def test_long_white_space_and_deep_json_are_no_faults(subjects: Callable[[str], Subject]) -> None:
+    """mistral-common alone raises errors of its regex engine and of the parser of JSON."""
+    subject = subjects("tekken-v3")
+    assert len(subject.chat.encode([user(" " * 1_000_000)])) > 1000
+    with pytest.raises(ParameterError, match="maximum recursion depth"):
+        subject.chat.encode([ASKED, calls(A), result(A, "[" * 100_000)])
+
+
+@pytest.mark.parametrize("file", ["tekken.json", "tokenizer.model.v3"])
+def test_a_directory_in_hugging_faces_layout_speaks_it_too(file: str, tmp_path: Path) -> None:
+    written = write_directory(tmp_path, "tekken-v11" if file == "tekken.json" else "spm-v3")
+    assert written.name == file
+    (tmp_path / "params.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
+    assert isinstance(chat, MistralChat)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert not isinstance(load_chat(tmp_path, load_tokenizer(tmp_path)), MistralChat)
+
+
+def test_tokenizer_model_alone_says_nothing_in_hugging_faces_layout(tmp_path: Path) -> None:
+    write_directory(tmp_path, "spm-v1")
+    assert load_chat(tmp_path, load_tokenizer(tmp_path)) is not None
+    (tmp_path / "params.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    assert load_chat(tmp_path, load_tokenizer(tmp_path)) is None
+
+
+def test_two_files_that_disagree_are_refused(tmp_path: Path, subjects: Callable[[str], Subject]) -> None:
+    write_tekken(tmp_path, "v13", special=["<unk>", "<s>", "</s>", "[/INST]", "[INST]", *SPECIAL["v13"][5:]])
+    with pytest.raises(ModelError) as caught:
+        MistralChat(tmp_path / "tekken.json", subjects("tekken-v13").tokenizer)
+    assert str(caught.value) == (
+        "[INST] is token 4 in tekken.json and 3 in tokenizer.json: they are files of two models, remove the wrong one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_settings_builder": None}, "tekken.json has no model_settings_builder, which a tokenizer v15 needs"),
+        ({"model_settings_builder": {"reasoning_effort": 1}}, "tekken.json cannot be read by mistral-common: "),
+        ({"special_tokens": None}, "tekken.json cannot be read by mistral-common: Special tokens not found"),
+        ({"config": {"version": "v99"}}, "tekken.json cannot be read by mistral-common: Unknown version: v99"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    change: Json, message: str, tmp_path: Path, subjects: Callable[[str], Subject]
+) -> None:
+    write_tekken(tmp_path, "v15", **change)
+    with pytest.raises(ModelError) as caught:
+        MistralChat(tmp_path / "tekken.json", subjects("tekken-v15").tokenizer)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)

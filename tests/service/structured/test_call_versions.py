@@ -1,0 +1,266 @@
+"""Calls in the style of each Mistral version. Oracle: the tokens that mistral-common writes for the same calls."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+from model.chat.mistral import CALL_STYLES, MistralChat
+from model.grammar.compiler import Compiler
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.load import load_tokenizer
+from model.tokenizers.pieces import bytes_of
+from service.api.openai.tool_choice import ToolsBody
+from service.structured.call_grammar import call_constraint
+from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
+from service.structured.call_style import STYLES, Style
+from tests.fakes import IntegerTokenizer
+from tests.model.chat.versions import write_directory
+from tests.service.live import FakeChat, Live, running
+
+Json = dict[str, Any]
+FILES = ("spm-v3", "tekken-v3", "tekken-v7", "tekken-v11", "tekken-v13", "tekken-v15")
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}},
+    {"type": "function", "function": {"name": "time_now"}},
+]
+
+
+class Version(NamedTuple):
+    style: Style
+    tokenizer: Tokenizer
+    compiler: Compiler
+    oracle: MistralTokenizer
+
+
+@pytest.fixture(scope="module", params=FILES)
+def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Version:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    file = write_directory(directory, request.param)
+    tokenizer = load_tokenizer(directory)
+    style = MistralChat(file, tokenizer).call_style
+    assert style is not None
+    end = tokenizer.eos_id
+    assert end is not None
+    compiler = Compiler.of(tokenizer, [end], tokenizer.vocab_size)
+    return Version(STYLES[style], tokenizer, compiler, MistralTokenizer.from_file(file))
+
+
+def written(version: Version, calls: Sequence[tuple[str, Json]]) -> list[int]:
+    """The tokens of an answer with these calls, without its end token, as mistral-common writes them."""
+    ids = ["abcdefgh1", "ABCDEFGH2"][: len(calls)]
+    called = [
+        {"id": name, "type": "function", "function": {"name": function, "arguments": json.dumps(arguments)}}
+        for name, (function, arguments) in zip(ids, calls, strict=True)
+    ]
+    messages: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": called}]
+    messages += [{"role": "tool", "content": "1", "tool_call_id": name} for name in ids]
+    tokens: list[int] = version.oracle.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
+    begin, end = version.tokenizer.control["[/INST]"], version.tokenizer.eos_id
+    answer = tokens[tokens.index(begin) + 1 :]
+    return answer[: answer.index(end)]
+
+
+def consumed(version: Version, tokens: Sequence[int], **fields: Any) -> bool:
+    """Whether the grammar of a request with these fields lets a model write all the tokens."""
+    body = ToolsBody.model_validate({"tools": TOOLS, **fields})
+    constraint = call_constraint(body.allowed_calls(), version.style, version.tokenizer)
+    matcher = version.compiler.compile(constraint.serialized())
+    return matcher.try_consume_tokens([*tokens]) == len(tokens) and matcher.is_accepting()
+
+
+def text_of(version: Version, tokens: Sequence[int]) -> str:
+    """The text as the service reads it: with the control tokens that the style needs."""
+    visible = bytes_of(version.tokenizer, keep_control=version.style.control(version.tokenizer))
+    return b"".join(map(visible, tokens)).decode()
+
+
+ONE = [("weather", {"city": 'Zürich "}{"', "days": 3})]
+TWO = [*ONE, ("time_now", {})]
+
+
+@pytest.mark.parametrize("calls", [ONE, TWO, TWO[1:]], ids=["one", "two", "without arguments"])
+def test_grammars_accept_what_mistral_common_writes(calls: list[tuple[str, Json]], version: Version) -> None:
+    tokens = written(version, calls)
+    one = {"type": "function", "function": {"name": calls[0][0]}}
+    for choice in ("auto", "required", one):
+        assert consumed(version, tokens, tool_choice=choice) == (choice != one or len(calls) == 1), choice
+    assert consumed(version, tokens, parallel_tool_calls=False) == (len(calls) == 1)
+    other = {"type": "function", "function": {"name": TOOLS[calls[0][0] == "weather"]["function"]["name"]}}  # type: ignore[index]
+    assert not consumed(version, tokens, tool_choice=other)
+    text = version.tokenizer.encode("It is sunny", add_bos=False, parse_control=False)
+    assert consumed(version, text)
+    assert not consumed(version, text, tool_choice="required")
+
+
+def test_arguments_outside_the_schema_are_not_written(version: Version) -> None:
+    for wrong in ({"days": 3}, {"city": 3}):
+        assert not consumed(version, written(version, [("weather", wrong)]), tool_choice="required")
+
+
+def test_what_mistral_common_writes_is_read_with_its_ids(version: Version) -> None:
+    text = text_of(version, written(version, TWO))
+    content, calls = gathered(CallReader(version.style).feed(text, final=True))
+    functions = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    assert (content, functions) == ("", TWO)
+    ids = [call["id"] for call in calls]
+    if version.style is STYLES["mistral-args"]:  # no ids from v13 on
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", name) for name in ids)
+        assert len({*ids}) == 2
+    else:
+        assert ids == ["abcdefgh1", "ABCDEFGH2"]
+
+
+arguments = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.just({"a": [{}]}), max_size=2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(sorted(STYLES)),
+    st.lists(st.tuples(st.sampled_from(["f", "time.now"]), arguments), min_size=1, max_size=3),
+    st.lists(st.integers(0, 400)),
+    st.booleans(),
+)
+def test_any_division_of_any_calls_gives_the_same_calls(
+    name: str, calls: list[tuple[str, Json]], cuts: list[int], with_ids: bool
+) -> None:
+    """Also in a stream whose first delta of a call names it, with all others being parts of its arguments."""
+    style = STYLES[name]
+    text = spelled(style, calls, with_ids=with_ids)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    parts = [text[start:end] for start, end in pairwise(places)]
+    reader = CallReader(style)
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.feed("", final=True)
+    content, read = gathered(pieces)
+    assert content == ""
+    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in read] == calls
+    assert [*deltas_in_order(pieces)] == [*range(len(calls))]
+    ids = [call["id"] for call in read]
+    assert len({*ids}) == len(calls)
+    if with_ids and style.id_before:
+        assert ids == [f"abcdefgh{number}" for number in range(len(calls))]
+
+
+def spelled(style: Style, calls: Sequence[tuple[str, Json]], *, with_ids: bool) -> str:
+    """The calls as a model writes them in a style."""
+    texts = []
+    for number, (name, values) in enumerate(calls):
+        written = f"abcdefgh{number}"
+        before = style.id_before + written if with_ids and style.id_before else ""
+        after = written.join(style.id_after) if with_ids and style.id_after else ""
+        texts.append(f"{style.opening}{name}{before}{style.middle}{json.dumps(values)}{after}{style.closing}")
+    return style.first + style.between.join(texts) + style.last
+
+
+def deltas_in_order(pieces: Sequence[Piece]) -> Iterator[int]:
+    """The indexes of the calls, each from its first delta; the others must belong to the last call that has begun."""
+    last = -1
+    for piece in pieces:
+        assert isinstance(piece, CallDelta)
+        if piece.name is not None:
+            last = piece.index
+            yield last
+        assert piece.index == last
+
+
+def test_an_id_that_is_none_or_not_new_is_replaced() -> None:
+    for wrong in ("short", "abcdefgh1", "abcdefgh12"):
+        text = f"[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{{}}[TOOL_CALLS]f[CALL_ID]{wrong}[ARGS]{{}}"
+        _, calls = gathered(CallReader(STYLES["mistral-v11"]).feed(text, final=True))
+        first, second = (call["id"] for call in calls)
+        assert first == "abcdefgh1"
+        assert second != wrong
+        assert re.fullmatch("[a-zA-Z0-9]{9}", second)
+
+
+def test_every_version_has_a_style_that_is_declared() -> None:
+    assert {style for style in CALL_STYLES.values() if style} <= STYLES.keys()
+
+
+# Over HTTP, with a model that repeats its prompt
+
+
+class Bytes(IntegerTokenizer):
+    """A tokenizer of bytes, of which three are control tokens."""
+
+    control: Mapping[str, int] = MappingProxyType({"<end>": 0, "[TOOL_CALLS]": 1, "[ARGS]": 2, "[CALL_ID]": 3})  # type: ignore[assignment]
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token <= 3 else super().piece(token)
+
+    def name(self, token: int) -> str:
+        return {number: name for name, number in self.control.items()}.get(token) or super().name(token)
+
+
+class Reciting(FakeChat):
+    """FakeChat, where names of control tokens become those tokens: the model writes them."""
+
+    def __init__(self, call_style: str) -> None:
+        self.call_style = call_style
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        text = self.render(messages, **options)
+        for name, token in Bytes.control.items():
+            text = text.replace(name, chr(token))
+        return [*text.encode()]
+
+
+SPOKEN = {
+    "mistral-v3": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "é"}, "id": "abcdefgh1"}, '
+    '{"name": "time_now", "arguments": {}, "id": "abcdefgh2"}]',
+    "mistral-v11": 'Well.[TOOL_CALLS]weather[CALL_ID]abcdefgh1[ARGS]{"city": "é"}'
+    "[TOOL_CALLS]time_now[CALL_ID]abcdefgh2[ARGS]{}",
+    "mistral-args": 'Well.[TOOL_CALLS]weather[ARGS]{"city": "é"}[TOOL_CALLS]time_now[ARGS]{}',
+}
+
+
+@pytest.fixture(scope="module", params=SPOKEN)
+def speaking(request: pytest.FixtureRequest) -> Iterator[tuple[str, Live]]:
+    with running(model="recite", tokenizer=Bytes(), chat=Reciting(request.param), max_model_len=1024) as live:
+        yield request.param, live
+
+
+def test_a_whole_answer_has_the_calls_of_the_model(speaking: tuple[str, Live]) -> None:
+    style, live = speaking
+    choice = live.chat(SPOKEN[style], tools=TOOLS)["choices"][0]
+    calls = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == (None if style == "mistral-v3" else "Well.")
+    functions = [call["function"] for call in calls]
+    assert functions == [{"name": "weather", "arguments": '{"city": "é"}'}, {"name": "time_now", "arguments": "{}"}]
+    if style != "mistral-args":
+        assert [call["id"] for call in calls] == ["abcdefgh1", "abcdefgh2"]
+
+
+def test_a_stream_has_the_same_calls(speaking: tuple[str, Live]) -> None:
+    style, live = speaking
+    body = {"messages": [{"role": "user", "content": SPOKEN[style]}], "tools": TOOLS}
+    deltas = [chunk["choices"][0]["delta"] for chunk in live.events("/v1/chat/completions", body)]
+    calls: list[Json] = []
+    for part in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        if "id" in part:
+            calls.append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
+        assert part["index"] == len(calls) - 1
+        calls[-1]["arguments"] += part["function"]["arguments"]
+    assert [(call["name"], call["arguments"]) for call in calls] == [("weather", '{"city": "é"}'), ("time_now", "{}")]
+    if style == "mistral-v11":
+        assert [call["id"] for call in calls] == ["abcdefgh1", "abcdefgh2"]
+    assert "".join(delta.get("content") or "" for delta in deltas) == ("" if style == "mistral-v3" else "Well.")
+
+
+def test_a_malformed_call_stays_text(speaking: tuple[str, Live]) -> None:
+    _, live = speaking
+    text = "[TOOL_CALLS] is where a call begins"
+    choice = live.chat(text, tools=TOOLS)["choices"][0]
+    assert choice["message"].get("tool_calls") is None
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")

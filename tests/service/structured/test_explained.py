@@ -1,0 +1,30 @@
+"""Tools for models whose chat template has none, through the formats of published templates."""
+
+import pytest
+
+from model.chat.formats import load_chat
+from model.checkpoint.resolve import resolve
+from model.tokenizers.load import load_tokenizer
+from service.schema.tools import Function
+from service.structured.call_style import STYLES
+from service.structured.tool_prompt import explained
+from tests.model.chat.test_published_templates import ANSWER, CALLED, STYLE_OF, SYSTEM, TOOL, USER, source
+
+
+@pytest.mark.parametrize("name", [name for name, style in STYLE_OF.items() if style is None])
+def test_tools_calls_and_results_reach_the_model(name: str) -> None:
+    """Also where the template refuses system messages, or wants users and assistants to take turns."""
+    directory = resolve("smollm2-135m-instruct")
+    chat = load_chat(directory, load_tokenizer(directory), source(name))
+    assert chat is not None
+    function = Function.model_validate(TOOL["function"])
+    for messages in (CALLED, [SYSTEM, *CALLED, ANSWER, USER]):
+        text = chat.render(explained(messages, [function]))
+        assert '"name": "weather", "description": "Tells the weather"' in text
+        assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>' in text
+        assert "<tool_response>\nsunny\n</tool_response>" in text
+        assert text.count("Be brief.") == messages.count(SYSTEM)
+
+
+def test_styles_of_templates_are_declared() -> None:
+    assert {style for style in STYLE_OF.values() if style} <= STYLES.keys()
