@@ -21,7 +21,7 @@ from service.api.responses.schema import ResponsesBody
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
 from service.settings import Settings
-from tests.fakes import END, IntegerTokenizer, make_info
+from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running
 
 THOUGHT, ANSWER = "Hm, a < b. So: é", "Hello!\n\nYou."
@@ -457,7 +457,20 @@ def test_options_that_cannot_work_are_refused_at_the_start() -> None:
 class MarkTokenizer(IntegerTokenizer):
     """Mistral's marks are tokens 250 and 251."""
 
-    control: Mapping[str, int] = MappingProxyType({"<end>": END, "[THINK]": 250, "[/THINK]": 251})  # type: ignore[assignment]
+    control: Mapping[str, int] = MappingProxyType({"<end>": END, "[THINK]": THINK, "[/THINK]": END_THINK})  # type: ignore[assignment]
 
     def piece(self, token: int) -> bytes:
-        return b"" if token in (250, 251) else super().piece(token)
+        return b"" if token in (THINK, END_THINK) else super().piece(token)
+
+
+def test_marks_that_are_tokens() -> None:
+    class Tokens(FakeChat):
+        reasoning_style = "tokens"
+
+    user = [{"role": "user", "content": "[THINK] is a word"}]
+    with running(model="marks", chat=Tokens(), tokenizer=MarkTokenizer()) as live:
+        message = post(live, CHAT, messages=user, max_tokens=40)["choices"][0]["message"]
+        left = post(live, CHAT, messages=user, max_tokens=40, reasoning_format="none")["choices"][0]["message"]
+    assert message["reasoning_content"] == " a[/THINK]b "
+    assert message["content"] == "[THINK] c"
+    assert left["content"] == "[THINK] a[/THINK]b [/THINK][THINK] c"
