@@ -20,10 +20,11 @@ class RopeScaling:
 
     "linear" divides all of them by `factor`. "llama3" divides low frequencies only, with a transition between
     `original_max_position / low_freq_factor` and `original_max_position / high_freq_factor`. "yarn" is that of arXiv
-    2309.00071, with `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "dynamic" (NTK) becomes a theta at load.
+    2309.00071, with `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "divisors" divides the frequency of each
+    pair by its own number (GGUF's `rope_freqs.weight`). "dynamic" (NTK) becomes a theta at load.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "divisors"]
     factor: float
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -31,11 +32,13 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for item in fields(self)[1:]:
             value = getattr(self, item.name)
-            if value is not None and not (_is_number(value) and value >= 0):
+            values = value if item.name == "divisors" else () if value is None else (value,)
+            if not all(_is_number(number) and number >= 0 for number in values):
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
 
 

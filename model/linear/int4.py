@@ -1,7 +1,7 @@
 """Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale for each row and group.
 
-Such blocks of a quantized file, of 4 or 8 bits, run as they are. All other matrices of that file are quantized to 8
-bits. A checkpoint of floats is quantized to 4 bits with minima. All parts of one projection get the narrowest layout
+Such blocks of a quantized file, of 4 or 8 bits, run as they are. So do the blocks that such groups can hold (see
+checkpoint/gguf/blocks.py). All other matrices of that file are quantized to 8 bits. A checkpoint of floats is quantized to 4 bits with minima. All parts of one projection get the narrowest layout
 that holds every part exactly.
 
 The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, Matrix, alike, join, parts, unpack
+from model.checkpoint.gguf.blocks import stored
+from model.checkpoint.matrices import ROWS_AT_ONCE, BlockMatrix, Matrix, alike, join, parts, unpack
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -63,8 +64,10 @@ def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
 def _blocks(rows: Matrix) -> list[BlockMatrix]:
     if isinstance(rows, BlockMatrix):
         return [rows]
-    quantize = quantize4 if isinstance(rows, Tensor) else quantize8
-    return [quantize(part.float()) for part in parts(rows)]
+    if isinstance(rows, Tensor):
+        return [quantize4(part.float()) for part in parts(rows)]
+    pieces = (rows[first : first + ROWS_AT_ONCE] for first in range(0, len(rows), ROWS_AT_ONCE))
+    return [stored(piece) or quantize8(piece.dequantize()) for piece in pieces]
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:

@@ -99,12 +99,17 @@ def save(kind: str, path: Path, formats: tuple[str, ...] = ("F32",)) -> torch.nn
     if kind == "mixtral":
         writer.add_expert_count(4)
         writer.add_expert_used_count(2)
-    writer.tensors[0].clear()
+    store(original, writer, formats)
+    return original
+
+
+def store(original: torch.nn.Module, writer: GGUFWriter, formats: tuple[str, ...] = ("F32",)) -> None:
+    """Write the network's weights and end the file. The matrices take these formats one after the other."""
+    writer.tensors[0].pop("token_embd.weight")
     for number, (name, values) in enumerate(tensors(original)):
         quantization = GGMLQuantizationType["F32" if values.ndim == 1 else formats[number % len(formats)]]
         writer.add_tensor(name, quantize(values, quantization), raw_dtype=quantization)
     write(writer)
-    return original
 
 
 def converted(source: Path) -> Path:

@@ -10,17 +10,14 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from model.attention import choose
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
 from model.checkpoint.open import open_checkpoint
 from model.loading import create
-from model.network import weights
-from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
 from tests.model.checkpoint.gguf_files import VOCAB, converted, new_file, save, write
-from tests.model.driving import CPU, Driver
+from tests.model.driving import network
 
 
 @pytest.mark.parametrize("scheme", ["none", "int4"])
@@ -39,22 +36,12 @@ def test_the_embedded_model_answers(scheme: str, embedded_model: Path) -> None:
     assert tokenizer.decode(tokens) == "The chemical formula of water is H2O."
 
 
-def _network(directory: Path, scheme: str = "none") -> Driver:
-    checkpoint = open_checkpoint(directory)
-    with torch.device("meta"):
-        model = Transformer(checkpoint.config, scheme)
-    weights.load(
-        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None
-    )
-    return Driver(model.eval(), choose("auto", CPU)[1])
-
-
 @pytest.mark.parametrize("kind", ["llama", "llama tied", "mixtral"])
 def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> None:
     original = save(kind, tmp_path / "model.gguf")
     with torch.no_grad():
         expected = original(torch.arange(VOCAB)[None]).logits[0]
-    found = _network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
+    found = network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -130,10 +117,10 @@ def test_int4_runs_a_file_near_its_dequantized_self(kind: str, formats: tuple[st
     save(kind, tmp_path / "model.gguf", formats)
     directory = converted(tmp_path / "model.gguf")
     tokens = [*range(VOCAB)] * 3
-    expected = _network(directory).whole(tokens)
-    network = _network(directory, "int4")
-    found = network.whole(tokens)
+    expected = network(directory).whole(tokens)
+    served = network(directory, "int4")
+    found = served.whole(tokens)
     assert torch.nn.functional.cosine_similarity(found, expected).median() > (0.9 if formats == ("BF16",) else 0.995)
     assert not torch.equal(found, expected)
     if kind != "mixtral":  # whose gates and experts are chosen in floats
-        assert torch.equal(network.whole(tokens, chunk=7), found)
+        assert torch.equal(served.whole(tokens, chunk=7), found)
