@@ -12,7 +12,8 @@ import numpy as np
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.config import EMBEDDINGS, generation_config, hf_config
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
-from model.checkpoint.gguf.parts import find_parts, read_parts
+from model.checkpoint.gguf.parts import find_parts
+from model.checkpoint.gguf.reader import read_parts
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.names import GGUF, native_name
 from model.errors import ModelError, one_line, short

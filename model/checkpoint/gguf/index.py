@@ -116,10 +116,15 @@ def _bits(parts: Iterable[Entry]) -> float:
     return max(kind.value_bits for kind in stored) + tables / BLOCK_GROUP
 
 
+def read_paths(directory: Path) -> tuple[Path, ...]:
+    """The GGUF files that a converted directory names."""
+    return tuple(map(Path, read_json(directory / INDEX)["paths"]))
+
+
 def read_index(directory: Path) -> Index:
     """The index in a converted directory. Raises ModelError if a GGUF file is gone or has changed."""
     index = read_json(directory / INDEX)
-    paths = tuple(map(Path, index["paths"]))
+    paths = read_paths(directory)
     for path, expected in zip(paths, index["fingerprints"], strict=True):
         try:
             same = fingerprint(path) == expected

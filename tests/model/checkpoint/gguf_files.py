@@ -28,9 +28,9 @@ def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
     return weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
 
 
-def new_file(path: Path, architecture: str = "llama") -> GGUFWriter:
-    """Metadata of a small model, and embeddings; `write` ends it."""
-    writer = GGUFWriter(path, architecture)
+def new_file(path: Path, architecture: str = "llama", **split: int) -> GGUFWriter:
+    """Metadata of a small model, and embeddings; `write` ends it. `split` are options of the writer for several files."""
+    writer = GGUFWriter(path, architecture, **split)
     writer.add_block_count(2)
     writer.add_context_length(128)
     writer.add_embedding_length(DIM)
