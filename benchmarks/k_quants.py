@@ -1,7 +1,7 @@
 """What GGUF's kinds of blocks cost in the int4 scheme: `python -m benchmarks.k_quants [--seconds 3]`.
 
 The matrices are those of one layer of Mistral 7B, with normally distributed weights, encoded in each kind. Two ways to
-store them for the kernels are compared: all quantized again to 8 bits in groups of 32, and the groups of gguf/blocks.py.
+store them for the kernels are compared: quantized again to 8 bits in groups of 32, and the groups of gguf/blocks.py.
 Errors are relative to the values of the gguf package's decoder: root mean square of the weights, and of products with
 normal activations, which the kernels round to 8 bits. Times are the least of one call of all matrices with one row; the
 two ways alternate. GB/s counts the bytes that are stored.
@@ -61,8 +61,7 @@ def _with_minima(values: np.ndarray, bits: int) -> np.ndarray:
     scales, minima = (np.rint(part / factor).astype(np.uint8) for part, factor in ((steps, d), (-low, dmin)))
     q = (groups + (dmin * minima)[..., None]) / np.maximum(d * scales, 1e-12)[..., None]
     q = np.rint(q).clip(0, 2**bits - 1).astype(np.uint8)
-    first, last = (part[..., :4] for part in (scales, minima)), (part[..., 4:] for part in (scales, minima))
-    (sc, mn), (sc4, mn4) = first, last
+    (sc, sc4), (mn, mn4) = (np.split(part, 2, axis=2) for part in (scales, minima))
     table = np.concatenate((sc | sc4 >> 4 << 6, mn | mn4 >> 4 << 6, sc4 & 15 | (mn4 & 15) << 4), 2)
     nibbles = (q[:, :, 0::2] & 15 | (q[:, :, 1::2] & 15) << 4).reshape(*q.shape[:2], 128)
     high = [np.packbits(q.swapaxes(2, 3) >> 4, axis=3, bitorder="little")[..., 0]] if bits == 5 else []
@@ -82,7 +81,7 @@ def _in_sixteens(values: np.ndarray, bits: int) -> np.ndarray:
     d = d.astype(np.float16).view(np.uint8)
     if bits == 6:
         halves = q.reshape(*q.shape[:2], 2, 4, 32)
-        low = np.concatenate((halves[:, :, :, :2] & 15 | (halves[:, :, :, 2:] & 15) << 4,), 3)
+        low = halves[:, :, :, :2] & 15 | (halves[:, :, :, 2:] & 15) << 4
         high = sum(halves[:, :, :, i] >> 4 << 2 * i for i in range(4))
         parts = (low.reshape(*q.shape[:2], 128), high.reshape(*q.shape[:2], 64), scales.view(np.uint8), d)
         return np.concatenate(parts, 2).reshape(len(values), -1)

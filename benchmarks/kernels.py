@@ -26,6 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from model.attention import choose
+from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
 from model.linear.base import Projection
 from model.linear.selection import make_linear
@@ -87,9 +88,10 @@ def attention(streams: int, start: int, stop: int) -> Callable[[], object]:
     inputs = pack(StepBatch(tuple(slices)), backend.page_size, [None], cpu)
     prepared = backend.prepare(inputs.pools[0])
     rows = streams * (stop - start)
-    qkv, rotations = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM), torch.randn(rows, 2, HEAD_DIM // 2)
+    qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    rope = RopeRows(torch.randn(rows, 2, HEAD_DIM // 2), None)
     in_order = cycle(caches)
-    return lambda: backend.attend_unrotated(qkv, HEADS, rotations, next(in_order), prepared)
+    return lambda: backend.attend_unrotated(qkv, HEADS, rope, next(in_order), prepared)
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite
+from math import isfinite, log
 from typing import Literal
 
-from model.errors import ModelError, short
+from model.errors import ModelError, OptionError, short
 
 MAX_SIZE = 2**31 - 1
 MAX_BLOCKS = 2**15
@@ -20,8 +20,9 @@ class RopeScaling:
 
     "linear" divides all of them by `factor`. "llama3" divides low frequencies only, with a transition between
     `original_max_position / low_freq_factor` and `original_max_position / high_freq_factor`. "yarn" is that of arXiv
-    2309.00071, with `attention_factor` on q and k (None: 0.1 ln(factor) + 1). "divisors" divides the frequency of each
-    pair by its own number (GGUF's `rope_freqs.weight`). "dynamic" (NTK) becomes a theta at load.
+    2309.00071, with the `magnitude` on q and k. "divisors" divides the frequency of each pair by its own number (GGUF's
+    `rope_freqs.weight`). "dynamic" (NTK) becomes a theta at load. `truncate` rounds the ends of yarn's ramp to whole
+    pairs.
     """
 
     kind: Literal["linear", "llama3", "yarn", "divisors"]
@@ -32,14 +33,86 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
     divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for item in fields(self)[1:]:
             value = getattr(self, item.name)
             values = value if item.name == "divisors" else () if value is None else (value,)
-            if not all(_is_number(number) and number >= 0 for number in values):
+            if item.name != "truncate" and not all(_is_number(number) and number >= 0 for number in values):
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
+        for name, least in (("factor", 1), ("original_max_position", 1)) if self.kind == "yarn" else (("factor", 1),):
+            if getattr(self, name) < least:
+                raise ModelError(f"{name} of the RoPE scaling must be at least {least}, it is {getattr(self, name)}")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ModelError(
+                f"low_freq_factor of the RoPE scaling must be below high_freq_factor, they are {self.low_freq_factor} "
+                f"and {self.high_freq_factor}"
+            )
+        if not isinstance(self.truncate, bool):
+            raise ModelError(f"truncate of the RoPE scaling must be true or false, it is {short(self.truncate)}")
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of the cosines and sines, 1 for all kinds but yarn.
+
+        With m(s) = 1 + 0.1 s ln(factor) it is `attention_factor` if given, else m(mscale) / m(mscale_all_dim) if both
+        are not 0, else m(1). Worked example: factor 64, mscale 1, mscale_all_dim 0 -> 1 + 0.1 ln 64 = 1.41589.
+        """
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        stretch = 0.1 * log(max(self.factor, 1.0))
+        if self.mscale and self.mscale_all_dim:
+            return (1 + self.mscale * stretch) / (1 + self.mscale_all_dim * stretch)
+        return 1 + stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions of some layers. `dim` values of a head rotate, in pairs; the others do not.
+
+    Of these pairs only the first `fraction` rotates (p-RoPE, arXiv 2410.06205).
+    """
+
+    theta: float
+    dim: int
+    fraction: float = 1.0
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.theta) and self.theta > 1):
+            raise ModelError(f"rope_theta must be a number above 1, the checkpoint has {short(self.theta)}")
+        if not (_is_number(self.fraction) and 0.0 <= self.fraction <= 1.0):
+            raise ModelError(f"rope_fraction must be between 0 and 1, got {short(self.fraction)}")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTemperature:
+    """The factor of rotated queries at a position: 1 + beta ln(1 + floor(position / original_max_position)).
+
+    Llama 4's temperature of attention (`llama_4_scaling`). Worked example: original 8192, beta 0.1, positions 8191,
+    8192 and 100,000 -> 1, 1.069315 and 1.256495.
+    """
+
+    original_max_position: int
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not _is_size(self.original_max_position):
+            raise ModelError(
+                "original_max_position_embeddings of the query temperature (llama_4_scaling) must be at least 1, "
+                f"the checkpoint has {short(self.original_max_position)}"
+            )
+        if not (_is_number(self.beta) and self.beta >= 0):
+            raise ModelError(
+                f"beta of the query temperature (llama_4_scaling) must be a number of at least 0, "
+                f"the checkpoint has {short(self.beta)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +122,8 @@ class ModelConfig:
     `windows` has one entry for each layer: a token attends to itself and the `window - 1` tokens before it; None is
     full attention. `n_experts` 0 is a dense feed-forward block. `max_position` is the context in tokens: the trained
     one, or the part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or
-    "float32".
+    "float32". `rope_dim` values of a head rotate, all of them for None. `full_rope` is the RoPE of the layers without a
+    window where it is not that of the others.
 
     Raises ModelError for impossible values.
     """
@@ -68,6 +142,9 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     rope_fraction: float = 1.0
     rope_scaling: RopeScaling | None = None
+    rope_dim: int | None = None
+    full_rope: Rope | None = None
+    query_temperature: QueryTemperature | None = None
     n_experts: int = 0
     n_experts_per_token: int = 0
     tied_head: bool = False
@@ -78,12 +155,10 @@ class ModelConfig:
         for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
             if not _is_size(value := getattr(self, name)):
                 raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
-        for name, least in (("norm_eps", 0), ("rope_theta", 1)):
-            if not (_is_number(value := getattr(self, name)) and value > least):
-                raise ModelError(f"{name} must be a number above {least}, the checkpoint has {short(value)}")
-        if not 0.0 <= self.rope_fraction <= 1.0:
-            raise ModelError(f"rope_fraction must be between 0 and 1, got {self.rope_fraction}")
+        if not (_is_number(self.norm_eps) and self.norm_eps > 0):
+            raise ModelError(f"norm_eps must be a number above 0, the checkpoint has {short(self.norm_eps)}")
         self._check_heads_and_experts()
+        self._check_ropes()
         self._check_windows()
 
     def _check_heads_and_experts(self) -> None:
@@ -95,6 +170,19 @@ class ModelConfig:
             raise ModelError(f"{self.n_layers} layers of {self.n_experts} experts are more than {MAX_BLOCKS} blocks")
         if self.n_experts and self.n_experts_per_token > self.n_experts:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
+
+    def _check_ropes(self) -> None:
+        for rope in {self.rope, self.full_rope or self.rope}:
+            if not (_is_size(rope.dim) and rope.dim % 2 == 0 and rope.dim <= self.head_dim):
+                raise ModelError(
+                    f"RoPE must rotate an even number of a head's {self.head_dim} values, the checkpoint rotates "
+                    f"{short(rope.dim)}"
+                )
+        if self.full_rope is not None and self.full_rope.dim != self.rope.dim:
+            raise ModelError(
+                f"RoPE rotates {self.rope.dim} values of a head in one type of layer and {self.full_rope.dim} in "
+                "another; Noria supports one number for all layers"
+            )
 
     def _check_windows(self) -> None:
         if len(self.windows) != self.n_layers:
@@ -108,8 +196,28 @@ class ModelConfig:
         """The distinct windows, one page pool each, in order of first appearance."""
         return tuple(dict.fromkeys(self.windows))
 
+    @property
+    def rope(self) -> Rope:
+        """The RoPE of the layers with a window, and of the others if they have no `full_rope`."""
+        dim = self.head_dim if self.rope_dim is None else self.rope_dim
+        return Rope(self.rope_theta, dim, self.rope_fraction, self.rope_scaling)
+
+    @property
+    def pool_ropes(self) -> tuple[Rope, ...]:
+        """The RoPE of each page pool, in the order of `pool_windows`."""
+        full = self.full_rope or self.rope
+        return tuple(full if window is None else self.rope for window in self.pool_windows)
+
     def with_window(self, window: int | None) -> "ModelConfig":
-        """The same configuration with `window` in every layer; with its own windows for None."""
+        """The same configuration with `window` in every layer; with its own windows for None.
+
+        Raises OptionError if layers differ in their RoPE, which belongs to the window.
+        """
+        if window and self.full_rope is not None:
+            raise OptionError(
+                f"--sliding-window {window} gives all layers one window, but the model's layers with and without a "
+                "window have different RoPE; start without --sliding-window"
+            )
         return replace(self, windows=(window,) * self.n_layers) if window else self
 
     @property

@@ -11,7 +11,7 @@ import torch
 from model import attention
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.rope import rotation_table
+from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
@@ -213,7 +213,7 @@ def _runner(
         device.type == "cuda",
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
-    return ModelRunner(model, pools, backend, rotation_table(config, length, device), info, masks)
+    return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks)
 
 
 def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
-from model.attention.rope import rotate
+from model.attention.rope import RopeRows, rotated_float32
 
 
 class Attention(ABC):
@@ -54,16 +54,17 @@ class Attention(ABC):
         q and k are already rotated. Returns [T, n_heads, head_dim].
         """
 
-    def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, rotations: Tensor, cache: LayerCache, prepared: Any
-    ) -> Tensor:
-        """Rotate q and k, then `attend`. qkv is [T, n_heads + 2 n_kv_heads, head_dim].
+    def attend_unrotated(self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Any) -> Tensor:
+        """Rotate q and k, multiply q by its factors, then `attend`. qkv is [T, n_heads + 2 n_kv_heads, head_dim].
 
-        `rotations` [T, 2, head_dim/2] are rows of `rope.rotation_table`. Returns [T, n_heads, head_dim] in qkv's dtype.
+        Returns [T, n_heads, head_dim] in qkv's dtype.
         """
         n_rotated = (qkv.shape[1] + n_heads) // 2
         dtype = cache.k.dtype if cache.k.dtype is not torch.float8_e4m3fn else qkv.dtype
-        rotated = rotate(qkv[:, :n_rotated], rotations).to(dtype)
+        rotated = rotated_float32(qkv[:, :n_rotated], rope.rotations)
+        if rope.q_factors is not None:
+            rotated[:, :n_heads] *= rope.q_factors[:, None, None]
+        rotated = rotated.to(qkv.dtype).to(dtype)
         q, k, v = rotated[:, :n_heads], rotated[:, n_heads:], qkv[:, n_rotated:].to(dtype)
         return self.attend(q, k, v, cache, prepared).to(qkv.dtype)
 

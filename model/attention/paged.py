@@ -17,6 +17,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
+from model.attention.rope import RopeRows
 from model.errors import OptionError
 from model.kernels.cpu import native, records
 from model.kernels.cpu.packed import padded
@@ -87,20 +88,26 @@ class PagedAttention(Attention):
         return self._attend(qkv, q.shape[1], None, cache, prepared).to(q.dtype)
 
     def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, rotations: Tensor, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
-        return self._attend(qkv.float(), n_heads, rotations, cache, prepared).to(qkv.dtype)
+        return self._attend(qkv.float(), n_heads, rope, cache, prepared).to(qkv.dtype)
 
     def _attend(
-        self, qkv: Tensor, n_heads: int, rotations: Tensor | None, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rope: RopeRows | None, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] float32 -> [T, n_heads, head_dim] float32."""
         call = self.call(prepared, qkv.shape, n_heads, cache.k.dtype)
         out = qkv.new_empty(qkv.shape[0], n_heads, qkv.shape[2])
         call.qkv, call.out, call.cells = qkv.data_ptr(), out.data_ptr(), cache.k.data_ptr()
-        call.rotations = None if rotations is None else rotations.data_ptr()
+        point_to(call, rope)
         self._kernels.attention(call)
         return out
+
+
+def point_to(call: records.AttentionCall, rope: RopeRows | None) -> None:
+    """Let a call rotate by `rope`, which the caller keeps alive; not at all for None."""
+    call.rotations = None if rope is None else rope.rotations.data_ptr()
+    call.q_factors = None if rope is None or rope.q_factors is None else rope.q_factors.data_ptr()
 
 
 def _call(prepared: Prepared, shape: Sequence[int], n_heads: int, kind: int) -> records.AttentionCall:

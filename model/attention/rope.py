@@ -1,47 +1,86 @@
 """Rotary positions (Su 2021, arXiv 2104.09864) in one internal layout: half-split.
 
-Pair i (from 0) of a head is (x[i], x[i + head_dim/2]) and rotates by `theta^(-2i/head_dim)` radians a position.
-Checkpoints that pair neighbours (x[2i], x[2i+1]) have their q and k rows reordered once at load.
+Pair i (from 0) of a head is (x[i], x[i + head_dim/2]) and rotates by `theta^(-2i/rope_dim)` radians a position. Pairs
+from rope_dim/2 on do not rotate. Checkpoints pair other values, and have their q and k rows reordered once at load.
 """
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig, RopeScaling
+from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 
 
-def frequencies(config: ModelConfig) -> Tensor:
-    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that `rope_fraction` leaves unrotated.
+class RopeRows(NamedTuple):
+    """What rotates the rows of a step: `rotations` [T, 2, head_dim/2], rows of `rotation_table`.
 
-    Only the first `round(fraction * head_dim / 2)` pairs rotate, the fastest (p-RoPE, arXiv 2410.06205).
+    `q_factors` [T] float32 multiply the rotated queries; None is 1 for all.
     """
-    half = config.head_dim // 2
-    freqs = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    if config.rope_scaling is not None:
-        freqs = _scale(freqs, config.rope_scaling, config)
-    freqs[round(config.rope_fraction * half) :] = 0.0
-    return freqs
+
+    rotations: Tensor
+    q_factors: Tensor | None
 
 
-def attention_factor(scaling: RopeScaling | None) -> float:
-    """The factor by which yarn multiplies q and k."""
-    if scaling is None or scaling.kind != "yarn":
-        return 1.0
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    return 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """Rotations of all positions, computed once: the bits of a position do not depend on the step or the batch.
+
+    `tables` [length, 2, head_dim/2] are those of the distinct RoPEs, `table_of_pool` names the one of each page pool.
+    `q_factors` [length] are the query temperature of each position, None for a model without it.
+    """
+
+    tables: tuple[Tensor, ...]
+    table_of_pool: tuple[int, ...]
+    q_factors: Tensor | None
+
+    @classmethod
+    def build(cls, config: ModelConfig, length: int, device: torch.device) -> "RopeTables":
+        """The tables for positions 0..length-1."""
+        distinct = tuple(dict.fromkeys(config.pool_ropes))
+        tables = tuple(rotation_table(rope, config.head_dim, length, device) for rope in distinct)
+        of_pool = tuple(distinct.index(rope) for rope in config.pool_ropes)
+        temperature = config.query_temperature
+        factors = None if temperature is None else temperatures(temperature, length).to(device)
+        return cls(tables, of_pool, factors)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables[0].device
+
+    def rows(self, positions: Tensor) -> tuple[RopeRows, ...]:
+        """The rows of `positions` [T], for each page pool."""
+        rotations = [table.index_select(0, positions) for table in self.tables]
+        factors = None if self.q_factors is None else self.q_factors.index_select(0, positions)
+        return tuple(RopeRows(rotations[i], factors) for i in self.table_of_pool)
 
 
-def _scale(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position for each pair, [head_dim/2] float64; 0 for the pairs that do not rotate."""
+    half = rope.dim // 2
+    freqs = rope.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    if rope.scaling is not None:
+        freqs = _scale(freqs, rope.scaling, rope)
+    freqs[round(rope.fraction * half) :] = 0.0
+    return torch.cat((freqs, freqs.new_zeros(head_dim // 2 - half)))
+
+
+def temperatures(temperature: QueryTemperature, length: int) -> Tensor:
+    """The factor of the queries at positions 0..length-1, [length] float32."""
+    windows = torch.arange(length, dtype=torch.float64).div_(temperature.original_max_position).floor_()
+    return windows.log1p_().mul_(temperature.beta).add_(1.0).float()
+
+
+def _scale(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
     if scaling.kind == "linear":
         return freqs / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(freqs, scaling)
     if scaling.kind == "divisors":
         return freqs / torch.tensor(scaling.divisors, dtype=torch.float64)
-    return _yarn(freqs, scaling, config)
+    return _yarn(freqs, scaling, rope)
 
 
 def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
@@ -51,7 +90,7 @@ def _llama3(freqs: Tensor, scaling: RopeScaling) -> Tensor:
     return share * freqs + (1 - share) * freqs / scaling.factor
 
 
-def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+def _yarn(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
     """Frequencies by section 3.2 of arXiv 2309.00071.
 
     Pairs that rotate often in the trained context do not change. The frequencies of slow pairs are divided by `factor`.
@@ -60,39 +99,56 @@ def _yarn(freqs: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
     def pair_with(rotations: float) -> float:
         """The (fractional) pair that rotates this often over the original context."""
         wavelengths = scaling.original_max_position / (rotations * 2 * math.pi)
-        return config.head_dim * math.log(wavelengths) / (2 * math.log(config.rope_theta))
+        return rope.dim * math.log(wavelengths) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_with(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_with(scaling.beta_slow)), config.head_dim - 1)
+    low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
     ramp = (torch.arange(len(freqs), dtype=torch.float64) - low) / max(high - low, 0.001)
     stretch = ramp.clamp(0, 1)
     return (1 - stretch) * freqs + stretch * freqs / scaling.factor
 
 
-def rotation_table(config: ModelConfig, length: int, device: torch.device) -> Tensor:
-    """cos and sin for positions 0..length-1: [length, 2, head_dim/2] float32.
+def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device) -> Tensor:
+    """cos and sin for positions 0..length-1, times the magnitude of the scaling: [length, 2, head_dim/2] float32.
 
-    The table is computed once, in float64: the bits of a position do not depend on the step or the batch.
+    The angles are computed in float64. Pairs that do not rotate have the cosine 1: the magnitude is not theirs.
     """
-    freqs = frequencies(config)
-    factor = attention_factor(config.rope_scaling)
+    freqs = frequencies(rope, head_dim)
+    magnitudes = torch.ones_like(freqs)
+    magnitudes[: rope.dim // 2] = 1.0 if rope.scaling is None else rope.scaling.magnitude
     table = torch.empty(length, 2, len(freqs))
     for first in range(0, length, 8192):
         angles = torch.arange(first, min(first + 8192, length), dtype=torch.float64)[:, None] * freqs
-        table[first : first + 8192, 0] = angles.cos() * factor
-        table[first : first + 8192, 1] = angles.sin() * factor
+        table[first : first + 8192, 0] = angles.cos() * magnitudes
+        table[first : first + 8192, 1] = angles.sin() * magnitudes
     return table.to(device)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """Every head of x [T, heads, head_dim] rotated by `rotations` [T, 2, head_dim/2], in float32; same dtype out."""
+    return rotated_float32(x, rotations).to(x.dtype)
+
+
+def rotated_float32(x: Tensor, rotations: Tensor) -> Tensor:
+    """The result of `rotate` in float32."""
     cos, sin = rotations[:, None].unbind(2)  # [T, 1, head_dim/2] each
     first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
     rotated = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)
-    return torch.cat(rotated, dim=-1).to(x.dtype)
+    return torch.cat(rotated, dim=-1)
 
 
-def adjacent_to_half(rows: Tensor, head_dim: int) -> Tensor:
-    """Reorder q or k rows [heads * head_dim, ...], or their numbers, from pairs (0,1),(2,3).. to half-split pairs."""
-    pairs = rows.unflatten(0, (-1, head_dim // 2, 2))
-    return pairs.transpose(1, 2).flatten(0, 2)
+def internal_order(n_rows: int, head_dim: int, rope_dim: int, rotation: str) -> Tensor | None:
+    """Numbers of a file's q or k rows in the internal order, [n_rows]; None if the file has that order.
+
+    The file pairs the first `rope_dim` rows of each head: row i with row i + rope_dim/2 if `rotation` is "half", row 2i
+    with row 2i + 1 if it is "adjacent". Worked example: head_dim 8, rope_dim 4, "adjacent" -> 0 2 4 5 1 3 6 7.
+    """
+    if rotation == "half" and rope_dim == head_dim:
+        return None
+    pairs = torch.arange(rope_dim)
+    first, second = (pairs[0::2], pairs[1::2]) if rotation == "adjacent" else pairs.tensor_split(2)
+    unrotated = torch.arange(rope_dim, head_dim).tensor_split(2)
+    head = torch.cat((first, unrotated[0], second, unrotated[1]))
+    return (torch.arange(0, n_rows, head_dim)[:, None] + head).flatten()

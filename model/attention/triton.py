@@ -18,6 +18,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
+from model.attention.rope import RopeRows
 from model.batch import PAGE_SIZE
 from model.errors import OptionError
 from model.kernels import cuda as kernels
@@ -137,12 +138,12 @@ class TritonAttention(Attention):
         return self._attend(torch.cat((q, k, v), dim=1), q.shape[1], None, cache, prepared)
 
     def attend_unrotated(
-        self, qkv: Tensor, n_heads: int, rotations: Tensor, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rope: RopeRows, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
-        return self._attend(qkv, n_heads, rotations, cache, prepared)
+        return self._attend(qkv, n_heads, rope, cache, prepared)
 
     def _attend(
-        self, qkv: Tensor, n_heads: int, rotations: Tensor | None, cache: LayerCache, prepared: Prepared
+        self, qkv: Tensor, n_heads: int, rope: RopeRows | None, cache: LayerCache, prepared: Prepared
     ) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] -> [T, n_heads, head_dim]."""
         heads = _heads(qkv.shape, n_heads)
@@ -150,8 +151,16 @@ class TritonAttention(Attention):
         q = qkv.new_empty((len(qkv), n_heads, heads.width), dtype=qkv.dtype if stored.itemsize == 1 else stored)
         n_rows = len(qkv) * qkv.shape[1]
         self._kernels.write[(-(-n_rows // self._write_rows),)](
-            *(qkv, rotations, prepared.inputs.slots, q, cache.k, cache.v, n_rows),
-            *(rotations is not None, n_heads, heads.n_kv, heads.width, _power(heads.width // 2), self._write_rows),
+            *(qkv, *(rope or (None, None)), prepared.inputs.slots, q, cache.k, cache.v, n_rows),
+            *(
+                rope is not None,
+                rope is not None and rope.q_factors is not None,
+                n_heads,
+                heads.n_kv,
+                heads.width,
+                _power(heads.width // 2),
+                self._write_rows,
+            ),
             self.page_size,
         )
         out = torch.empty_like(q, dtype=qkv.dtype)

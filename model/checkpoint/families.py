@@ -8,22 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.files import DTYPES, find_shards, layout, read_json, read_shard
-from model.checkpoint.rope_config import read_rope
+from model.checkpoint.configs.fields import dtype_of, number, number_of_layers, present_shards, repeated, tied_head
+from model.checkpoint.configs.native import read_params
+from model.checkpoint.files import layout, read_json
+from model.checkpoint.rope_config import RopeConfig, read_rope
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
 
-MAX_LAYERS = 10_000
+FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers."""
+    """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers.
+
+    `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads.
+    """
 
     name: str
     rope_theta: float = 10_000.0
     sliding_window: int | None = None
     sparse: bool = False
+    head_dim: int | None = None
+    n_kv_heads: int | None = 8
+    rope_parameters: Mapping[str, Any] | None = None
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -31,87 +39,151 @@ FAMILIES: Mapping[str, Family] = {
     for family in (
         Family("mistral", sliding_window=4096),
         Family("ministral", sliding_window=4096),
+        Family(
+            "ministral3",
+            head_dim=128,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1_000_000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        ),
         Family("mixtral", rope_theta=1_000_000.0, sparse=True),
-        Family("llama"),
+        Family("llama", n_kv_heads=None),
     )
 }
+WRAPPERS = ("mistral3",)
+"""Models of text and images: the family is in `text_config`."""
 
-NATIVE_MAX_POSITION = 32_768
-"""Context of a native checkpoint whose params.json has no max_seq_len, as in the HF versions of those models."""
+_LATENT, _AUDIO = "latent attention", "an audio encoder"
+_MISSING: Mapping[str, str] = {
+    "mistral4": f"{_LATENT} (Mistral Small 4, Mistral Large 3)",
+    "mistral_large4": f"{_LATENT} (Mistral Large 4)",
+    "deepseek_v3": f"{_LATENT} (DeepSeek V3)",
+    "voxtral": f"{_AUDIO} (Voxtral)",
+    "voxtral_realtime": f"{_AUDIO} (Voxtral)",
+    "mamba": "a state space layer (Mamba)",
+    "mamba2": "a state space layer (Codestral Mamba)",
+    "pixtral": "an image encoder without a text model (Pixtral)",
+}
+"""What Noria does not have, by the `model_type` that needs it."""
 
-_NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn", "llama_4_scaling", "use_biases")
+_REFUSED = ("attention_bias", "mlp_bias", "use_qk_norm", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that would change the computation."""
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
     """ModelConfig from `config.json` or `params.json`.
 
     `max_model_len` is the longest sequence to serve. Dynamic RoPE scaling is computed for that length, and extends
-    `max_position` to it, up to `factor` times the trained context.
+    `max_position` to it, up to `factor` times the trained context. The output head is tied exactly if no file of
+    weights has it; without these files the configuration decides.
     Raises ModelError, which names the field, its value and what is supported.
     """
     native = layout(directory) == "native"
     try:
-        return _native_config(directory) if native else _hf_config(directory, max_model_len)
+        return read_params(directory) if native else _hf_config(directory, max_model_len)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        name = "params.json" if native else "config.json"
+        name = "params.json" if native else FILE
         raise ModelError(f"{name} has a value that no model can have: {one_line(error)}") from error
 
 
+def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a `config.json` that describes the text model: `text_config` of a model with images, else all.
+
+    The outer dtype and quantization hold for the text model if it has none of its own; whether the outer head is tied
+    means nothing. Raises ModelError for a model with images that has no such part.
+    """
+    if raw.get("model_type") not in WRAPPERS:
+        return raw
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict):
+        raise ModelError(
+            f"config.json of a {raw['model_type']} model must have an object in text_config, it has {short(inner)}"
+        )
+    shared = ("dtype", "torch_dtype", "quantization_config")
+    outer = {key: raw.get(key) for key in shared if inner.get(key) is None}
+    return {**inner, **outer, "model_type": inner.get("model_type") or "mistral"}
+
+
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
-    raw = read_json(directory / "config.json")
+    raw = text_config(read_json(directory / FILE))
     family = _hf_family(raw)
-    n_heads, dim, n_layers = (_number(raw, key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
-    _check_layers(n_layers)
-    head_dim = raw.get("head_dim") or dim // n_heads
-    rope = read_rope(
-        raw,
-        default_theta=family.rope_theta,
-        head_dim=head_dim,
-        max_position=_number(raw, "max_position_embeddings"),
-        max_model_len=max_model_len,
-    )
+    n_heads, dim = (number(raw, key, FILE) for key in ("num_attention_heads", "hidden_size"))
+    n_layers = number_of_layers(raw, "num_hidden_layers", FILE)
+    head_dim = raw.get("head_dim", family.head_dim) or dim // n_heads
+    windows = _hf_windows(raw, family, n_layers)
+    rope = _hf_rope(raw, family, head_dim, max_model_len)
+    if rope.full_rope is not None:
+        _check_layer_types(raw, windows)
+    shards = present_shards(directory)
     return ModelConfig(
         family=family.name,
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads=raw.get("num_key_value_heads") or n_heads,
+        n_kv_heads=raw.get("num_key_value_heads", family.n_kv_heads) or n_heads,
         head_dim=head_dim,
-        hidden_dim=_number(raw, "intermediate_size"),
-        vocab_size=_number(raw, "vocab_size"),
-        norm_eps=_number(raw, "rms_norm_eps"),
-        rope_theta=rope.theta,
-        rope_fraction=rope.fraction,
-        rope_scaling=rope.scaling,
+        hidden_dim=number(raw, "intermediate_size", FILE),
+        vocab_size=number(raw, "vocab_size", FILE),
+        norm_eps=number(raw, "rms_norm_eps", FILE),
+        rope_theta=rope.rope.theta,
+        rope_fraction=rope.rope.fraction,
+        rope_scaling=rope.rope.scaling,
+        rope_dim=rope.rope.dim if rope.rope.dim != head_dim else None,
+        full_rope=rope.full_rope,
+        query_temperature=rope.query_temperature,
         max_position=rope.max_position,
-        windows=_hf_windows(raw, family, n_layers),
-        n_experts=_number(raw, "num_local_experts") if family.sparse else 0,
-        n_experts_per_token=_number(raw, "num_experts_per_tok") if family.sparse else 0,
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
-        dtype=_dtype(raw.get("dtype") or raw.get("torch_dtype"), directory),
+        windows=windows,
+        n_experts=number(raw, "num_local_experts", FILE) if family.sparse else 0,
+        n_experts_per_token=number(raw, "num_experts_per_tok", FILE) if family.sparse else 0,
+        tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
+        dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
     )
 
 
 def _hf_family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type", "")
+    served = f"Noria supports {', '.join((*FAMILIES, *WRAPPERS))}"
+    if kind in _MISSING:
+        raise ModelError(f"config.json has model_type {kind!r}, which needs {_MISSING[kind]}: Noria has none; {served}")
     if kind not in FAMILIES:
-        raise ModelError(f"config.json has model_type {kind!r}; Noria supports {', '.join(FAMILIES)}")
+        raise ModelError(f"config.json has model_type {short(kind)}; {served}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ModelError(f"config.json has a quantization_config ({method}); Noria supports bf16, f16 and f32 weights")
-    for key in ("attention_bias", "mlp_bias"):
+    for key in _REFUSED:
         if raw.get(key):
-            raise ModelError(f"config.json has {key} true; Noria supports models without it")
+            value = "true" if raw[key] is True else short(raw[key])
+            raise ModelError(f"config.json has {key} {value}; Noria supports models without it")
     return FAMILIES[kind]
 
 
+def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_len: int | None) -> RopeConfig:
+    silent = raw.get("rope_parameters") is None and raw.get("rope_scaling") is None
+    if silent and family.rope_parameters is not None:
+        raw = {**raw, "rope_parameters": family.rope_parameters}
+    return read_rope(
+        raw,
+        default_theta=family.rope_theta,
+        head_dim=head_dim,
+        max_position=number(raw, "max_position_embeddings", FILE),
+        max_model_len=max_model_len,
+    )
+
+
 def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int | None, ...]:
+    """`layer_types` names the layers that have the window; without it, all have it. A list of windows repeats."""
     window = raw.get("sliding_window", family.sliding_window)
     kinds = raw.get("layer_types")
     if not kinds:
-        return (window,) * n_layers
+        return repeated(window if isinstance(window, list) and window else [window], n_layers)
     windows = {"sliding_attention": window, "full_attention": None}
     for kind in kinds:
         if kind not in windows:
@@ -119,70 +191,11 @@ def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[
     return tuple(windows[kind] for kind in kinds)
 
 
-def _native_config(directory: Path) -> ModelConfig:
-    raw = read_json(directory / "params.json")
-    for key in _NATIVE_REFUSED:
-        if raw.get(key):
-            raise ModelError(f"params.json has {key!r}; Noria does not support it")
-    if raw.get("model_type", "transformer") != "transformer":
-        raise ModelError(f"params.json has model_type {raw['model_type']!r}; Noria supports transformer")
-    moe = raw.get("moe") or {}
-    dim, n_layers, n_heads = (_number(raw, key, "params.json") for key in ("dim", "n_layers", "n_heads"))
-    _check_layers(n_layers)
-    windows = _native_windows(raw.get("sliding_window"), n_layers)
-    return ModelConfig(
-        family="mixtral" if moe else "mistral",
-        dim=dim,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_kv_heads=raw.get("n_kv_heads") or n_heads,
-        head_dim=raw.get("head_dim") or dim // n_heads,
-        hidden_dim=_number(raw, "hidden_dim", "params.json"),
-        vocab_size=_number(raw, "vocab_size", "params.json"),
-        norm_eps=_number(raw, "norm_eps", "params.json"),
-        rope_theta=raw.get("rope_theta") or (10_000.0 if any(windows) else 1_000_000.0),
-        rope_fraction=raw.get("rope_fraction", 1.0),
-        max_position=raw.get("max_seq_len") or raw.get("max_position_embeddings") or NATIVE_MAX_POSITION,
-        windows=windows,
-        n_experts=moe.get("num_experts", 0),
-        n_experts_per_token=moe.get("num_experts_per_tok", 0),
-        tied_head=bool(raw.get("tied_embeddings", False)),
-        dtype=_dtype(raw.get("dtype"), directory),
-    )
-
-
-def _native_windows(value: int | list[int | None] | None, n_layers: int) -> tuple[int | None, ...]:
-    """One window for all layers, or a list that repeats: [4, None] on 3 layers is (4, None, 4)."""
-    pattern = value if isinstance(value, list) and value else [value]
-    return tuple(pattern[layer % len(pattern)] for layer in range(n_layers))  # type: ignore[misc]
-
-
-def _number(raw: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
-    value = raw.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelError(f"{file} must have a number in {key}, it has {short(value)}")
-    return value
-
-
-def _check_layers(n_layers: int) -> None:
-    """A list with an entry for each layer is made before the configuration checks its values."""
-    if n_layers > MAX_LAYERS:
-        raise ModelError(f"the checkpoint has {n_layers} layers; Noria supports {MAX_LAYERS}")
-
-
-def _dtype(declared: str | None, directory: Path) -> str:
-    """The declared dtype, else that of the first weight.
-
-    A directory without weights is taken for bfloat16, in which all of these families are published.
-    """
-    if declared is None:
-        try:
-            shards = find_shards(directory)
-        except ModelError:
-            return "bfloat16"
-        first = next(iter(read_shard(shards[0]).dtypes.values()), "none")
-        declared = DTYPES.get(first, first)
-    dtype = declared.removeprefix("torch.")
-    if dtype not in DTYPES.values():
-        raise ModelError(f"the checkpoint's dtype is {dtype!r}; Noria supports {', '.join(DTYPES.values())}")
-    return dtype
+def _check_layer_types(raw: Mapping[str, Any], windows: tuple[int | None, ...]) -> None:
+    """Raise ModelError if the window does not say of which type a layer is: its RoPE belongs to that."""
+    kinds = raw.get("layer_types") or ()
+    if any(kind == "sliding_attention" and window is None for kind, window in zip(kinds, windows, strict=False)):
+        raise ModelError(
+            "config.json has RoPE parameters per layer type and no sliding_window; Noria supports them for layers with "
+            "and without a window"
+        )

@@ -19,13 +19,17 @@ class GenerationDefaults:
 def read_generation(directory: Traversable, eos_id: int | None = None) -> GenerationDefaults:
     """The defaults in `generation_config.json`. End tokens are else those in `config.json`, else `eos_id`.
 
-    `eos_id` is the tokenizer's end token.
+    A model of text and images may have them in the `text_config` of `config.json`. `eos_id` is the tokenizer's end
+    token.
     """
     path = directory / "generation_config.json"
     raw = read_json(path) if path.is_file() else {}
     ends = raw.get("eos_token_id")
     if ends is None and (directory / "config.json").is_file():
-        ends = read_json(directory / "config.json").get("eos_token_id")
+        config = read_json(directory / "config.json")
+        ends = config.get("eos_token_id")
+        if ends is None and isinstance(config.get("text_config"), dict):
+            ends = config["text_config"].get("eos_token_id")
     if ends is None:
         ends = [] if eos_id is None else [eos_id]
     sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}

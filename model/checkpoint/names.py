@@ -63,6 +63,17 @@ _NATIVE = re.compile(
     r"|feed_forward\.(gate|(experts\.\d+\.)?w[123])\.weight)"
 )
 _DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
+_HEAD = re.compile(r"(lm_head|output)\.[a-z_]+")
+_VISION = re.compile(
+    r"((model\.)?(vision_tower|multi_modal_projector)"
+    r"|vision_encoder|vision_language_adapter|patch_merger|pre_mm_projector_norm)\..+"
+)
+_INNER = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Beginnings of names in a model of text and images (`mistral3`), new and old, and what its text model calls them."""
 
 
 def native_name(name: str, names: Names) -> str | None:
@@ -71,14 +82,31 @@ def native_name(name: str, names: Names) -> str | None:
     return next((match.expand(template) for match, template in matches if match), None)
 
 
-def canonical_name(name: str, *, tied_head: bool = False) -> str | None:
-    """The native name of a weight in safetensors; None for a derived one (inv_freq) or a copy of the embedding.
+def text_name(name: str) -> str:
+    """The name that the text model alone would have for a weight of a model of text and images."""
+    prefixes = ((inner, own) for inner, own in _INNER if name.startswith(inner))
+    return next((own + name.removeprefix(inner) for inner, own in prefixes), name)
+
+
+def is_vision(name: str) -> bool:
+    """Whether a weight in safetensors is of an image encoder or of what joins it to the text model."""
+    return _VISION.fullmatch(name) is not None
+
+
+def is_head(name: str) -> bool:
+    """Whether a weight in safetensors is of the output head, in any format of its values."""
+    return _HEAD.fullmatch(text_name(name)) is not None
+
+
+def canonical_name(name: str) -> str | None:
+    """The native name of a weight in safetensors; None for a derived one (inv_freq), and for those of images.
 
     Raises ModelError for a name that no supported family has.
     """
-    if _DERIVED.fullmatch(name):
+    if _DERIVED.fullmatch(name) or is_vision(name):
         return None
-    known = name if _NATIVE.fullmatch(name) else native_name(name, HUGGING_FACE)
+    own = text_name(name)
+    known = own if _NATIVE.fullmatch(own) else native_name(own, HUGGING_FACE)
     if known is None:
         raise ModelError(f"the checkpoint has a weight {short(name)}, which no supported model family has")
-    return None if tied_head and known == "output.weight" else known
+    return known

@@ -36,7 +36,6 @@ class Safetensors:
     """Weights in the safetensors shards of a directory."""
 
     shards: tuple[Shard, ...]
-    tied_head: bool
 
     @property
     def quantized(self) -> bool:
@@ -59,7 +58,7 @@ class Safetensors:
             try:
                 with safe_open(shard.path, framework="pt", device="cpu") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
-                        if known := canonical_name(name, tied_head=self.tied_head):
+                        if known := canonical_name(name):
                             yield known, file.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{shard.path.name} cannot be read: {one_line(error)}; download it again") from error
@@ -108,13 +107,13 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
     for shard in shards:
-        _check_weights(shard, config.tied_head)
+        _check_weights(shard)
     rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
-    return Checkpoint(config, rotation, Safetensors(shards, config.tied_head))
+    return Checkpoint(config, rotation, Safetensors(shards))
 
 
-def _check_weights(shard: Shard, tied_head: bool) -> None:
+def _check_weights(shard: Shard) -> None:
     for name, dtype in shard.dtypes.items():
-        if canonical_name(name, tied_head=tied_head) is not None and dtype not in DTYPES:
+        if canonical_name(name) is not None and dtype not in DTYPES:
             found = " ".join(dtype.split())[:20]
             raise ModelError(f"the weight {short(name)} has dtype {found}; Noria supports {', '.join(DTYPES)}")

@@ -52,8 +52,8 @@ def resolve(
         return _converted(path, whole_name(path.stem).lower(), cache_dir, progress)
     if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise ModelError(
-            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name or org/name:KIND, "
-            f"or {EMBEDDED}"
+            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name "
+            f"(or org/name:Q4_K_M for a GGUF file of one kind), or {EMBEDDED}"
         )
     from model.checkpoint.hub import download
 

@@ -1,23 +1,27 @@
 """RoPE in `config.json`: `rope_theta` and `rope_scaling` (published), or `rope_parameters` (transformers 5)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from model.config import RopeScaling
+from model.config import QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError, short
 
 _SUPPORTED = "default, linear, dynamic, llama3, yarn"
+_LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Base, context in tokens, fraction of the pairs that are rotated, and scaling."""
+class RopeConfig:
+    """RoPE, context in tokens, and the temperature of queries.
 
-    theta: float
+    `full_rope` is the RoPE of layers with full attention, where the file has parameters for each type of layer.
+    """
+
+    rope: Rope
     max_position: int
-    fraction: float = 1.0
-    scaling: RopeScaling | None = None
+    query_temperature: QueryTemperature | None = None
+    full_rope: Rope | None = None
 
 
 def read_rope(
@@ -27,45 +31,95 @@ def read_rope(
     head_dim: int,
     max_position: int,
     max_model_len: int | None,
-) -> Rope:
+) -> RopeConfig:
     """RoPE of a `config.json`; `rope_parameters` overrides `rope_scaling`.
 
     Raises ModelError for a type or a combination that is not supported.
     """
     parameters = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    if nested := [key for key, value in parameters.items() if isinstance(value, dict)]:
+    served = max_model_len or max_position
+    if not any(isinstance(value, dict) for value in parameters.values()):
+        return _read(raw, parameters, default_theta, head_dim, max_position, served)
+    if unknown := [key for key in parameters if key not in _LAYER_TYPES]:
         raise ModelError(
-            f"config.json has RoPE parameters per layer type ({', '.join(nested)}); Noria supports one set"
+            f"config.json has RoPE parameters for {short(unknown[0])} beside those of a layer type; "
+            f"Noria supports {', '.join(_LAYER_TYPES)}"
         )
+    found = {
+        kind: _read(raw, value, default_theta, head_dim, max_position, served)
+        for kind, value in parameters.items()
+        if value is not None
+    }
+    if missing := set(raw.get("layer_types") or ()) & set(_LAYER_TYPES) - found.keys():
+        raise ModelError(f"config.json has no RoPE parameters for the layer type {min(missing)}; add them")
+    return _of_both(found.get("sliding_attention"), found.get("full_attention"))
+
+
+def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
+    """The RoPE of two types of layers. A model whose layers are all of one type may have parameters for one only."""
+    if sliding is None or full is None:
+        return sliding or full  # type: ignore[return-value]  # one of them is there
+    if sliding.query_temperature != full.query_temperature:
+        raise ModelError("config.json has a query temperature for one type of layer; Noria supports one for all layers")
+    if sliding.rope == full.rope:
+        return full
+    return replace(sliding, max_position=min(sliding.max_position, full.max_position), full_rope=full.rope)
+
+
+def _read(
+    raw: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    default_theta: float,
+    head_dim: int,
+    max_position: int,
+    served: int,
+) -> RopeConfig:
     theta = parameters.get("rope_theta") or raw.get("rope_theta") or default_theta
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    fraction = _fraction(raw, parameters)
+    fraction = raw.get("rope_fraction")
+    rope = Rope(theta, _rotated(raw, parameters, head_dim), 1.0 if fraction is None else fraction)
+    temperature = _temperature(raw, parameters)
     if kind == "default":
-        return Rope(theta, max_position, fraction)
+        return RopeConfig(rope, max_position, temperature)
     if kind == "dynamic":
-        factor, served = _factor(parameters), max(max_model_len or max_position, max_position)
-        theta = dynamic_theta(theta, factor, served / max_position, head_dim)
-        return Rope(theta, min(served, int(factor * max_position)), fraction)
+        factor, served = _factor(parameters), max(served, max_position)
+        theta = dynamic_theta(theta, factor, served / max_position, rope.dim)
+        return RopeConfig(replace(rope, theta=theta), min(served, int(factor * max_position)), temperature)
     if kind not in _SCALINGS:
         raise ModelError(f"config.json has rope_type {kind!r}; Noria supports {_SUPPORTED}")
-    original = parameters.get("original_max_position_embeddings") or max_position
-    return Rope(theta, max_position, fraction, _SCALINGS[kind](parameters, original))
+    scaling = _SCALINGS[kind](parameters, _original(raw, parameters) or max_position)
+    return RopeConfig(replace(rope, scaling=scaling), max_position, temperature)
 
 
-def dynamic_theta(theta: float, factor: float, stretch: float, head_dim: int) -> float:
+def dynamic_theta(theta: float, factor: float, stretch: float, rope_dim: int) -> float:
     """Base of dynamic NTK scaling for one length; `stretch` is that length divided by the trained one.
 
     theta * (factor * stretch - (factor - 1)) ** (d / (d - 2)), as transformers computes it; theta itself at stretch 1.
     """
-    return theta * (factor * stretch - (factor - 1)) ** (head_dim / (head_dim - 2))
+    return theta * (factor * stretch - (factor - 1)) ** (rope_dim / (rope_dim - 2))
 
 
-def _fraction(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> float:
+def _rotated(raw: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: int) -> int:
+    """How many values of a head rotate."""
     partial = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if partial not in (None, 1.0):
-        raise ModelError(f"config.json has partial_rotary_factor {partial}; Noria supports 1.0")
-    fraction = raw.get("rope_fraction")
-    return 1.0 if fraction is None else fraction
+    if partial is None:
+        return head_dim
+    if not isinstance(partial, int | float) or not 0 < partial <= 1:
+        raise ModelError(
+            f"config.json has partial_rotary_factor {short(partial)}; Noria supports numbers above 0 and up to 1"
+        )
+    return int(head_dim * partial)
+
+
+def _original(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+    """The trained context. A value beside the parameters overrides theirs, as in transformers."""
+    name = "original_max_position_embeddings"
+    return raw.get(name) or parameters.get(name)
+
+
+def _temperature(raw: Mapping[str, Any], parameters: Mapping[str, Any]) -> QueryTemperature | None:
+    beta = parameters.get("llama_4_scaling_beta")
+    return None if beta is None else QueryTemperature(_original(raw, parameters), beta)
 
 
 def _factor(parameters: Mapping[str, Any]) -> float:
@@ -90,11 +144,6 @@ def _llama3(parameters: Mapping[str, Any], original: int) -> RopeScaling:
 
 
 def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
-    if parameters.get("truncate") is False:
-        raise ModelError("config.json has truncate false in its yarn scaling; Noria supports true only")
-    for key in ("mscale", "mscale_all_dim"):
-        if parameters.get(key):
-            raise ModelError(f"config.json has {key} {parameters[key]} in its yarn scaling; Noria does not support it")
     return RopeScaling(
         "yarn",
         _factor(parameters),
@@ -102,6 +151,9 @@ def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
         beta_fast=parameters.get("beta_fast") or 32.0,
         beta_slow=parameters.get("beta_slow") or 1.0,
         attention_factor=parameters.get("attention_factor"),
+        mscale=parameters.get("mscale") or 0.0,
+        mscale_all_dim=parameters.get("mscale_all_dim") or 0.0,
+        truncate=parameters.get("truncate", True),
     )
 
 

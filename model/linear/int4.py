@@ -1,8 +1,8 @@
 """Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale for each row and group.
 
-Such blocks of a quantized file, of 4 or 8 bits, run as they are. So do the blocks that such groups can hold (see
-checkpoint/gguf/blocks.py). All other matrices of that file are quantized to 8 bits. A checkpoint of floats is quantized to 4 bits with minima. All parts of one projection get the narrowest layout
-that holds every part exactly.
+Blocks of a quantized file that fit into such groups, of 4 or 8 bits, run as they are (see checkpoint/gguf/blocks.py).
+All other matrices of that file are quantized to 8 bits. A checkpoint of floats is quantized to 4 bits with minima. All
+parts of one projection get the narrowest layout that holds every part exactly.
 
 The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
 on no other row.

@@ -43,8 +43,9 @@ class PoolSizes:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of one position in `rope.rotation_table`: a float32 cosine and sine for each pair."""
-        return 4 * self.config.head_dim
+        """Bytes of one position in `rope.RopeTables`, all float32: cosines and sines of each RoPE, the temperature."""
+        tables = len(set(self.config.pool_ropes))
+        return 4 * (tables * self.config.head_dim + (self.config.query_temperature is not None))
 
     def step_bytes(self, value_bytes: int) -> int:
         """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values.

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.paged import PagedAttention, Prepared
+from model.attention.paged import PagedAttention, Prepared, point_to
+from model.attention.rope import RopeRows
 from model.kernels.cpu import native, records
 from model.network.feed_forward import FeedForward
 from model.network.transformer import Block, Transformer
@@ -33,16 +34,17 @@ class FusedLayers:
             )
         )
 
-    def __call__(self, x: Tensor, rotations: Tensor, prepared: Sequence[Prepared]) -> Tensor:
-        """x [T, dim] float32 after all layers, in place; rotations [T, 2, head_dim/2], one `prepared` a pool."""
+    def __call__(self, x: Tensor, ropes: Sequence[RopeRows], prepared: Sequence[Prepared]) -> Tensor:
+        """x [T, dim] float32 after all layers, in place; each pool has its rope and its `prepared`."""
         config = self._config
         n_rows, n_heads = len(x), config.n_heads
         shape = (n_rows, n_heads + 2 * config.n_kv_heads, config.head_dim)
         qkv, gate_up = x.new_empty(shape), x.new_empty(n_rows, 2 * config.hidden_dim)
         out = x.new_empty(n_rows, n_heads, config.head_dim)
         calls = [self._attention.call(pool, shape, n_heads, self._cache_dtype) for pool in prepared]
-        for call in calls:
-            call.qkv, call.out, call.rotations = qkv.data_ptr(), out.data_ptr(), rotations.data_ptr()
+        for call, rope in zip(calls, ropes, strict=True):
+            call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
+            point_to(call, rope)
         scratch_bytes = max(weights.scratch_bytes(n_rows) for weights in self._widest)
         pools = (records.AttentionCall * len(calls))(*calls)
         self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)

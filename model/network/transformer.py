@@ -3,7 +3,7 @@
 T is the number of new tokens of a step, of all sequences, packed without padding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from model.attention.base import Attention
 from model.attention.cache import LayerCache, PagePools
 from model.attention.inputs import PackedInputs
+from model.attention.rope import RopeRows, RopeTables
 from model.config import ModelConfig
 from model.linear.base import RMSNorm
 from model.linear.schemes import SCHEMES
@@ -32,11 +33,11 @@ class SelfAttention(nn.Module):
         self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
 
     def forward(
-        self, x: Tensor, norm: RMSNorm, rotations: Tensor, attention: Attention, cache: LayerCache, prepared: Any
+        self, x: Tensor, norm: RMSNorm, rope: RopeRows, attention: Attention, cache: LayerCache, prepared: Any
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
         qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
-        attended = attention.attend_unrotated(qkv, self.n_heads, rotations, cache, prepared)  # [T, n_heads, head_dim]
+        attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
         return self.wo(attended.flatten(1), onto=x)  # [T, dim]
 
 
@@ -54,8 +55,8 @@ class Block(nn.Module):
             else FeedForward(config.dim, config.hidden_dim, scheme)
         )
 
-    def forward(self, x: Tensor, rotations: Tensor, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
-        x = self.attention(x, self.attention_norm, rotations, attention, cache, prepared)  # [T, dim], in place
+    def forward(self, x: Tensor, rope: RopeRows, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
+        x = self.attention(x, self.attention_norm, rope, attention, cache, prepared)  # [T, dim], in place
         return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
 
 
@@ -81,22 +82,22 @@ class Transformer(nn.Module):
     def forward(
         self,
         inputs: PackedInputs,
-        table: Tensor,
+        tables: RopeTables,
         attention: Attention,
         pools: PagePools,
-        fused: Callable[[Tensor, Tensor, list[Any]], Tensor] | None = None,
+        fused: Callable[[Tensor, Sequence[RopeRows], list[Any]], Tensor] | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
 
-        `table` [max_model_len, 2, head_dim/2] is `rope.rotation_table`; `fused`, of fused.py, does all layers at once.
+        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
-        rotations = table.index_select(0, inputs.positions)  # [T, 2, head_dim/2]
+        ropes = tables.rows(inputs.positions)
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
         if fused is not None:
-            return fused(x, rotations, prepared)
+            return fused(x, ropes, prepared)
         for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
-            x = layer(x, rotations, attention, cache, prepared[pool])
+            x = layer(x, ropes[pool], attention, cache, prepared[pool])
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

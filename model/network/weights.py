@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from model.attention.rope import adjacent_to_half
+from model.attention.rope import internal_order
 from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
 from model.config import ModelConfig
 from model.errors import ModelError
@@ -22,13 +22,13 @@ EMBEDDINGS = "tok_embeddings.weight"
 class Place:
     """The place of a checkpoint tensor: rows `first..first+shape[0]-1` of a parameter.
 
-    `head_dim` is set for q and k: the order of their rows may have to change.
+    The rows of q and k rotate: their order may have to change.
     """
 
     parameter: str
     first: int
     shape: tuple[int, ...]
-    head_dim: int | None = None
+    rotates: bool = False
 
 
 def load(
@@ -58,8 +58,11 @@ def load(
             raise ModelError(
                 f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(place.shape)}"
             )
-        if rotation == "adjacent" and place.head_dim is not None:
-            tensor = tensor[adjacent_to_half(torch.arange(len(tensor)), place.head_dim)]
+        if (
+            place.rotates
+            and (order := internal_order(len(tensor), config.head_dim, config.rope.dim, rotation)) is not None
+        ):
+            tensor = tensor[order]
         of_embeddings = place.parameter == EMBEDDINGS
         try:
             _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
@@ -130,12 +133,12 @@ def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
 def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
     q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     parts = (
-        ("wq", 0, q_rows, config.head_dim),
-        ("wk", q_rows, kv_rows, config.head_dim),
-        ("wv", q_rows + kv_rows, kv_rows, None),
+        ("wq", 0, q_rows, True),
+        ("wk", q_rows, kv_rows, True),
+        ("wv", q_rows + kv_rows, kv_rows, False),
     )
-    for name, first, rows, head_dim in parts:
-        yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), head_dim)
+    for name, first, rows, rotates in parts:
+        yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), rotates)
     yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
+from model.attention.rope import RopeTables
 from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
 from model.network.fused import fuse
@@ -50,7 +51,13 @@ class ModelRunner:
     """A loaded model: the `model.batch.Runner` that computes in PyTorch."""
 
     def __init__(
-        self, model: Transformer, pools: PagePools, attention: Attention, table: Tensor, info: RunnerInfo, masks: Masks
+        self,
+        model: Transformer,
+        pools: PagePools,
+        attention: Attention,
+        tables: RopeTables,
+        info: RunnerInfo,
+        masks: Masks,
     ) -> None:
         if missing := sampler.unimplemented((masks.step,), REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
@@ -60,15 +67,15 @@ class ModelRunner:
         self._model = model
         self._pools = pools
         self._attention = attention
-        self._table = table  # [max_model_len, 2, head_dim/2]
+        self._tables = tables
         self._fused = fuse(model, attention, pools)
-        self._last = LastTokens.of((), (), table.device)
+        self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._limit = retry.TokenLimit()
 
     def record(self, max_slices: int, capture: Capture) -> None:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
-        self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._table.device, capture)
+        self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._tables.device, capture)
 
     @property
     def grammar_restarts(self) -> int:
@@ -94,11 +101,11 @@ class ModelRunner:
         started = self._limit.attempt(partial(self._start, batch, before=before), batch)
         if started is None:
             output = retry.in_parts(batch, partial(self._compute, before=before), self._limit)
-            self._last = LastTokens.known(batch.slices, output.slices, self._table.device)
+            self._last = LastTokens.known(batch.slices, output.slices, self._tables.device)
             return lambda: output
         if self.info.runs_ahead:
             views = list(chain.from_iterable(started.views))
-            self._last = LastTokens.of(views, [some.tokens for some in started.sampled], self._table.device)
+            self._last = LastTokens.of(views, [some.tokens for some in started.sampled], self._tables.device)
         return partial(self._finish, batch, started)
 
     @torch.inference_mode()
@@ -118,7 +125,7 @@ class ModelRunner:
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
                 return Started(before, views, list(self._sample(logits, flat, lambda rows: rows)))
-        inputs = self._pack(batch, before, self._table.device)
+        inputs = self._pack(batch, before, self._tables.device)
         hidden = self._hidden(inputs, before.tokens)
         sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat, self._model.logits))
         return Started(before, views, sampled, inputs.score_rows, hidden)
@@ -140,7 +147,7 @@ class ModelRunner:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
         if self.info.runs_ahead:
             inputs = replace(inputs, tokens=resolve(inputs.tokens, last_tokens))
-        return self._model(inputs, self._table, self._attention, self._pools, self._fused)
+        return self._model(inputs, self._tables, self._attention, self._pools, self._fused)
 
     def _sample(
         self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]

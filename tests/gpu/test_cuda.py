@@ -17,6 +17,7 @@ from model.attention import BACKENDS
 from model.attention.base import Attention
 from model.attention.inputs import PoolInputs
 from model.attention.reference import ReferenceAttention
+from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import ModelConfig
@@ -148,13 +149,13 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     cache.k.normal_()
     cache.v.normal_()
     qkv = torch.randn(4, 8 + 2 * 2, 128, dtype=torch.bfloat16, device=device)
-    rotations = torch.randn(4, 2, 64, device=device)
+    rope = RopeRows(torch.randn(4, 2, 64, device=device), torch.rand(4, device=device))
     longest, shorter = step([2000] * 4), step([700, 30])
     prepared = backend.prepare(longest)
-    backend.attend_unrotated(qkv, 8, rotations, cache, prepared)  # compiles
+    backend.attend_unrotated(qkv, 8, rope, cache, prepared)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backend.attend_unrotated(qkv, 8, rotations, cache, prepared)
+        captured = backend.attend_unrotated(qkv, 8, rope, cache, prepared)
     longest.slots.fill_(-1)
     longest.table.zero_()
     longest.pages.zero_()
@@ -162,7 +163,9 @@ def test_a_captured_step_serves_shorter_ones(device: torch.device, window: int |
     longest.pages[: len(shorter.pages)] = shorter.pages
     before = cache.k[2 * 64 :].clone()
     graph.replay()
-    expected = backend.attend_unrotated(qkv[:2], 8, rotations[:2], cache, backend.prepare(shorter))
+    expected = backend.attend_unrotated(
+        qkv[:2], 8, RopeRows(*(part[:2] for part in rope)), cache, backend.prepare(shorter)
+    )
     assert torch.equal(captured[:2], expected)
     assert torch.equal(cache.k[2 * 64 :], before)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from model.attention import choose
 from model.attention.base import Attention
 from model.attention.cache import PagePools
-from model.attention.rope import rotation_table
+from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -130,7 +130,7 @@ class Driver:
         self.pools = PagePools.allocate(
             config, specs, lambda shape: attention.allocate(shape, torch.float32, self.device)
         )
-        self.table = rotation_table(config, length, self.device)
+        self.tables = RopeTables.build(config, length, self.device)
         self.wheel = Wheel(specs, attention.page_size, shuffle)
         self.fused: FusedLayers | None = None
         for layer in self.pools.layers:
@@ -145,7 +145,7 @@ class Driver:
         """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
         inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
-        logits = self.model.logits(self.model(inputs, self.table, self.attention, self.pools, self.fused))
+        logits = self.model.logits(self.model(inputs, self.tables, self.attention, self.pools, self.fused))
         for sequence, n in parts:
             sequence.done += n
         return list(logits.split([n for _, n in parts]))

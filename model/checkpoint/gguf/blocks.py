@@ -107,7 +107,7 @@ def _fifth_bit(bits: Tensor, low: Tensor) -> Tensor:
 
 
 def _pairs_of_groups(data: Tensor) -> Tensor:
-    """[n, blocks, 128] bytes -> [n, blocks * 8, 32]: of 32 bytes the lower halves are a group, the upper ones the next."""
+    """[n, blocks, 128] bytes -> [n, blocks * 8, 32]: of 32 bytes the lower halves are a group, the upper the next."""
     pairs = data.unflatten(2, (4, BLOCK_GROUP))
     return torch.stack((pairs & 15, pairs >> 4), dim=3).flatten(1, 3)
 

@@ -19,7 +19,7 @@ FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, maybe a minimum."""
+    """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, and a minimum."""
 
     value_bits: int
     has_minima: bool = False

@@ -63,7 +63,7 @@ def read_parts(paths: Sequence[Path]) -> GgufFile:
         found = (file.metadata.get("split.no", 0), max(1, file.metadata.get("split.count", 1)))
         if found != (number, len(paths)):
             raise ModelError(
-                f"{path.name} says it is part {found[0] + 1} of {found[1]}, expected part {number + 1} of {len(paths)}; "
+                f"{path.name} says it is part {found[0] + 1} of {found[1]}, expected {number + 1} of {len(paths)}; "
                 "download the model again, and do not rename its files"
             )
     tensors = [replace(tensor, file=number) for number, file in enumerate(files) for tensor in file.tensors]

@@ -18,7 +18,7 @@ def read_rope(values: Values, head_dim: int, divisors: Sequence[float]) -> dict[
     rope_dim = values.get("rope.dimension_count") or head_dim
     if not isinstance(rope_dim, int) or rope_dim > head_dim or rope_dim % 2:
         raise ModelError(
-            f"the GGUF file has {short(rope_dim)} in rope.dimension_count, expected an even number of at most {head_dim}"
+            f"the GGUF file has {short(rope_dim)} in rope.dimension_count, expected an even number up to {head_dim}"
         )
     parameters = {"rope_theta": values.get("rope.freq_base", 10_000.0)}
     if rope_dim != head_dim:

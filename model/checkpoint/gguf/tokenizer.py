@@ -78,9 +78,9 @@ def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre")
+    name = str(metadata.get("tokenizer.ggml.pre", ""))
     if name not in _PRE_TOKENIZERS:
-        found = "no pre-tokenizer (tokenizer.ggml.pre)" if name is None else f"pre-tokenizer {short(name)}"
+        found = f"pre-tokenizer {short(name)}" if name else "no pre-tokenizer (tokenizer.ggml.pre)"
         raise ModelError(f"the GGUF file has {found}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
     pre = _PRE_TOKENIZERS[name]
     vocab = _vocab(metadata)

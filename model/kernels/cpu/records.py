@@ -28,7 +28,7 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_void_p)
-            for name in ("qkv", "rotations", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
+            for name in ("qkv", "rotations", "q_factors", "out", "parts", "cells", "slots", "pages", "tasks", "joins")
         ),
         *(
             (name, ctypes.c_int64)

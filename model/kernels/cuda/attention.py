@@ -24,12 +24,14 @@ LARGEST = tl.constexpr(448.0)
 def write(
     qkv,  # [T, N_ALL, WIDTH], N_ALL = N_HEADS + 2 N_KV
     rotations,  # [T, 2, WIDTH / 2] float32, or nothing
+    q_factors,  # [T] float32, or nothing
     slots,  # [T] int64
     q,  # [T, N_HEADS, WIDTH]
     keys,
     values,
     n_rows,  # T N_ALL
     ROTATED: tl.constexpr,
+    SCALED: tl.constexpr,
     N_HEADS: tl.constexpr,
     N_KV: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -37,7 +39,10 @@ def write(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program (ROWS heads of tokens): rotate q and k, copy q, store k and v at the token's slot unless that is -1."""
+    """Program (ROWS heads of tokens): rotate q and k, copy q times its factor, store k and v at the token's slot.
+
+    Nothing is stored for a slot of -1.
+    """
     half: tl.constexpr = WIDTH // 2
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pairs = tl.arange(0, HALF)[None, :]
@@ -54,6 +59,9 @@ def write(
         second = second * cos + first * sin
         first = rotated
     is_query = known & (head < N_HEADS)
+    if SCALED:
+        factor = tl.load(q_factors + token, mask=(rows[:, None] < n_rows) & (head < N_HEADS), other=1.0)
+        first, second = first * factor, second * factor
     at = (token * N_HEADS + head) * WIDTH + pairs
     tl.store(q + at, first.to(q.dtype.element_ty), mask=is_query)
     tl.store(q + at + half, second.to(q.dtype.element_ty), mask=is_query)

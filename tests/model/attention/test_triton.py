@@ -11,6 +11,7 @@ from torch import Tensor
 from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
+from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.errors import OptionError
@@ -98,17 +99,17 @@ def test_what_float8_costs() -> None:
     assert 0.005 < error < 0.05
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
-def test_rotated_as_the_reference_rotates(backend: TritonAttention, cache_dtype: torch.dtype) -> None:
-    """This holds also if activations have more bits than the cache."""
-    qkv, rotations = torch.randn(45, 4 + 2 * 2, 12), torch.randn(45, 2, 6)
+@pytest.mark.parametrize(("cache_dtype", "tempered"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_rotated_as_the_reference_rotates(backend: TritonAttention, cache_dtype: torch.dtype, tempered: bool) -> None:
+    """This holds also if activations have more bits than the cache, and with a query temperature."""
+    qkv, rope = torch.randn(45, 4 + 2 * 2, 12), RopeRows(torch.randn(45, 2, 6), torch.rand(45) if tempered else None)
     item = Slice(0, [0] * 45, 45, 0, 45, (PageTable(0, (1, 0)),), SamplingParams())
     results = []
     for chosen in (backend, ReferenceAttention()):
         (inputs,) = pack(StepBatch((item,)), chosen.page_size, [20], CPU).pools
         cache = chosen.allocate((2, 2, 12), cache_dtype, CPU)
         forget(cache)
-        results.append(chosen.attend_unrotated(qkv.clone(), 4, rotations, cache, chosen.prepare(inputs)))
+        results.append(chosen.attend_unrotated(qkv.clone(), 4, rope, cache, chosen.prepare(inputs)))
     tolerance = 1e-4 if cache_dtype is torch.float32 else 3e-2
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 

@@ -29,7 +29,7 @@ def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 def new_file(path: Path, architecture: str = "llama", **split: int) -> GGUFWriter:
-    """Metadata of a small model, and embeddings; `write` ends it. `split` are options of the writer for several files."""
+    """Metadata of a small model, and embeddings; `write` ends it. `split` are the writer's options for parts."""
     writer = GGUFWriter(path, architecture, **split)
     writer.add_block_count(2)
     writer.add_context_length(128)

@@ -98,10 +98,19 @@ def test_native_shards(tmp_path: Path) -> None:
     assert [name for name, _ in open_checkpoint(tmp_path).tensors()] == ["norm.weight", "output.weight"]
 
 
-def test_a_tied_head_is_dropped(tmp_path: Path) -> None:
-    weights = {"tok_embeddings.weight": torch.ones(16, 8), "output.weight": torch.ones(16, 8)}
-    checkpoint = open_checkpoint(_native(tmp_path, weights, tied_embeddings=True))
-    assert [name for name, _ in checkpoint.tensors()] == ["tok_embeddings.weight"]
+@pytest.mark.parametrize("declared", [True, False])
+def test_the_files_decide_whether_the_head_is_tied(declared: bool, tmp_path: Path) -> None:
+    """A file with the head has its own. Before there are files, the configuration decides."""
+    weights = {"tok_embeddings.weight": torch.ones(16, 8)}
+    checkpoint = open_checkpoint(_native(tmp_path, weights, tied_embeddings=declared))
+    assert checkpoint.config.tied_head
+    checkpoint = open_checkpoint(_native(tmp_path, {**weights, "output.weight": torch.zeros(16, 8)}))
+    assert not checkpoint.config.tied_head
+    assert [name for name, _ in checkpoint.tensors()] == ["output.weight", "tok_embeddings.weight"]
+    (tmp_path / "consolidated.safetensors").unlink()
+    _native(tmp_path, weights, tied_embeddings=declared)
+    (tmp_path / "consolidated.safetensors").unlink()
+    assert read_config(tmp_path).tied_head is declared
 
 
 def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:

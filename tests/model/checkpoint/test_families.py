@@ -10,8 +10,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.checkpoint.families import FAMILIES, read_config
 from model.checkpoint.generation_config import read_generation
-from model.checkpoint.names import canonical_name
-from model.config import ModelConfig, RopeScaling
+from model.checkpoint.names import canonical_name, is_vision
+from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError
 
 SIZES = {
@@ -35,6 +35,16 @@ NATIVE = {
     "norm_eps": 1e-5,
     "vocab_size": 64,
     "dtype": "bfloat16",
+}
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MIXED = {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 5}
+TWO_ROPES = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
 }
 
 
@@ -100,7 +110,28 @@ def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path
     theirs = AutoConfig.from_pretrained(tmp_path)
     assert mine.rope_theta == theirs.rope_parameters["rope_theta"]
     assert set(mine.windows) == {getattr(theirs, "sliding_window", None)}
-    assert mine.head_dim == 8
+    assert mine.head_dim == (getattr(theirs, "head_dim", None) or 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_silence_about_key_heads_and_scaling(family: str, tmp_path: Path) -> None:
+    kv = SIZES["num_key_value_heads"]
+    mine = _hf(tmp_path, model_type=family, num_attention_heads=8, num_local_experts=4, num_experts_per_tok=2)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    theirs, silent = AutoConfig.from_pretrained(tmp_path), read_config(tmp_path)
+    assert (mine.n_kv_heads, silent.n_kv_heads) == (kv, theirs.num_key_value_heads)
+    kind = theirs.rope_parameters["rope_type"]
+    assert (silent.rope_scaling.kind if silent.rope_scaling else "default") == kind
+    if kind == "yarn":
+        assert silent.rope_scaling == RopeScaling("yarn", 16.0, 16384, mscale=1.0, mscale_all_dim=1.0)
+        assert silent.query_temperature == QueryTemperature(16384, 0.1)
+        assert {
+            **FAMILIES[family].rope_parameters,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        }.items() <= theirs.rope_parameters.items()  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +152,12 @@ def test_silence_means_what_it_means_to_transformers(family: str, tmp_path: Path
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
             RopeScaling("yarn", 4.0, 32, beta_fast=16.0),
         ),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False},
+            RopeScaling("yarn", 4.0, 128, mscale=1.0, mscale_all_dim=0.5, truncate=False),
+        ),
     ],
-    ids=["linear", "llama3", "yarn"],
+    ids=["linear", "llama3", "yarn", "yarn with all fields"],
 )
 @pytest.mark.parametrize("form", ["published", "transformers 5"])
 def test_rope_scaling_in_both_forms(form: str, scaling: dict, expected: RopeScaling, tmp_path: Path) -> None:
@@ -160,23 +195,62 @@ def test_rope_fraction(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen2"}, "model_type 'qwen2'; Noria supports mistral, ministral, mixtral, llama"),
+        (
+            {"model_type": "qwen2"},
+            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3$",
+        ),
+        ({"model_type": "mistral4"}, r"'mistral4', which needs latent attention \(Mistral Small 4, .*: Noria has none"),
+        ({"model_type": "mistral_large4"}, r"'mistral_large4', which needs latent attention \(Mistral Large 4\)"),
+        ({"model_type": "voxtral"}, r"'voxtral', which needs an audio encoder \(Voxtral\): Noria has none"),
+        ({"model_type": "voxtral_realtime"}, "'voxtral_realtime', which needs an audio encoder"),
+        ({"model_type": "mamba2"}, r"'mamba2', which needs a state space layer \(Codestral Mamba\)"),
+        ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),
+        ({"model_type": "mistral3"}, "config.json of a mistral3 model must have an object in text_config, it has None"),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "'mistral4', which needs latent"),
+        (
+            {"model_type": "mistral3", "text_config": {**PUBLISHED, "quantization_config": {"quant_method": "fp8"}}},
+            "fp8",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}, "chunked_attention": {}}},
+            "RoPE parameters for 'chunked_attention' beside those of a layer type; Noria supports sliding_attention",
+        ),
+        (
+            {**MIXED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+            "no RoPE parameters for the layer type sliding_attention; add them",
+        ),
+        ({**MIXED, **TWO_ROPES, "sliding_window": None}, "RoPE parameters per layer type and no sliding_window"),
+        (
+            {**MIXED, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
+            "RoPE rotates 8 values of a head in one type of layer and 4 in another; Noria supports one number",
+        ),
         ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
         ({"mlp_bias": True}, "mlp_bias true; Noria supports models without it"),
         ({"attention_bias": True}, "attention_bias true; Noria supports models without it"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5; Noria supports 1\.0"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25; Noria supports 1\.0"),
+        ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5; Noria supports numbers above 0 and up to 1"),
+        ({"rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor 0; Noria supports numbers above 0"),
+        (
+            {"partial_rotary_factor": 0.4},
+            "RoPE must rotate an even number of a head's 8 values, the checkpoint rotates 3",
+        ),
+        (
+            {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
+            "original_max_position_embeddings of the query temperature",
+        ),
+        ({"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30\.0; Noria supports models without it"),
         (
             {"rope_parameters": {"rope_type": "proportional"}},
             "rope_type 'proportional'; Noria supports default",
         ),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": False}}, "truncate false in its yarn scaling"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.7}}, r"mscale 0\.7 in its yarn scaling"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "no"}}, "truncate .* true or false, it is 'no'"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            r"low_freq_factor of the RoPE scaling must be below high_freq_factor, they are 4\.0 and 4\.0",
+        ),
         ({"hidden_size": None}, "a number in hidden_size, it has None"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; Noria supports bfloat16"),
     ],
@@ -208,20 +282,130 @@ def test_native_mixture_of_experts(tmp_path: Path) -> None:
     assert (config.family, config.n_experts, config.n_experts_per_token) == ("mixtral", 8, 2)
 
 
-@pytest.mark.parametrize("key", ["vision_encoder", "quantization", "yarn"])
-def test_native_refuses_what_would_be_ignored(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"params.json has '{key}'; Noria does not support it"):
-        _native(tmp_path, **{key: {"some": 1}})
+def test_native_underscored_window_is_the_window(tmp_path: Path) -> None:
+    """Ministral 8B: one layer of four sees all tokens."""
+    assert _native(tmp_path, _sliding_window=[None, 7]).windows == (None, 7, None)
+    assert _native(tmp_path, _sliding_window=7, sliding_window=7).windows == (7, 7, 7)
+    with pytest.raises(ModelError, match="sliding_window 5 and _sliding_window 7; they mean the same, remove one"):
+        _native(tmp_path, _sliding_window=7, sliding_window=5)
+
+
+def test_native_yarn_and_query_temperature(tmp_path: Path) -> None:
+    """The fields of Ministral 3, with the nulls of its file, and those of Mistral Medium 3.5."""
+    yarn = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
+    temperature = {"original_max_position_embeddings": 16384, "beta": 0.1}
+    nulls = dict.fromkeys(("q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "kv_lora_rank", "v_head_dim"))
+    config = _native(tmp_path, yarn=yarn, llama_4_scaling=temperature, **nulls)
+    assert config.rope_scaling == RopeScaling("yarn", 16, 16384, beta_fast=32, beta_slow=1, attention_factor=1.0)
+    assert (config.query_temperature, config.max_position) == (QueryTemperature(16384, 0.1), 262_144)
+    config = _native(tmp_path, yarn={**yarn, "beta": 4, "apply_scale": True}, max_position_embeddings=99)
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.beta_fast, config.rope_scaling.magnitude) == (4, pytest.approx(1.277259))
+    assert (config.query_temperature, config.max_position) == (None, 99)
+
+
+def test_native_vision_encoder_is_skipped(tmp_path: Path) -> None:
+    assert _native(tmp_path, vision_encoder={"hidden_size": 8}) == _native(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"use_scaled_rope": True},
+            r"params.json has 'use_scaled_rope' \(True\), which Noria does not know; it knows ",
+        ),
+        ({"n_groups": None}, r"params.json has 'n_groups' \(None\), which Noria does not know"),
+        ({"yarn": {"some": 1}}, r"yarn in params.json has 'some' \(1\), which Noria does not know; it knows alpha"),
+        ({"yarn": {"factor": 2}}, "yarn in params.json must have a number in original_max_position_embeddings"),
+        ({"yarn": {"factor": 2, "original_max_position_embeddings": 0}}, "original_max_position .* must be at least 1"),
+        ({"yarn": {"apply_scale": 1}}, "apply_scale 1 in yarn; it must be true or false"),
+        ({"yarn": 4}, "yarn in params.json must be an object, it is 4"),
+        ({"llama_4_scaling": {"beta": 0.1}}, "original_max_position_embeddings of the query temperature"),
+        ({"llama_4_scaling": {"betta": 0.1}}, r"llama_4_scaling in params.json has 'betta' \(0.1\), which Noria does"),
+        ({"quantization": {"some": 1}}, "params.json has 'quantization'; Noria does not support it"),
+        ({"model_type": "mamba"}, r"'mamba', which needs a state space layer \(Codestral Mamba\): Noria has none"),
+        ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
+        ({"kv_lora_rank": 512}, r"kv_lora_rank 512, which needs latent attention \(Mistral Small 4, Mistral Large 3\)"),
+        ({"multimodal": {"whisper_model_args": {}}}, "whisper_model_args, which need an audio encoder"),
+        ({"lora": {"rank": 4}}, r"params.json has lora \{'rank': 4\}, which needs LoRA adapters: Noria has none"),
+        ({"activation": "gelu"}, "params.json has activation 'gelu'; Noria supports 'silu'"),
+        ({"use_biases": True}, "params.json has use_biases True; Noria supports False"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_native_keys_are_strict(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        _native(tmp_path, **changes)
+    assert "\n" not in str(caught.value)
+
+
+# Layer types, partial rotation, and models of text and images
+
+
+def test_layer_types_have_their_rope(tmp_path: Path) -> None:
+    config = _hf(tmp_path, **MIXED, **TWO_ROPES)
+    assert config.windows == (None, 5, 5)
+    assert config.pool_ropes == (Rope(1e6, 8, scaling=RopeScaling("linear", 2.0)), Rope(1e4, 8))
+    same = {kind: {"rope_type": "default", "rope_theta": 7e4} for kind in ("full_attention", "sliding_attention")}
+    config = _hf(tmp_path, **MIXED, rope_parameters=same)
+    assert (config.full_rope, config.rope_theta) == (None, 7e4)
+
+
+def test_hf_window_list_repeats(tmp_path: Path) -> None:
+    assert _hf(tmp_path, sliding_window=[None, 7]).windows == (None, 7, None)
+
+
+def test_partial_rotary_factor(tmp_path: Path) -> None:
+    assert _hf(tmp_path, partial_rotary_factor=0.5).rope == Rope(1e4, 4)
+    assert _hf(tmp_path, rope_parameters={"partial_rotary_factor": 0.25, "rope_theta": 5e5}).rope == Rope(5e5, 2)
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral3"])
+def test_a_model_of_text_and_images_has_the_configuration_of_its_text(family: str, tmp_path: Path) -> None:
+    """The outer dtype holds if the inner part has none; whether the outer head is tied means nothing."""
+    text = {**PUBLISHED, "model_type": family, "sliding_window": None, "head_dim": 16}
+    alone = _hf(tmp_path, **text)
+    inner = {key: value for key, value in text.items() if key != "torch_dtype"}
+    outer = {"model_type": "mistral3", "dtype": "bfloat16", "tie_word_embeddings": True, "vision_config": {"a": 1}}
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": inner}))
+    assert read_config(tmp_path) == alone
+    (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": {**inner, "tie_word_embeddings": True}}))
+    assert read_config(tmp_path).tied_head
 
 
 def test_names() -> None:
     assert canonical_name("model.layers.11.self_attn.q_proj.weight") == "layers.11.attention.wq.weight"
     assert canonical_name("layers.0.feed_forward.experts.3.w2.weight") == "layers.0.feed_forward.experts.3.w2.weight"
     assert canonical_name("model.layers.0.self_attn.rotary_emb.inv_freq") is None
-    assert canonical_name("lm_head.weight", tied_head=True) is None
+    for name in (
+        "model.language_model.layers.1.mlp.up_proj.weight",
+        "language_model.model.layers.1.mlp.up_proj.weight",
+    ):
+        assert canonical_name(name) == "layers.1.feed_forward.w3.weight"
+    assert canonical_name("language_model.lm_head.weight") == canonical_name("lm_head.weight") == "output.weight"
     for unknown in ("transformer.h.0.weight", "model.layers.0.self_attn.q_proj.bias", "layers.0.attention.wq.bias"):
         with pytest.raises(ModelError, match=f"weight '{unknown}', which no supported model family"):
             canonical_name(unknown)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.vision_tower.patch_conv.weight", "vision_tower.transformer.layers.0.attention.q_proj.weight"),
+        *("model.multi_modal_projector.norm.weight", "multi_modal_projector.linear_1.bias"),
+        *("vision_encoder.transformer.layers.0.attention.wq.weight", "vision_language_adapter.w_in.bias"),
+        *("patch_merger.merging_layer.weight", "pre_mm_projector_norm.weight"),
+    ],
+)
+def test_weights_of_images_are_skipped(name: str) -> None:
+    assert is_vision(name)
+    assert canonical_name(name) is None
+
+
+def test_no_other_weight_is_skipped() -> None:
+    for name in ("layers.0.attention.wq.weight", "model.norm.weight", "vision.weight", "model.vision_towers.a.weight"):
+        assert not is_vision(name)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +430,17 @@ def test_generation_defaults(generation: dict, ends: tuple, sampling: dict, tmp_
 def test_the_tokenizer_names_the_end_token_where_no_file_does(tmp_path: Path) -> None:
     _hf(tmp_path)
     assert read_generation(tmp_path, eos_id=5).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        ({"eos_token_id": [2, 4]}, (2, 4)),
+        ({"text_config": {"eos_token_id": [3, 4]}}, (3, 4)),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 3}}, (2,)),
+        ({"text_config": {}}, (5,)),
+    ],
+)
+def test_end_tokens_of_every_configuration(config: dict, ends: tuple, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_generation(tmp_path, eos_id=5).eos_token_ids == ends

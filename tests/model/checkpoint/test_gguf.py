@@ -169,7 +169,7 @@ def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
         ),
         (
             lambda w: w.add_uint32("llama.rope.dimension_count", 16),
-            r"has 16 in rope\.dimension_count, expected an even number of at most 8",
+            r"has 16 in rope\.dimension_count, expected an even number up to 8",
         ),
         (
             lambda w: w.add_float32("llama.attention.temperature_scale", 0.1),

@@ -14,6 +14,10 @@ from gguf import GGUFWriter, RopeScalingType
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -79,6 +83,28 @@ def yarn_without_scale(writer: GGUFWriter) -> None:
     writer.add_rope_scaling_yarn_log_mul(1.0)
 
 
+def temperature(writer: GGUFWriter) -> None:
+    """Ministral 3, as llama.cpp's converter writes it: the temperature's length is that of YaRN."""
+    yarn_without_scale(writer)
+    writer.add_attn_temperature_scale(0.1)
+
+
+def part_of_a_head(writer: GGUFWriter) -> None:
+    writer.add_rope_dimension_count(4)
+
+
+def half_rotated() -> torch.nn.Module:
+    """A model that rotates the first 4 of a head's 8 values: in the file these are pairs 0 and 1, the others stand."""
+    original = LlamaForCausalLM(LlamaConfig(**LONG))
+    original.model.rotary_emb.inv_freq = torch.tensor([1.0, 10_000 ** (-2 / 4), 0.0, 0.0])
+    return original
+
+
+def alternating_windows(writer: GGUFWriter) -> None:
+    window(writer)
+    writer.add_sliding_window_pattern(2)
+
+
 def experts(writer: GGUFWriter) -> None:
     writer.add_expert_count(4)
     writer.add_expert_used_count(2)
@@ -106,6 +132,11 @@ CASES: dict[str, tuple[str, Callable[[], torch.nn.Module], Callable[[GGUFWriter]
         lambda: MistralForCausalLM(MistralConfig(**LONG, head_dim=16, sliding_window=None)),
         wide_heads,
     ),
+    "part of a head": (
+        "llama",
+        half_rotated,
+        part_of_a_head,
+    ),
     "mixtral": (
         "llama",
         lambda: MixtralForCausalLM(
@@ -117,6 +148,24 @@ CASES: dict[str, tuple[str, Callable[[], torch.nn.Module], Callable[[GGUFWriter]
             )
         ),
         experts,
+    ),
+    "ministral 3": (
+        "mistral3",
+        lambda: Ministral3ForCausalLM(
+            Ministral3Config(
+                **LONG,
+                head_dim=8,
+                rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+            )
+        ),
+        temperature,
+    ),
+    "ministral": (
+        "llama",
+        lambda: MinistralForCausalLM(
+            MinistralConfig(**LONG, head_dim=8, sliding_window=24, layer_types=["sliding_attention", "full_attention"])
+        ),
+        alternating_windows,
     ),
     "yarn with its scale": (
         "mistral3",
@@ -161,5 +210,5 @@ def test_the_scale_of_yarn_is_what_the_file_says(tmp_path: Path) -> None:
         store(LlamaForCausalLM(LlamaConfig(**SIZES)), writer)
         scaling = read_config(converted(path)).rope_scaling
         assert scaling is not None
-        assert scaling.attention_factor == pytest.approx(scale, abs=1e-6)
+        assert scaling.magnitude == pytest.approx(scale, abs=1e-6)
         assert (scaling.beta_fast, scaling.beta_slow) == (4.0, 1.0)

@@ -45,15 +45,15 @@ def test_a_part_that_is_missing_or_is_not_the_first_is_one_line(parts: list[Path
 def test_parts_that_do_not_belong_together_are_one_line(parts: list[Path]) -> None:
     second, third = (path.read_bytes() for path in parts[1:])
     parts[1].write_bytes(third)
-    with pytest.raises(ModelError, match=r"Model-00002-of-00003\.gguf says it is part 3 of 3, expected part 2 of 3"):
+    with pytest.raises(ModelError, match=r"Model-00002-of-00003\.gguf says it is part 3 of 3, expected 2 of 3"):
         converted(parts[0])
     parts[1].write_bytes(second)
     for number in (1, 2):  # a whole model of two parts, which are named as parts of three
         parts[number].rename(parts[number].with_name(f"Model-0000{number}-of-00002.gguf"))
-    with pytest.raises(ModelError, match=r"says it is part 2 of 3, expected part 1 of 2"):
+    with pytest.raises(ModelError, match=r"says it is part 2 of 3, expected 1 of 2"):
         converted(parts[0].with_name("Model-00001-of-00002.gguf"))
     alone = parts[0].rename(parts[0].with_name("alone.gguf"))
-    with pytest.raises(ModelError, match=re.escape("alone.gguf says it is part 1 of 3, expected part 1 of 1")):
+    with pytest.raises(ModelError, match=re.escape("alone.gguf says it is part 1 of 3, expected 1 of 1")):
         converted(alone)
 
 

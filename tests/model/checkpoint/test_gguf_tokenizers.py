@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF metadata, which the gguf package takes from mistral-common's files. Oracle: mistral-common's ids."""
+"""Tokenizers in GGUF metadata, which the gguf package makes of mistral-common's files. Oracle: mistral-common."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,9 @@ from model.tokenizers.load import load_tokenizer
 from tests.model.tokenizers.vocabularies import DATA
 
 N_SPECIAL, N_TOKENS = 1000, 9000
-SENTENCEPIECE = ("tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2") + (
+SENTENCEPIECE = (
+    "tokenizer.model.v1",
+    "mistral_instruct_tokenizer_240216.model.v2",
     "mistral_instruct_tokenizer_240323.model.v3",
     "mistral_instruct_tokenizer_241114.model.v7",
 )
@@ -33,7 +35,9 @@ TEXTS = (
     "CamelCaseWordsAndHTTPServer/path//to\\file",
 )
 texts = st.sampled_from(TEXTS) | st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40)
-words = st.lists(st.sampled_from(["the", " The", "ING", "é", "ß", "İ", " ", "\n", "7", "/", "'s", "ǅ", "ʰ", "़"])).map("".join)
+words = st.lists(st.sampled_from(["the", " The", "ING", "é", "ß", "İ", " ", "\n", "7", "/", "'s", "ǅ", "ʰ", "़"])).map(
+    "".join
+)
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,14 @@ def test_ids_of_whole_texts(case: Case) -> None:
 def test_control_tokens_are_those_of_mistral_common(case: Case) -> None:
     """Each is one token where control tokens are read, and never one where they are not."""
     assert case.control.items() <= case.ours.control.items()
-    assert set(case.ours.control.values()) - set(case.control.values()) <= {case.metadata["tokenizer.ggml.unknown_token_id"]}
-    assert case.ours.bos_id == case.metadata["tokenizer.ggml.bos_token_id"] == case.ours.encode("a", add_bos=True, parse_control=False)[0]
+    assert set(case.ours.control.values()) - set(case.control.values()) <= {
+        case.metadata["tokenizer.ggml.unknown_token_id"]
+    }
+    assert (
+        case.ours.bos_id
+        == case.metadata["tokenizer.ggml.bos_token_id"]
+        == case.ours.encode("a", add_bos=True, parse_control=False)[0]
+    )
     assert case.ours.eos_id == case.metadata["tokenizer.ggml.eos_token_id"]
     everything = "".join(case.control)
     ids = case.ours.encode(everything, add_bos=False, parse_control=True)
@@ -142,5 +152,7 @@ def test_these_begin_with_a_begin_token_unless_the_file_says_otherwise(name: str
 
 def test_a_file_without_a_pre_tokenizer_is_refused(tmp_path: Path) -> None:
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": []}
-    with pytest.raises(ModelError, match=r"has no pre-tokenizer \(tokenizer\.ggml\.pre\); Noria supports smollm, llama"):
+    with pytest.raises(
+        ModelError, match=r"has no pre-tokenizer \(tokenizer\.ggml\.pre\); Noria supports smollm, llama"
+    ):
         write_tokenizer(metadata, tmp_path)

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from model.checkpoint.gguf.blocks import stored as groups_of_32
+from model.checkpoint.gguf.index import Index, read_index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
 from model.checkpoint.open import open_checkpoint
+from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from model.loading import create
 from model.sampling_params import SamplingParams
@@ -48,8 +50,12 @@ def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> Non
 
 
 FACTORS = {
-    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
-    **{"IQ4_NL": (0,), "IQ4_XS": (0,), "IQ3_S": (0,), "IQ2_XS": (0,), "TQ2_0": (64,)},
+    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_XS"), (0,)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ2_0": (64,),
 }
 """Bytes of the float16 factors in the blocks for which the package has no encoder."""
 
@@ -141,6 +147,20 @@ def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path
     assert whole.quants.shape[2] * 8 == 32 * bits
     assert (whole.mins is not None) == ("Q4_1" in kinds)
     assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in stored.values()]))
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="the index counts the memory of compiled kernels")
+@pytest.mark.parametrize(
+    "formats", [("Q4_0",), ("Q8_0", "Q4_0"), ("Q4_1", "Q5_0", "Q4_0"), ("Q5_1", "Q4_1"), ("BF16", "Q4_0")]
+)
+def test_the_index_counts_the_bits_that_are_stored(formats: tuple[str, ...], tmp_path: Path) -> None:
+    save("llama", tmp_path / "model.gguf", formats)
+    directory = converted(tmp_path / "model.gguf")
+    projections = [part for part in network(directory, "int4").model.modules() if isinstance(part, Int4Linear)]
+    stored = [part.packed for part in projections if part.packed is not None and part.n_out % 16 == 0]
+    entries = [entry for entry in read_index(directory).entries if not entry.name.startswith(("tok_", "output"))]
+    bits = Index((), tuple(entries)).block_bits
+    assert bits == sum(part.packed.numel() * 8 for part in stored) / sum(part.n_out * part.n_in for part in stored)
 
 
 def test_a_file_of_floats_is_read_as_tensors(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from model.attention.rope import RopeRows
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ def attention(
     width: int,
     kv_dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    tempered: bool = False,
 ) -> Callable[[], None]:
     """A function that launches attention for one long and one short slice."""
 
@@ -36,8 +38,9 @@ def attention(
         )
         (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
         cache = backend.allocate((4, heads[1], width), kv_dtype or dtype, CPU)
-        qkv, rotations = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype), torch.empty(101, 2, width // 2)
-        backend.attend_unrotated(qkv, heads[0], rotations, cache, backend.prepare(inputs))
+        qkv = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype)
+        rope = RopeRows(torch.empty(101, 2, width // 2), torch.empty(101) if tempered else None)
+        backend.attend_unrotated(qkv, heads[0], rope, cache, backend.prepare(inputs))
 
     return launch
 
@@ -50,6 +53,7 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "attention, float32": (attention(F32, (4, 4), 64), (90,)),
     "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
     "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
+    "attention, query temperature": (attention(BF16, (32, 8), 128, tempered=True), (90,)),
 }
 """The launched functions, and the compute capabilities, times ten, for which they are compiled."""
 

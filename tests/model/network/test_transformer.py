@@ -1,11 +1,9 @@
 """The network against transformers on random checkpoints, in both file layouts, and its parameter counts."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import open_checkpoint
@@ -14,6 +12,7 @@ from model.errors import ModelError
 from model.network import weights
 from model.network.transformer import Transformer
 from tests.model.attention.attending import SWIFT, make
+from tests.model.checkpoint.native_files import save_native
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 
 SHAPE = {
@@ -80,41 +79,6 @@ def load(directory: Path) -> Transformer:
         model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda done: None
     )
     return model
-
-
-def half_to_adjacent(rows: Tensor, head_dim: int) -> Tensor:
-    """The order of q and k rows in a native file, from that of an HF file."""
-    return torch.cat(
-        [head.view(2, head_dim // 2, -1).transpose(0, 1).reshape(head_dim, -1) for head in rows.split(head_dim)]
-    )
-
-
-def save_native(hf: Path, directory: Path) -> None:
-    """The same weights as params.json and consolidated.safetensors."""
-    checkpoint = open_checkpoint(hf)
-    config = checkpoint.config
-    tensors = {}
-    for name, tensor in checkpoint.tensors():
-        rotated = name.endswith(("wq.weight", "wk.weight"))
-        tensors[name] = (half_to_adjacent(tensor, config.head_dim) if rotated else tensor).contiguous()
-    params = {
-        "dim": config.dim,
-        "n_layers": config.n_layers,
-        "head_dim": config.head_dim,
-        "hidden_dim": config.hidden_dim,
-        "n_heads": config.n_heads,
-        "n_kv_heads": config.n_kv_heads,
-        "norm_eps": config.norm_eps,
-        "vocab_size": config.vocab_size,
-        "rope_theta": config.rope_theta,
-    }
-    if config.windows[0] is not None:
-        params["sliding_window"] = config.windows[0]
-    if config.n_experts:
-        params["moe"] = {"num_experts": config.n_experts, "num_experts_per_tok": config.n_experts_per_token}
-    directory.mkdir()
-    (directory / "params.json").write_text(json.dumps(params))
-    save_file(tensors, directory / "consolidated.safetensors")
 
 
 @pytest.mark.parametrize("backend", SWIFT)

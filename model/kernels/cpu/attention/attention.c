@@ -20,8 +20,8 @@ MIRRORED(task_t, F(row), F(n_rows), F(position), F(page), F(block), F(end), F(pa
 MIRRORED(join_t, F(row), F(n_rows), F(first), F(n));
 #undef F
 #define F(name) FIELD(attention_call, name)
-MIRRORED(attention_call, F(qkv), F(rotations), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins), F(n_rows),
-         F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries));
+MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
+         F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries));
 #undef F
 /* Limits that callers must keep, as Python repeats them. */
 const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
@@ -126,9 +126,11 @@ INLINE int32_t sum_bytes(const int8_t *q, int n) {
     return total;
 }
 
-INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, int m, int padded, state *s) {
+/* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
+INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, float factor, int m, int padded,
+                       state *s) {
     const int dim = (int)c->head_dim, words = kind == FLOAT32 || (kind == BF16 && !PAIRED) ? dim : padded / 2;
-    float rotated[MAX_DIM], scale = LOG2_E / sqrtf((float)dim);
+    float rotated[MAX_DIM], scale = LOG2_E / sqrtf((float)dim) * factor;
     if (rotations) rotate(q, rotations, rotated, dim / 2);
     else memcpy(rotated, q, (size_t)dim * 4);
     for (int d = 0; d < dim; d++) rotated[d] *= scale;
@@ -271,7 +273,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
-        load_query(kind, c, q, c->rotations ? c->rotations + row * dim : 0, m, padded, s);
+        load_query(kind, c, q, c->rotations ? c->rotations + row * dim : 0, c->q_factors ? c->q_factors[row] : 1, m, padded, s);
         s->joined_most[m] = -INFINITY;
         s->joined_total[m] = 0;
     }

@@ -14,7 +14,7 @@ typedef struct {
 } join_t;
 
 typedef struct {
-    const float *qkv, *rotations;
+    const float *qkv, *rotations, *q_factors;
     float *out, *parts;
     char *cells;
     const int64_t *slots, *pages;
@@ -23,5 +23,6 @@ typedef struct {
     int64_t n_rows, n_tasks, n_joins, n_heads, n_kv_heads, head_dim, window, kind, part_queries;
 } attention_call;
 
-/* Store the keys and values of all rows, then attend. With `rotations` [n_rows, 2, head_dim/2] q and k are rotated first. */
+/* Store the keys and values of all rows, then attend. With `rotations` [n_rows, 2, head_dim/2] q and k are rotated first.
+ * With `q_factors` [n_rows] the queries of each row are multiplied by its factor. */
 void EXPORT(attention)(const attention_call *c);

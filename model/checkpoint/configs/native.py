@@ -1,0 +1,161 @@
+"""ModelConfig from Mistral's params.json. Its keys are strict: one that is not known is an error, never ignored."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model.checkpoint.configs.fields import (
+    check_keys,
+    dtype_of,
+    number,
+    number_of_layers,
+    present_shards,
+    repeated,
+    tied_head,
+)
+from model.checkpoint.files import read_json
+from model.config import ModelConfig, QueryTemperature, RopeScaling
+from model.errors import ModelError, short
+
+FILE = "params.json"
+MAX_POSITION = 32_768
+"""Context of a checkpoint whose params.json does not name it, as in the HF versions of those models."""
+
+SERVED = frozenset(
+    (
+        *("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype"),
+        *("rope_theta", "rope_fraction", "max_seq_len", "max_position_embeddings", "tied_embeddings", "model_type"),
+        *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization"),
+    )
+)
+"""Keys that describe the network."""
+MEANINGLESS = frozenset(
+    (
+        *("max_batch_size", "model_parallel", "bos_token_id", "eos_token_id", "pad_token_id"),
+        *("vision_encoder", "multimodal"),
+    )
+)
+"""Keys that mean nothing for serving text: sizes of another program, ids that the tokenizer knows, the vision encoder,
+whose tensors are skipped."""
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "activation": ("silu", "swish"),
+    "causal": (True,),
+    "is_causal": (True,),
+    "use_biases": (False,),
+}
+"""Keys that may only have the values which describe what Noria does."""
+MISSING: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+        "latent attention (Mistral Small 4, Mistral Large 3)",
+    ),
+    "lora": "LoRA adapters",
+}
+"""Keys of what Noria does not have. They may be null, as in Ministral 3's files."""
+KNOWN = SERVED | MEANINGLESS | ONLY.keys() | MISSING.keys()
+
+
+def read_params(directory: Path) -> ModelConfig:
+    """ModelConfig of a directory with params.json. Raises ModelError, which names the key and its value."""
+    raw = read_json(directory / FILE)
+    _check(raw)
+    moe = raw.get("moe") or {}
+    dim, n_heads = (number(raw, key, FILE) for key in ("dim", "n_heads"))
+    n_layers = number_of_layers(raw, "n_layers", FILE)
+    windows = _windows(raw, n_layers)
+    scaling = _yarn(raw)
+    shards = present_shards(directory)
+    return ModelConfig(
+        family="mixtral" if moe else "mistral",
+        dim=dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=raw.get("n_kv_heads") or n_heads,
+        head_dim=raw.get("head_dim") or dim // n_heads,
+        hidden_dim=number(raw, "hidden_dim", FILE),
+        vocab_size=number(raw, "vocab_size", FILE),
+        norm_eps=number(raw, "norm_eps", FILE),
+        rope_theta=raw.get("rope_theta") or (10_000.0 if any(windows) else 1_000_000.0),
+        rope_fraction=raw.get("rope_fraction", 1.0),
+        rope_scaling=scaling,
+        query_temperature=_temperature(raw),
+        max_position=_max_position(raw, scaling),
+        windows=windows,
+        n_experts=moe.get("num_experts", 0),
+        n_experts_per_token=moe.get("num_experts_per_tok", 0),
+        tied_head=tied_head(shards, bool(raw.get("tied_embeddings", False))),
+        dtype=dtype_of(raw.get("dtype"), shards),
+    )
+
+
+def _check(raw: Mapping[str, Any]) -> None:
+    """Raise ModelError for what Noria does not have, and for keys that it does not know."""
+    kind = raw.get("model_type", "transformer")
+    if kind == "mamba":
+        raise ModelError(
+            "params.json has model_type 'mamba', which needs a state space layer (Codestral Mamba): Noria has none; "
+            "it supports transformer"
+        )
+    if kind != "transformer":
+        raise ModelError(f"params.json has model_type {short(kind)}; Noria supports transformer")
+    if "whisper_model_args" in (raw.get("multimodal") or {}):
+        raise ModelError(
+            "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text"
+        )
+    for key, what in MISSING.items():
+        if raw.get(key):
+            raise ModelError(
+                f"params.json has {key} {short(raw[key])}, which needs {what}: Noria has none; choose another model"
+            )
+    check_keys(raw, KNOWN, FILE)
+    for key, values in ONLY.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise ModelError(f"params.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")
+    if raw.get("quantization"):
+        raise ModelError("params.json has 'quantization'; Noria does not support it")
+
+
+def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
+    """One window for all layers, or a list that repeats. `_sliding_window` is another name of `sliding_window`."""
+    names = [name for name in ("sliding_window", "_sliding_window") if raw.get(name) is not None]
+    if len(names) == 2 and raw[names[0]] != raw[names[1]]:
+        raise ModelError(
+            f"params.json has sliding_window {short(raw[names[0]])} and _sliding_window {short(raw[names[1]])}; "
+            "they mean the same, remove one"
+        )
+    value = raw[names[0]] if names else None
+    return repeated(value if isinstance(value, list) and value else [value], n_layers)
+
+
+def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
+    """`beta` is the fast end of the ramp, `alpha` the slow one; `apply_scale` false keeps the length of q and k."""
+    if raw.get("yarn") is None:
+        return None
+    known = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
+    yarn = check_keys(raw["yarn"], known, "yarn in params.json")
+    apply = yarn.get("apply_scale", True)
+    if not isinstance(apply, bool):
+        raise ModelError(f"params.json has apply_scale {short(apply)} in yarn; it must be true or false")
+    return RopeScaling(
+        "yarn",
+        number(yarn, "factor", "yarn in params.json"),
+        number(yarn, "original_max_position_embeddings", "yarn in params.json"),
+        beta_fast=yarn.get("beta") or 32.0,
+        beta_slow=yarn.get("alpha") or 1.0,
+        attention_factor=None if apply else 1.0,
+    )
+
+
+def _temperature(raw: Mapping[str, Any]) -> QueryTemperature | None:
+    if raw.get("llama_4_scaling") is None:
+        return None
+    known = ("original_max_position_embeddings", "beta")
+    scaling = check_keys(raw["llama_4_scaling"], known, "llama_4_scaling in params.json")
+    return QueryTemperature(scaling.get(known[0]), scaling.get(known[1]))  # type: ignore[arg-type]
+
+
+def _max_position(raw: Mapping[str, Any], scaling: RopeScaling | None) -> Any:
+    declared = raw.get("max_seq_len") or raw.get("max_position_embeddings")
+    if declared or scaling is None:
+        return declared or MAX_POSITION
+    return int(scaling.factor * scaling.original_max_position)
