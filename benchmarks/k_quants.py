@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from model.checkpoint.gguf.blocks import stored
-from model.checkpoint.matrices import ROWS_AT_ONCE, BlockMatrix, EncodedMatrix
+from model.checkpoint import matrices
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.packed import PackedWeights
 from model.linear.int4 import quantize8
@@ -96,9 +96,8 @@ def _in_sixteens(values: np.ndarray, bits: int) -> np.ndarray:
 
 def pieces(matrix: EncodedMatrix, *, again: bool) -> list[BlockMatrix]:
     found = []
-    for first in range(0, len(matrix), ROWS_AT_ONCE):
-        rows = matrix[first : first + ROWS_AT_ONCE]
-        kept = None if again else stored(rows)
+    for rows in matrices.pieces(matrix):
+        kept = None if again else rows.blocks()
         found.append(quantize8(rows.dequantize()) if kept is None else kept)
     return found
 
@@ -115,14 +114,14 @@ def pack(parts: Sequence[BlockMatrix]) -> PackedWeights:
     return made
 
 
-def way(matrices: Sequence[EncodedMatrix], *, again: bool) -> Way:
+def way(parts_of_layer: Sequence[EncodedMatrix], *, again: bool) -> Way:
     kernels = native.kernels()
     assert kernels is not None
-    sample = matrices[1]
+    sample = parts_of_layer[1]
     parts = pieces(sample, again=again)
     exact = sample.dequantize()
     x = torch.randn(64, exact.shape[1], generator=torch.Generator().manual_seed(0))
-    weights = [pack(pieces(matrix, again=again)) for matrix in matrices]
+    weights = [pack(pieces(matrix, again=again)) for matrix in parts_of_layer]
     product = x.double() @ exact.double().T
     found = kernels.linear(weights[1], x).double()
     return Way(weights, _error(torch.cat([part.dequantize() for part in parts]), exact), _error(found, product))
@@ -147,7 +146,7 @@ def seconds(ways: Sequence[Way], limit: float) -> list[float]:
     return best
 
 
-def matrices(kind: str) -> list[EncodedMatrix]:
+def layer(kind: str) -> list[EncodedMatrix]:
     random, found = np.random.default_rng(0), []
     for n_in, n_out in SHAPES:
         some = encode(random.standard_normal((256, n_in), np.float32) * 0.02, kind)
@@ -164,7 +163,7 @@ def main() -> None:
     columns = ("kind", "bits in the file", "stored as", "bits", "weights", "products", "ms a layer", "GB/s")
     table = Table(*columns)
     for kind in args.kinds:
-        made = matrices(kind)
+        made = layer(kind)
         weights = sum(n_in * n_out for n_in, n_out in SHAPES)
         decoded = dequantize(made[1].data[:256].numpy(), GGMLQuantizationType[kind])
         assert 0.019 < decoded.std() < 0.021, f"the encoder of {kind} is wrong: {decoded.std()}"

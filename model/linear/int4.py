@@ -13,8 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.gguf.blocks import stored
-from model.checkpoint.matrices import ROWS_AT_ONCE, BlockMatrix, Matrix, alike, join, parts, unpack
+from model.checkpoint.matrices import (
+    BlockMatrix,
+    Blocks,
+    Matrix,
+    common_form,
+    in_form,
+    join,
+    parts,
+    unpack,
+)
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -31,7 +39,7 @@ class Int4Linear(Compiled):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all are there
+        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
         self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -49,25 +57,29 @@ class Int4Linear(Compiled):
         return _multiply(x, self._blocks)
 
 
-def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
-    """The pieces as one matrix, one above the other, in memory for the kernels."""
-    pieces = alike(pieces)
-    n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
-    weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)
+def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
+    """These as one matrix, one above the other, in memory for the kernels."""
+    n_bytes, with_minima = form = common_form(parts)
+    weights = packed.blocks(sum(map(len, parts)), parts[0].shape[1], n_bytes, with_minima=with_minima)
     first = 0
-    for piece in pieces:
+    for piece in in_form(parts, form):
         kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
         first += len(piece)
     return weights
 
 
-def _blocks(rows: Matrix) -> list[BlockMatrix]:
-    if isinstance(rows, BlockMatrix):
+def _blocks(rows: Matrix) -> list[Blocks]:
+    """The rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
+
+    Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
+    """
+    if not isinstance(rows, Tensor) and rows.block_form() is not None:
         return [rows]
-    if isinstance(rows, Tensor):
-        return [quantize4(part.float()) for part in parts(rows)]
-    pieces = (rows[first : first + ROWS_AT_ONCE] for first in range(0, len(rows), ROWS_AT_ONCE))
-    return [stored(piece) or quantize8(piece.dequantize()) for piece in pieces]
+    quantize = quantize4 if isinstance(rows, Tensor) else quantize8
+    found = [quantize(part.float()) for part in parts(rows)]
+    for piece in found:
+        piece.block_form()
+    return list(found)
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:
