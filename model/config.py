@@ -20,11 +20,12 @@ class RopeScaling:
 
     "linear" divides all of them by `factor`. "llama3" divides low frequencies only, with a transition between
     `original_max_position / low_freq_factor` and `original_max_position / high_freq_factor`. "yarn" is that of arXiv
-    2309.00071, with the `magnitude` on q and k. "dynamic" (NTK) becomes a theta at load. `truncate` rounds the ends of
-    yarn's ramp to whole pairs.
+    2309.00071, with the `magnitude` on q and k. "divisors" divides the frequency of each pair by its own number (GGUF's
+    `rope_freqs.weight`). "dynamic" (NTK) becomes a theta at load. `truncate` rounds the ends of yarn's ramp to whole
+    pairs.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "divisors"]
     factor: float
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -35,11 +36,13 @@ class RopeScaling:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for item in fields(self)[1:]:
             value = getattr(self, item.name)
-            if item.name != "truncate" and value is not None and not (_is_number(value) and value >= 0):
+            values = value if item.name == "divisors" else () if value is None else (value,)
+            if item.name != "truncate" and not all(_is_number(number) and number >= 0 for number in values):
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
         for name, least in (("factor", 1), ("original_max_position", 1)) if self.kind == "yarn" else (("factor", 1),):
             if getattr(self, name) < least:

@@ -20,7 +20,8 @@ class Settings(RunnerOptions):
 
     model: str = option(
         EMBEDDED,
-        f"Model to serve: a directory, a .gguf file, a hub name such as org/name, or {EMBEDDED}, which is installed.",
+        "Model to serve: a directory, a .gguf file (the first of a split model), a hub name such as org/name or, for a "
+        f"GGUF file of one kind, org/name:Q4_K_M, or {EMBEDDED}, which is installed.",
         is_argument=True,
         in_plan=True,
     )

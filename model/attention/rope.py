@@ -78,6 +78,8 @@ def _scale(freqs: Tensor, scaling: RopeScaling, rope: Rope) -> Tensor:
         return freqs / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(freqs, scaling)
+    if scaling.kind == "divisors":
+        return freqs / torch.tensor(scaling.divisors, dtype=torch.float64)
     return _yarn(freqs, scaling, rope)
 
 

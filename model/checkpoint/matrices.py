@@ -1,17 +1,20 @@
 """Matrices of a checkpoint: rows of bytes, decoded only where a scheme needs floats, and those of all experts."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model.checkpoint.gguf.index import STORED
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
-ROWS_AT_ONCE = 256
-"""Rows that are decoded or quantized at once: float32 copies then fit the processor's cache."""
+VALUES_AT_ONCE = 2**20
+"""Values that are decoded or quantized at once: float32 copies then take 4 MiB, beside any size of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,13 @@ class BlockMatrix:
     def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
         return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
 
+    def block_form(self) -> tuple[int, bool]:
+        """Bytes of integers in a block, and whether there are minima. Raises ValueError if a scale is not finite."""
+        for table in (self.scales, self.mins):
+            if table is not None:
+                check_finite(table)
+        return self.quants.shape[2], self.mins is not None
+
     def integers(self) -> Tensor:
         """q - zero, int8 [n_out, n_in/32, 32]."""
         return unpack(self.quants, self.zero)
@@ -68,6 +78,23 @@ class EncodedMatrix:
         data = self.data[rows]
         return EncodedMatrix(data, self.kind, (len(data), self.shape[1]))
 
+    def block_form(self) -> tuple[int, bool] | None:
+        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None."""
+        form = STORED.get(self.kind)
+        return None if form is None else (form.value_bits * BLOCK_GROUP // 8, form.has_minima)
+
+    def blocks(self) -> BlockMatrix | None:
+        """The same integers in blocks of 32, see `gguf.blocks`; None for a kind that does not fit.
+
+        Raises ValueError for a scale or a minimum that is not finite.
+        """
+        from model.checkpoint.gguf.blocks import stored
+
+        found = stored(self)
+        if found is not None:
+            found.block_form()
+        return found
+
     def dequantize(self) -> Tensor:
         """float32 [n_out, n_in]."""
         from gguf import GGMLQuantizationType
@@ -78,7 +105,60 @@ class EncodedMatrix:
         return torch.from_numpy(values)
 
 
-Matrix = Tensor | BlockMatrix | EncodedMatrix
+class QuantizedMatrix(ABC):
+    """A matrix of quantized safetensors. A scheme takes its integers where it can store them, else its floats."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix: (n_out, n_in)."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """n_out."""
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | Tensor) -> "QuantizedMatrix":
+        """Some rows, in any order."""
+
+    @abstractmethod
+    def dequantize(self) -> Tensor:
+        """float32 [n_out, n_in]: each value times its scale, in float32. Raises ValueError if one is not finite."""
+
+    @abstractmethod
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
+        """The matrix with each of its tensors moved, such as to a GPU."""
+
+    def block_form(self) -> tuple[int, bool] | None:
+        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None.
+
+        Raises ValueError if a scale or a minimum is not finite in float16.
+        """
+        return None
+
+    def blocks(self) -> BlockMatrix | None:
+        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible."""
+        return None
+
+    def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Values [n_out, n_in] of this type, int8 or fp8, and scales [n_out] float32; None for any other matrix.
+
+        Raises ValueError for a value or a scale that is not finite.
+        """
+        return None
+
+    def four_bits(self, group: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """q uint8 [n_out, n_in/group, group], scales and zeros [n_out, n_in/group]; None for any other matrix.
+
+        w = (q - zero) * scale.
+        """
+        return None
+
+
+Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix
+M = TypeVar("M", bound=Matrix)
 
 
 def unpack(quants: Tensor, zero: int) -> Tensor:
@@ -89,28 +169,53 @@ def unpack(quants: Tensor, zero: int) -> Tensor:
 
 
 def parts(rows: Matrix) -> Iterator[Tensor]:
-    """The matrix in pieces of `ROWS_AT_ONCE` rows [n, n_in]; quantized rows are decoded to float32."""
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[first : first + ROWS_AT_ONCE]
+    """The matrix in the pieces of `pieces` [n, n_in]; quantized rows are decoded to float32."""
+    for part in pieces(rows):
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
-def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:
-    """The pieces in the narrowest layout that holds all of them exactly."""
-    if any(piece.quants.dtype is torch.int8 for piece in pieces):
-        pieces = [BlockMatrix(piece.integers(), piece.scales, piece.mins) for piece in pieces]
-    if all(piece.mins is None for piece in pieces):
-        return list(pieces)
-    return [BlockMatrix(piece.quants, piece.scales, _minima(piece)) for piece in pieces]
+def pieces(rows: M) -> Iterator[M]:
+    """The matrix in pieces of whole rows, about `VALUES_AT_ONCE`, in its own format. A vector has width 1."""
+    width = rows.shape[1] if len(rows.shape) > 1 else 1
+    step = max(16, VALUES_AT_ONCE // width // 16 * 16)  # the CPU's kernels store 16 outputs together
+    for first in range(0, len(rows), step):
+        yield rows[first : first + step]  # type: ignore[misc]
 
 
-def join(pieces: Sequence[BlockMatrix]) -> BlockMatrix:
-    """The pieces as one matrix, one above the other, in the narrowest layout that holds all of them exactly."""
-    pieces = alike(pieces)
-    mins = [piece.mins for piece in pieces if piece.mins is not None]
+def check_finite(values: Tensor) -> Tensor:
+    """The values. Raises ValueError if one is not finite."""
+    if values.numel() and not torch.stack(values.aminmax()).isfinite().all():  # NaN is both least and greatest
+        raise ValueError("a value is not finite")
+    return values
+
+
+Blocks = BlockMatrix | EncodedMatrix | QuantizedMatrix
+"""A matrix in blocks, or one whose `block_form` is not None."""
+
+
+def common_form(matrices: Sequence[Blocks]) -> tuple[int, bool]:
+    """The narrowest form that holds all of these exactly: bytes of integers in a block, and whether minima."""
+    forms = [matrix.block_form() for matrix in matrices]
+    return max(form[0] for form in forms if form), any(form[1] for form in forms if form)
+
+
+def in_form(matrices: Sequence[Blocks], form: tuple[int, bool]) -> Iterator[BlockMatrix]:
+    """The rows of these, in order, as blocks of a form that holds them; what is no block yet, piece by piece."""
+    for matrix in matrices:
+        for piece in [matrix] if isinstance(matrix, BlockMatrix) else (part.blocks() for part in pieces(matrix)):
+            assert piece is not None, "it has a form"
+            if piece.quants.dtype is torch.uint8 and form[0] == BLOCK_GROUP:
+                piece = BlockMatrix(piece.integers(), piece.scales, piece.mins)
+            yield BlockMatrix(piece.quants, piece.scales, _minima(piece)) if form[1] else piece
+
+
+def join(matrices: Sequence[Blocks]) -> BlockMatrix:
+    """These as one matrix, one above the other, in the narrowest form that holds all of them exactly."""
+    found = list(in_form(matrices, common_form(matrices)))
+    mins = [piece.mins for piece in found if piece.mins is not None]
     return BlockMatrix(
-        torch.cat([piece.quants for piece in pieces]),
-        torch.cat([piece.scales for piece in pieces]),
+        torch.cat([piece.quants for piece in found]),
+        torch.cat([piece.scales for piece in found]),
         torch.cat(mins) if mins else None,
     )
 

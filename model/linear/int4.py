@@ -1,8 +1,8 @@
 """Weights in groups of 32 with a scale and maybe a minimum, int8 activations with a scale for each row and group.
 
-Such blocks of a quantized file, of 4 or 8 bits, run as they are. All other matrices of that file are quantized to 8
-bits. A checkpoint of floats is quantized to 4 bits with minima. All parts of one projection get the narrowest layout
-that holds every part exactly.
+Blocks of a quantized file that fit into such groups, of 4 or 8 bits, run as they are (see checkpoint/gguf/blocks.py).
+All other matrices of that file are quantized to 8 bits. A checkpoint of floats is quantized to 4 bits with minima. All
+parts of one projection get the narrowest layout that holds every part exactly.
 
 The sums within a group are exact integers. The groups are added in float32, in order. A row's result therefore depends
 on no other row.
@@ -13,7 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, Matrix, alike, join, parts, unpack
+from model.checkpoint.matrices import (
+    BlockMatrix,
+    Blocks,
+    Matrix,
+    common_form,
+    in_form,
+    join,
+    parts,
+    unpack,
+)
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -30,7 +39,7 @@ class Int4Linear(Compiled):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all are there
+        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
         self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
@@ -48,23 +57,29 @@ class Int4Linear(Compiled):
         return _multiply(x, self._blocks)
 
 
-def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
-    """The pieces as one matrix, one above the other, in memory for the kernels."""
-    pieces = alike(pieces)
-    n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
-    weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)
+def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
+    """These as one matrix, one above the other, in memory for the kernels."""
+    n_bytes, with_minima = form = common_form(parts)
+    weights = packed.blocks(sum(map(len, parts)), parts[0].shape[1], n_bytes, with_minima=with_minima)
     first = 0
-    for piece in pieces:
+    for piece in in_form(parts, form):
         kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
         first += len(piece)
     return weights
 
 
-def _blocks(rows: Matrix) -> list[BlockMatrix]:
-    if isinstance(rows, BlockMatrix):
+def _blocks(rows: Matrix) -> list[Blocks]:
+    """The rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
+
+    Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
+    """
+    if not isinstance(rows, Tensor) and rows.block_form() is not None:
         return [rows]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
-    return [quantize(part.float()) for part in parts(rows)]
+    found = [quantize(part.float()) for part in parts(rows)]
+    for piece in found:
+        piece.block_form()
+    return list(found)
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:

@@ -6,17 +6,19 @@ Memory that has not been written, or has been released, holds NaN: reading any o
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from model.attention import choose
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
-from model.checkpoint.open import Checkpoint
+from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.network import weights
 from model.network.fused import FusedLayers
@@ -87,6 +89,15 @@ def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU)
         model = Transformer(config)
     weights.load(model, config, "half", random_tensors(config, seed), torch.float32, device, lambda _: None)
     return model
+
+
+def network(directory: Path, scheme: str = "none") -> "Driver":
+    """The network of a model directory in float32, with its projections in a scheme."""
+    opened = open_checkpoint(directory)
+    with torch.device("meta"):
+        model = Transformer(opened.config, scheme)
+    weights.load(model, opened.config, opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
+    return Driver(model.eval(), choose("auto", CPU)[1])
 
 
 @dataclass

@@ -1,7 +1,10 @@
-"""The index of a GGUF file: name, kind and place of each weight, stored in the converted directory. No torch."""
+"""The index of a GGUF model: name, kind and place of each weight, stored in the converted directory. No torch."""
 
 import json
 import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,16 +13,41 @@ from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
 INDEX = "gguf.json"
-FLOATS = ("F32", "F16", "BF16")
-BLOCK_BITS = {"Q4_0": 4 + 16 / BLOCK_GROUP, "Q4_1": 4 + 32 / BLOCK_GROUP, "Q8_0": 8 + 16 / BLOCK_GROUP}
-"""Bits of a weight in each kind of block that is served as it is, its share of the scale and the minimum included."""
+FLOATS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""PyTorch's name of each kind that is not quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a kind of blocks is stored for the kernels: bits of a weight in groups of 32 with a scale, and a minimum."""
+
+    value_bits: int
+    has_minima: bool = False
+
+
+STORED: Mapping[str, Stored] = {
+    "Q4_0": Stored(4),
+    "Q4_1": Stored(4, has_minima=True),
+    "Q4_K": Stored(4, has_minima=True),
+    "Q5_0": Stored(8),
+    "Q5_1": Stored(8, has_minima=True),
+    "Q5_K": Stored(8, has_minima=True),
+    "Q8_0": Stored(8),
+    "IQ4_NL": Stored(8),
+    "IQ4_XS": Stored(8),
+}
+"""Kinds whose values `gguf.blocks` stores without another quantization."""
+OTHERS = Stored(8)
+"""All other kinds are quantized to 8 bits."""
+_JOINED = (re.compile(r"(attention\.w)[qkv]\."), re.compile(r"(w)[13]\.weight$"))
+"""Weights that are parts of one projection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in the file: its name, GGUF's name of its kind, its shape with the rows first, and where its bytes are.
+    """A tensor in a file: its name, GGUF's name of its kind, its shape with the rows first, and where its bytes are.
 
-    The name is GGUF's where `reader.py` gives it, and the native one in an `Index`.
+    The name is GGUF's where `reader.py` gives it, and the native one in an `Index`. `file` is the number of its file.
     """
 
     name: str
@@ -27,52 +55,82 @@ class Entry:
     shape: tuple[int, ...]
     offset: int
     n_bytes: int
+    file: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The weights in the GGUF file `path`."""
+    """The weights in the GGUF files `paths`."""
 
-    path: Path
+    paths: tuple[Path, ...]
     entries: tuple[Entry, ...]
 
     @property
     def quantized(self) -> bool:
-        """Whether any weight in the file is quantized."""
+        """Whether any weight in the files is quantized."""
         return any(entry.kind not in FLOATS for entry in self.entries)
 
     @property
-    def block_bits(self) -> float | None:
-        """Bits of a weight of the projections in `matrices.Blocks`, on average; None if the file is not quantized.
+    def dtype(self) -> str:
+        """PyTorch's name of the format of most matrices; bfloat16 if any is quantized."""
+        if self.quantized:
+            return "bfloat16"
+        kinds = [entry.kind for entry in self.entries if len(entry.shape) > 1]
+        return FLOATS[max(FLOATS, key=kinds.count)]
 
-        Weights of other kinds are stored as Q8_0.
+    @property
+    def block_bits(self) -> float | None:
+        """Bits of a weight of the projections in `matrices.BlockMatrix`, on average; None if nothing is quantized.
+
+        All parts of a projection get the layout that holds each of them.
         """
         if not self.quantized:
             return None
         own_head = any(entry.name == "output.weight" for entry in self.entries)
-        bits = weights = 0.0
+        projections: dict[str, list[Entry]] = defaultdict(list)
         for entry in self.entries:
             if len(entry.shape) > 1 and not (own_head and entry.name == "tok_embeddings.weight"):
-                weights += math.prod(entry.shape)
-                bits += math.prod(entry.shape) * BLOCK_BITS.get(entry.kind, BLOCK_BITS["Q8_0"])
-        return bits / weights
+                projections[_projection(entry.name)].append(entry)
+        sizes = {name: sum(math.prod(entry.shape) for entry in parts) for name, parts in projections.items()}
+        return sum(sizes[name] * _bits(parts) for name, parts in projections.items()) / sum(sizes.values())
 
     def write(self, directory: Path) -> None:
-        """Write the index into a converted directory, with the fingerprint of the file."""
-        tensors = [asdict(entry) for entry in self.entries]
-        index = {"path": str(self.path), "fingerprint": fingerprint(self.path), "tensors": tensors}
+        """Write the index into a converted directory, with the fingerprints of the files."""
+        index = {
+            "paths": list(map(str, self.paths)),
+            "fingerprints": list(map(fingerprint, self.paths)),
+            "tensors": [asdict(entry) for entry in self.entries],
+        }
         (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
+def _projection(name: str) -> str:
+    for part in _JOINED:
+        name = part.sub(r"\1", name)
+    return name
+
+
+def _bits(parts: Iterable[Entry]) -> float:
+    stored = [STORED.get(entry.kind, OTHERS) for entry in parts]
+    tables = 32 if any(kind.has_minima for kind in stored) else 16
+    return max(kind.value_bits for kind in stored) + tables / BLOCK_GROUP
+
+
+def read_paths(directory: Path) -> tuple[Path, ...]:
+    """The GGUF files that a converted directory names."""
+    return tuple(map(Path, read_json(directory / INDEX)["paths"]))
+
+
 def read_index(directory: Path) -> Index:
-    """The index in a converted directory. Raises ModelError if the GGUF file is gone or has changed."""
+    """The index in a converted directory. Raises ModelError if a GGUF file is gone or has changed."""
     index = read_json(directory / INDEX)
-    path = Path(index["path"])
-    try:
-        same = fingerprint(path) == index["fingerprint"]
-    except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
-    if not same:
-        raise ModelError(f"{path.name} has changed since it was converted; start again")
+    paths = read_paths(directory)
+    for path, expected in zip(paths, index["fingerprints"], strict=True):
+        try:
+            same = fingerprint(path) == expected
+        except OSError as error:
+            raise ModelError(f"{path.name} cannot be read: {error.strerror}; start again with its new path") from error
+        if not same:
+            raise ModelError(f"{path.name} has changed since it was converted; start again")
     entries = (Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in index["tensors"])
-    return Index(path, tuple(entries))
+    return Index(paths, tuple(entries))

@@ -1,4 +1,4 @@
-"""The structure of a GGUF file: metadata, and where each tensor is. Every length is checked against the file's size.
+"""The structure of GGUF files: metadata, and where each tensor is. Every length is checked against the file's size.
 
 A file has a header (magic, version, number of tensors and of metadata fields), the fields, a description of each
 tensor, and the tensors' bytes, each at a multiple of the alignment. Numbers are little-endian. The file is mapped, so
@@ -8,7 +8,7 @@ that nothing is allocated for a length that a damaged file claims. No torch.
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
@@ -51,6 +51,37 @@ def read_gguf(path: Path) -> GgufFile:
         return _read(_Cursor(data))
     except (Damaged, OSError) as error:
         raise ModelError(f"{path.name} is not a readable GGUF file: {one_line(error)}; download it again") from error
+
+
+def read_parts(paths: Sequence[Path]) -> GgufFile:
+    """The metadata of the first file and the tensors of all; `Entry.file` is the number of a tensor's file, from 0.
+
+    Raises ModelError, one line, for a damaged file and for parts that do not belong together.
+    """
+    files = [read_gguf(path) for path in paths]
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        found = (file.metadata.get("split.no", 0), max(1, file.metadata.get("split.count", 1)))
+        if found != (number, len(paths)):
+            raise ModelError(
+                f"{path.name} says it is part {found[0] + 1} of {found[1]}, expected {number + 1} of {len(paths)}; "
+                "download the model again, and do not rename its files"
+            )
+    tensors = [replace(tensor, file=number) for number, file in enumerate(files) for tensor in file.tensors]
+    _check_tensors(files[0], tensors)
+    return GgufFile(files[0].metadata, tensors)
+
+
+def _check_tensors(first: GgufFile, tensors: Sequence[Entry]) -> None:
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if len(tensors) != expected:
+        raise ModelError(
+            f"the parts of the model have {len(tensors)} tensors, expected {short(expected)}; download the model again"
+        )
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in names:
+            raise ModelError(f"two parts of the model have a tensor {short(tensor.name)}; download the model again")
+        names.add(tensor.name)
 
 
 class _Cursor:

@@ -6,6 +6,7 @@ byte fallback; its merges follow from the pieces' scores).
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from model.errors import ModelError, short
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
@@ -30,7 +36,7 @@ def write_tokenizer(metadata: Metadata, directory: Path) -> None:
     if kind not in _BUILDERS:
         raise ModelError(f"the GGUF file has a {short(kind)} tokenizer; Noria supports {', '.join(_BUILDERS)}")
     tokenizer = _BUILDERS[kind](metadata)
-    for token_type, special in ((UNKNOWN, True), (CONTROL, True), (USER_DEFINED, False)):
+    for token_type, special in ((UNKNOWN, True), (CONTROL, True), (UNUSED, True), (USER_DEFINED, False)):
         names = _tokens_of_type(metadata, token_type)
         tokenizer.add_tokens([AddedToken(name, special=special, normalized=False) for name in names])
     config = tokenizer_config(metadata)
@@ -52,11 +58,17 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
     for role, key in _ROLES.items():
         if (token := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             config[f"{role}_token"] = tokens[token]
-    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.model"] == "llama")
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", _adds_bos(metadata))
     config["add_bos_token"] = bool(adds_bos) and "bos_token" in config
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     return config
+
+
+def _adds_bos(metadata: Metadata) -> bool:
+    """Whether texts begin with the begin token where the file does not say it: as in llama.cpp."""
+    pre = _PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
+    return metadata["tokenizer.ggml.model"] == "llama" or (pre is not None and pre.whole_words)
 
 
 def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
@@ -66,13 +78,15 @@ def _tokens_of_type(metadata: Metadata, token_type: int) -> list[str]:
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
-    name = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    name = str(metadata.get("tokenizer.ggml.pre", ""))
     if name not in _PRE_TOKENIZERS:
-        raise ModelError(f"the GGUF file has pre-tokenizer {short(name)}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
+        found = f"pre-tokenizer {short(name)}" if name else "no pre-tokenizer (tokenizer.ggml.pre)"
+        raise ModelError(f"the GGUF file has {found}; Noria supports {', '.join(_PRE_TOKENIZERS)}")
+    pre = _PRE_TOKENIZERS[name]
     vocab = _vocab(metadata)
     merges = [_pair(merge, vocab) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=name == "llama-bpe"))
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre.whole_words))
+    tokenizer.pre_tokenizer = pre.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -95,10 +109,10 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _llama3() -> pre_tokenizers.PreTokenizer:
+def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -113,7 +127,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
     unknown = metadata["tokenizer.ggml.tokens"][metadata.get("tokenizer.ggml.unknown_token_id", 0)]
     vocab = _vocab(metadata)
     scores = np.asarray(metadata["tokenizer.ggml.scores"]).tolist()
-    merges = score_merges(vocab, scores, set(_tokens_of_type(metadata, CONTROL)))
+    no_text = {name for kind in (CONTROL, UNUSED) for name in _tokens_of_type(metadata, kind)}
+    merges = score_merges(vocab, scores, no_text)
     tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prefix else [replace])
@@ -138,9 +153,21 @@ def score_merges(vocab: Mapping[str, int], scores: Sequence[float], control: set
     return [pair for *_, pair in sorted(merges)]
 
 
-_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "smollm": _smollm,
-    "llama-bpe": _llama3,
-    "gpt-2": _gpt2,
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How a text is divided before merges. With `whole_words`, a word that is a token is not divided further."""
+
+    build: Callable[[], pre_tokenizers.PreTokenizer]
+    whole_words: bool = False
+
+
+_LLAMA3 = _Words(lambda: _split_by(_LLAMA3_WORDS), whole_words=True)
+_PRE_TOKENIZERS: Mapping[str, _Words] = {
+    "smollm": _Words(_smollm),
+    "llama-bpe": _LLAMA3,
+    "gpt-2": _Words(_gpt2),
+    "tekken": _Words(lambda: _split_by(_TEKKEN_WORDS), whole_words=True),
+    **dict.fromkeys(("llama3", "llama-v3", "pixtral"), _LLAMA3),
 }
+"""By llama.cpp's names. Those of whole words begin texts with the begin token too, unless the file says otherwise."""
 _BUILDERS: Mapping[str, Callable[[Metadata], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}

@@ -28,9 +28,9 @@ def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
     return weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
 
 
-def new_file(path: Path, architecture: str = "llama") -> GGUFWriter:
-    """Metadata of a small model, and embeddings; `write` ends it."""
-    writer = GGUFWriter(path, architecture)
+def new_file(path: Path, architecture: str = "llama", **split: int) -> GGUFWriter:
+    """Metadata of a small model, and embeddings; `write` ends it. `split` are the writer's options for parts."""
+    writer = GGUFWriter(path, architecture, **split)
     writer.add_block_count(2)
     writer.add_context_length(128)
     writer.add_embedding_length(DIM)
@@ -99,12 +99,17 @@ def save(kind: str, path: Path, formats: tuple[str, ...] = ("F32",)) -> torch.nn
     if kind == "mixtral":
         writer.add_expert_count(4)
         writer.add_expert_used_count(2)
-    writer.tensors[0].clear()
+    store(original, writer, formats)
+    return original
+
+
+def store(original: torch.nn.Module, writer: GGUFWriter, formats: tuple[str, ...] = ("F32",)) -> None:
+    """Write the network's weights and end the file. The matrices take these formats one after the other."""
+    writer.tensors[0].pop("token_embd.weight")
     for number, (name, values) in enumerate(tensors(original)):
         quantization = GGMLQuantizationType["F32" if values.ndim == 1 else formats[number % len(formats)]]
         writer.add_tensor(name, quantize(values, quantization), raw_dtype=quantization)
     write(writer)
-    return original
 
 
 def converted(source: Path) -> Path:

@@ -132,16 +132,58 @@ def test_a_cache_dir_that_is_a_file_is_one_line(small: Path) -> None:
             r"'output\.weight' in I8; Noria has no decoder",
         ),
         (
-            lambda w: w.add_tensor("rope_freqs.weight", np.full(4, 8, np.float32)),
-            r"rope_freqs\.weight \(RoPE factors of kind llama3\); Noria does not support them in GGUF",
+            lambda w: w.add_tensor("rope_freqs.weight", np.full(3, 8, np.float32)),
+            r"has 3 values in rope_freqs\.weight, expected 4 numbers above 0",
         ),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.zeros(4, np.float32)),
+            r"has 4 values in rope_freqs\.weight, expected 4 numbers above 0",
+        ),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float16)),
+            r"has rope_freqs\.weight in F16, expected a row in F32",
+        ),
+        (
+            lambda w: w.add_float32("llama.attention.clamp_kqv", 8.0),
+            r"has 8\.0 in attention\.clamp_kqv; Noria supports 0$",
+        ),
+        (
+            lambda w: w.add_float32("llama.attention.scale", 1.0),
+            r"has 1 in attention\.scale; Noria supports 0\.353553",
+        ),
+        (
+            lambda w: w.add_uint32("llama.attention.value_length", 4),
+            r"has 4 in attention\.value_length, but 8 in key_length; Noria supports equal lengths",
+        ),
+        (
+            lambda w: w.add_uint32("llama.expert_gating_func", 2),
+            r"has 2 in expert_gating_func; Noria supports 1$",
+        ),
+        (
+            lambda w: w.add_uint32("llama.attention.q_lora_rank", 8),
+            r"the key 'attention\.q_lora_rank', which Noria does not know; use the model's safetensors",
+        ),
+        (
+            lambda w: w.add_array("llama.attention.head_count_kv", [2, 1]),
+            r"in attention\.head_count_kv, expected a number of at least 1",
+        ),
+        (
+            lambda w: w.add_uint32("llama.rope.dimension_count", 16),
+            r"has 16 in rope\.dimension_count, expected an even number up to 8",
+        ),
+        (
+            lambda w: w.add_float32("llama.attention.temperature_scale", 0.1),
+            r"has None in attention\.temperature_length, expected the value of rope\.scaling\.original_context_length",
+        ),
+        (lambda w: w.add_type("mmproj"), r"is of type 'mmproj'; Noria serves type model, name that file"),
     ],
 )
 def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: Path) -> None:
     file = new_file(tmp_path / "m.gguf")
-    file.kv_data[0].pop(
-        "tokenizer.ggml.pre" if "pre-" in message else "tokenizer.ggml.model" if "bert" in message else "", None
-    )
+    replaced = {"pre-": "tokenizer.ggml.pre", "bert": "tokenizer.ggml.model", "_kv": "llama.attention.head_count_kv"}
+    for word, key in replaced.items():
+        if word in message:
+            file.kv_data[0].pop(key)
     change(file)  # type: ignore[operator]
     write(file)
     with pytest.raises(ModelError, match=message):
@@ -150,9 +192,10 @@ def test_what_is_not_supported_is_named(change: object, message: str, tmp_path: 
 
 
 def test_another_architecture_is_named(tmp_path: Path) -> None:
-    write(new_file(tmp_path / "m.gguf", architecture="qwen2"))
-    with pytest.raises(ModelError, match="architecture 'qwen2'; Noria supports llama"):
-        converted(tmp_path / "m.gguf")
+    for name, why in (("qwen2", ""), ("mistral4", r" \(latent attention, as in Mistral Small 4\)")):
+        write(new_file(tmp_path / f"{name}.gguf", architecture=name))
+        with pytest.raises(ModelError, match=f"architecture '{name}'{why}; Noria supports llama, mistral3"):
+            converted(tmp_path / f"{name}.gguf")
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 1000, -1000])

@@ -5,22 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from model.attention import choose
+from model.checkpoint.gguf.blocks import stored as groups_of_32
+from model.checkpoint.gguf.index import Index, read_index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
 from model.checkpoint.open import open_checkpoint
+from model.kernels.cpu import native
+from model.linear.int4 import Int4Linear
 from model.loading import create
-from model.network import weights
-from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
 from tests.model.checkpoint.gguf_files import VOCAB, converted, new_file, save, write
-from tests.model.driving import CPU, Driver
+from tests.model.driving import network
 
 
 @pytest.mark.parametrize("scheme", ["none", "int4"])
@@ -39,55 +40,94 @@ def test_the_embedded_model_answers(scheme: str, embedded_model: Path) -> None:
     assert tokenizer.decode(tokens) == "The chemical formula of water is H2O."
 
 
-def _network(directory: Path, scheme: str = "none") -> Driver:
-    checkpoint = open_checkpoint(directory)
-    with torch.device("meta"):
-        model = Transformer(checkpoint.config, scheme)
-    weights.load(
-        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None
-    )
-    return Driver(model.eval(), choose("auto", CPU)[1])
-
-
 @pytest.mark.parametrize("kind", ["llama", "llama tied", "mixtral"])
 def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> None:
     original = save(kind, tmp_path / "model.gguf")
     with torch.no_grad():
         expected = original(torch.arange(VOCAB)[None]).logits[0]
-    found = _network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
+    found = network(converted(tmp_path / "model.gguf")).whole(range(VOCAB))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def _stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 256) -> dict[str, tuple[Matrix, Tensor]]:
+FACTORS = {
+    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_XS"), (0,)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ2_0": (64,),
+}
+"""Bytes of the float16 factors in the blocks for which the package has no encoder."""
+
+
+def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np.ndarray:
+    """Random rows in this kind; where the package has no encoder, random bytes with factors that are numbers."""
+    if kind not in FACTORS:
+        values = random.standard_normal((n_out, n_in)).astype(np.float32)
+        return quantize(values, GGMLQuantizationType[kind])
+    block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    data = random.integers(0, 256, (n_out, n_in // block, n_bytes), dtype=np.uint8)
+    for at in FACTORS[kind]:
+        factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
+        data[:, :, at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
+    return data.reshape(n_out, -1)
+
+
+def _stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Matrix, Tensor]]:
     """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
     file = new_file(path)
     random = np.random.default_rng(0)
     expected = {}
     for name, kind in kinds.items():
-        if kind == "Q6_K":  # for which the package has no encoder: low and high bits, scales, one float16
-            data = random.integers(0, 256, (n_out, 210), dtype=np.uint8)
-            data[:, 208:] = np.full(n_out, 0.01, np.float16).view(np.uint8).reshape(-1, 2)
-        else:
-            values = random.standard_normal((n_out, n_in)).astype(np.float32)
-            data = quantize(values, GGMLQuantizationType[kind])
-        floats = dequantize(data, GGMLQuantizationType[kind])
-        expected[name] = torch.from_numpy(floats)
+        data = encoded(kind, n_out, n_in, random)
+        expected[name] = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
         file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
     write(file)
     tensors = dict(open_checkpoint(converted(path)).tensors())
     return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q6_K", "F16", "BF16", "F32"])
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, "F16", "BF16", "F32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
     stored = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
     matrix, expected = stored["q"]
     assert isinstance(matrix, BlockMatrix if kind in ("Q4_0", "Q4_1", "Q8_0") else EncodedMatrix)
-    assert tuple(matrix.shape) == (300, 256)
+    assert tuple(matrix.shape) == (300, 512)
     assert torch.equal(matrix.dequantize(), expected)
     order = torch.randperm(300)
     assert torch.equal(matrix[order].dequantize(), expected[order])
     assert torch.equal(matrix[250:].dequantize(), expected[250:])
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "IQ4_XS"])
+def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: Path) -> None:
+    """Exactly, or with the float16 rounding of a group's scale and minimum."""
+    matrix, expected = _stored({"q": kind}, tmp_path / "m.gguf")["q"]
+    assert isinstance(matrix, EncodedMatrix)
+    blocks = groups_of_32(matrix)
+    assert blocks is not None
+    assert blocks.quants.shape[2] == (16 if kind == "Q4_K" else 32)
+    if kind in ("Q5_0", "Q5_1", "IQ4_NL"):
+        assert torch.equal(blocks.dequantize(), expected)
+        return
+    rounding = (blocks.integers() * blocks.scales.float()[:, :, None]).abs()
+    if blocks.mins is not None:
+        rounding += blocks.mins.float().abs()[:, :, None]
+    assert ((blocks.dequantize() - expected).abs() <= 2**-10 * rounding.flatten(1)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheme_gets_every_kind(kind: str, tmp_path: Path) -> None:
+    """Products of int4 against the package's values: activations and, where the kind needs it, weights in 8 bits."""
+    matrix, expected = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")["q"]
+    made, x = Int4Linear(512, 300), torch.randn(5, 512, generator=torch.Generator().manual_seed(1))
+    made.take(0, matrix)
+    exact = x.double() @ expected.double().T
+    error = (made(x).double() - exact).norm() / exact.norm()
+    assert error < 0.012
 
 
 @pytest.mark.parametrize(
@@ -107,6 +147,20 @@ def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path
     assert whole.quants.shape[2] * 8 == 32 * bits
     assert (whole.mins is not None) == ("Q4_1" in kinds)
     assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in stored.values()]))
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="the index counts the memory of compiled kernels")
+@pytest.mark.parametrize(
+    "formats", [("Q4_0",), ("Q8_0", "Q4_0"), ("Q4_1", "Q5_0", "Q4_0"), ("Q5_1", "Q4_1"), ("BF16", "Q4_0")]
+)
+def test_the_index_counts_the_bits_that_are_stored(formats: tuple[str, ...], tmp_path: Path) -> None:
+    save("llama", tmp_path / "model.gguf", formats)
+    directory = converted(tmp_path / "model.gguf")
+    projections = [part for part in network(directory, "int4").model.modules() if isinstance(part, Int4Linear)]
+    stored = [part.packed for part in projections if part.packed is not None and part.n_out % 16 == 0]
+    entries = [entry for entry in read_index(directory).entries if not entry.name.startswith(("tok_", "output"))]
+    bits = Index((), tuple(entries)).block_bits
+    assert bits == sum(part.packed.numel() * 8 for part in stored) / sum(part.n_out * part.n_in for part in stored)
 
 
 def test_a_file_of_floats_is_read_as_tensors(tmp_path: Path) -> None:
@@ -130,10 +184,10 @@ def test_int4_runs_a_file_near_its_dequantized_self(kind: str, formats: tuple[st
     save(kind, tmp_path / "model.gguf", formats)
     directory = converted(tmp_path / "model.gguf")
     tokens = [*range(VOCAB)] * 3
-    expected = _network(directory).whole(tokens)
-    network = _network(directory, "int4")
-    found = network.whole(tokens)
+    expected = network(directory).whole(tokens)
+    served = network(directory, "int4")
+    found = served.whole(tokens)
     assert torch.nn.functional.cosine_similarity(found, expected).median() > (0.9 if formats == ("BF16",) else 0.995)
     assert not torch.equal(found, expected)
     if kind != "mixtral":  # whose gates and experts are chosen in floats
-        assert torch.equal(network.whole(tokens, chunk=7), found)
+        assert torch.equal(served.whole(tokens, chunk=7), found)

@@ -155,7 +155,7 @@ def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
     file.write_bytes(b"GGUF")
     shape = (14336, 4096)
     entries = [Entry("tok_embeddings.weight", "Q4_0", (32000, 4096), 0, 0), Entry("output.weight", "Q8_0", shape, 0, 0)]
-    Index(file, (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0))).write(tmp_path)
+    Index((file,), (*entries, Entry("layers.0.feed_forward.w1.weight", "Q4_0", shape, 0, 0))).write(tmp_path)
     plan = make_plan(write(tmp_path, MISTRAL), options(device="cpu"), 16 * GIB)
     assert (plan.scheme, plan.dtype) == ("int4", "bfloat16")
     assert plan.weights == 2 * 131_072_000 + (7_241_732_096 - 131_072_000) * 6.5 / 8

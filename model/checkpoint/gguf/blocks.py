@@ -1,0 +1,121 @@
+"""Blocks of GGUF as groups of 32 channels with a scale and maybe a minimum, without another quantization.
+
+Q4_0, Q4_1 and Q8_0 are such groups in the file. Q5_0, Q5_1 and IQ4_NL fit into the 8-bit layout exactly. Q4_K, Q5_K and
+IQ4_XS have a short scale (and minimum) for each group and a float16 factor for 256 channels: their products are rounded
+to float16, by at most 2^-11 of their size. The layouts are those of llama.cpp's ggml-common.h.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
+from model.kernels.groups import BLOCK_GROUP
+
+AS_THEY_ARE: Mapping[str, int] = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}
+"""Bytes of float16 before the integers of a group: its scale, Q4_1's minimum."""
+_HALF = BLOCK_GROUP // 2
+_CODES = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+"""The 16 values of IQ4_NL and IQ4_XS."""
+
+
+def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
+    """A matrix of uint8 [n_out, bytes of a row], as views of these bytes."""
+    n_head = AS_THEY_ARE[kind]
+    groups = rows.unflatten(1, (-1, n_head + (BLOCK_GROUP if kind == "Q8_0" else _HALF)))
+    head, quants = groups[..., :n_head].view(torch.float16), groups[..., n_head:]
+    mins = head[..., 1] if kind == "Q4_1" else None
+    return BlockMatrix(quants.view(torch.int8) if kind == "Q8_0" else quants, head[..., 0], mins)
+
+
+def stored(matrix: EncodedMatrix) -> BlockMatrix | None:
+    """The matrix in groups of 32, a copy; None for a kind that does not fit without another quantization."""
+    decode = _DECODERS.get(matrix.kind)
+    return None if decode is None else decode(matrix.data)
+
+
+def _q5_0(rows: Tensor) -> BlockMatrix:
+    groups = rows.unflatten(1, (-1, 22))
+    q = _fifth_bit(groups[..., 2:6], groups[..., 6:]).view(torch.int8) - 16
+    return BlockMatrix(q, _halves(groups, 0))
+
+
+def _q5_1(rows: Tensor) -> BlockMatrix:
+    groups = rows.unflatten(1, (-1, 24))
+    q = _fifth_bit(groups[..., 4:8], groups[..., 8:]).view(torch.int8)
+    return BlockMatrix(q, _halves(groups, 0), _halves(groups, 2))
+
+
+def _iq4_nl(rows: Tensor) -> BlockMatrix:
+    groups = rows.unflatten(1, (-1, 18))
+    return BlockMatrix(_CODES[_nibbles(groups[..., 2:]).int()], _halves(groups, 0))
+
+
+def _q4_k(rows: Tensor) -> BlockMatrix:
+    blocks = rows.unflatten(1, (-1, 144))
+    q = _pairs_of_groups(blocks[..., 16:])
+    return BlockMatrix(q[..., :_HALF] | q[..., _HALF:] << 4, *_scales_and_minima(blocks))
+
+
+def _q5_k(rows: Tensor) -> BlockMatrix:
+    blocks = rows.unflatten(1, (-1, 176))
+    high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1  # [n, blocks, 8, 32]
+    q = _pairs_of_groups(blocks[..., 48:]) | high.flatten(1, 2) << 4
+    return BlockMatrix(q.view(torch.int8), *_scales_and_minima(blocks))
+
+
+def _iq4_xs(rows: Tensor) -> BlockMatrix:
+    blocks = rows.unflatten(1, (-1, 136))
+    low = _alternating(blocks[..., 4:8])  # [n, blocks, 8]
+    high = blocks[..., 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8) & 3  # two bits a group, 4 groups a byte
+    factors = (low | high.flatten(2) << 4).float() - 32
+    scales = (_halves(blocks, 0).float()[..., None] * factors).half()
+    quants = blocks[..., 8:].unflatten(2, (8, _HALF)).flatten(1, 2)
+    return BlockMatrix(_CODES[_nibbles(quants).int()], scales.flatten(1))
+
+
+_DECODERS: Mapping[str, Callable[[Tensor], BlockMatrix]] = {
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "IQ4_NL": _iq4_nl,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "IQ4_XS": _iq4_xs,
+}
+
+
+def _halves(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at this byte of every block."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+
+
+def _nibbles(data: Tensor) -> Tensor:
+    """[..., 16] bytes -> [..., 32]: the lower halves of all bytes, then the upper ones."""
+    return torch.cat((data & 15, data >> 4), dim=-1)
+
+
+def _alternating(data: Tensor) -> Tensor:
+    """[..., n] bytes -> [..., 2n]: of each byte the lower half, then the upper one."""
+    return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
+
+
+def _fifth_bit(bits: Tensor, low: Tensor) -> Tensor:
+    """[..., 4] and [..., 16] bytes -> [..., 32]: five bits of each value. Bit j of `bits` is the fifth of value j."""
+    high = bits[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    return _nibbles(low) | high.flatten(-2) << 4
+
+
+def _pairs_of_groups(data: Tensor) -> Tensor:
+    """[n, blocks, 128] bytes -> [n, blocks * 8, 32]: of 32 bytes the lower halves are a group, the upper the next."""
+    pairs = data.unflatten(2, (4, BLOCK_GROUP))
+    return torch.stack((pairs & 15, pairs >> 4), dim=3).flatten(1, 3)
+
+
+def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima [n, blocks * 8] of Q4_K and Q5_K: float16 factors times six bits, of which 12 bytes hold 16."""
+    d, m, md = blocks[..., 4:16].unflatten(2, (3, 4)).unbind(2)  # [n, blocks, 4] each
+    scales = torch.cat((d & 63, md & 15 | d >> 2 & 48), dim=2)
+    minima = torch.cat((m & 63, md >> 4 | m >> 2 & 48), dim=2)
+    scale, minimum = (_halves(blocks, at).float()[..., None] for at in (0, 2))
+    return (scale * scales).half().flatten(1), (-minimum * minima).half().flatten(1)

@@ -1,0 +1,186 @@
+"""`config.json` and `generation_config.json` from the metadata of a GGUF file. No torch.
+
+The metadata's keys are those of llama.cpp. A key that Noria does not know is an error, because it may change the
+computation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from model.checkpoint.gguf.rope import read_rope
+from model.errors import ModelError, short
+
+EMBEDDINGS = "tok_embeddings.weight"
+ARCHITECTURES = ("llama", "mistral3")
+_OTHERS = {
+    "mistral4": "latent attention, as in Mistral Small 4",
+    "deepseek2": "latent attention, as in Mistral Large 3",
+    "mamba2": "a state space model, as Codestral Mamba",
+    "clip": "the vision or audio part of a model; name the file of its language model",
+}
+"""Architectures of models that belong to the family, or to its files, and why they are refused."""
+_MEANINGLESS = ("vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned")
+"""Keys of an architecture that change nothing here. Noria counts the rows of the embeddings."""
+_READ = (
+    *("block_count", "context_length", "embedding_length", "feed_forward_length", "expert_feed_forward_length"),
+    *("expert_count", "expert_used_count", "attention.head_count", "attention.head_count_kv", "attention.key_length"),
+    *("attention.value_length", "attention.layer_norm_rms_epsilon", "attention.scale", "attention.sliding_window"),
+    *("attention.sliding_window_pattern", "attention.temperature_scale", "attention.temperature_length"),
+    *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor"),
+    *("rope.scaling.attn_factor", "rope.scaling.original_context_length", "rope.scaling.yarn_log_multiplier"),
+    *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+)
+_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "attention.causal": (1,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "use_parallel_residual": (0,),
+    "pooling_type": (0,),
+    "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_gating_func": (1,),
+    "expert_weights_norm": (1,),
+    "expert_weights_scale": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+}
+"""Keys that would change the computation, and the values with which they do not."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def hf_config(
+    metadata: Mapping[str, Any], shapes: Shapes, divisors: Sequence[float] = (), dtype: str = "bfloat16"
+) -> dict[str, Any]:
+    """`config.json` from GGUF metadata, the weights' shapes by native name, and the values of `rope_freqs.weight`.
+
+    Raises ModelError for an architecture, a RoPE scaling or a key that is not supported, KeyError for a missing field.
+    """
+    values = _values(metadata)
+    dim, n_layers, n_heads = (_whole(values, name) for name in ("embedding_length", "block_count", _HEADS))
+    head_dim = _head_dim(values, dim // n_heads)
+    config = {
+        "hidden_act": "silu",
+        "hidden_size": dim,
+        "intermediate_size": _hidden_dim(values),
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": _whole(values, _KV_HEADS) if _KV_HEADS in values else n_heads,
+        "head_dim": head_dim,
+        "vocab_size": shapes[EMBEDDINGS][0],
+        "max_position_embeddings": _whole(values, "context_length"),
+        "rms_norm_eps": float(f"{values['attention.layer_norm_rms_epsilon']:.6g}"),
+        "rope_parameters": read_rope(values, head_dim, divisors),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": values.get("tokenizer.ggml.eos_token_id"),
+        "dtype": dtype,
+    }
+    config |= _windows(values, n_layers)
+    if experts := values.get("expert_count"):
+        config |= {"num_local_experts": experts, "num_experts_per_tok": values["expert_used_count"]}
+    return config | _family(config)
+
+
+def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """End tokens that the file names: `eos` (sequence), `eot` (turn, GGUF's word) and `eom` (message)."""
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    config = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
+    return {name: value for name, value in config.items() if value}
+
+
+_HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
+
+
+def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata without the architecture's prefix. Raises ModelError for what is not supported."""
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"the GGUF file is of type {short(kind)}; Noria serves type model, name that file")
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        why = f" ({_OTHERS[architecture]})" if architecture in _OTHERS else ""
+        raise ModelError(
+            f"the GGUF file has architecture {short(architecture)}{why}; Noria supports {', '.join(ARCHITECTURES)}"
+        )
+    own = {key for key in metadata if key.startswith(f"{architecture}.")}
+    values = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
+    for key in sorted(own):
+        _check_key(key.removeprefix(f"{architecture}."), metadata[key])
+    return values
+
+
+def _check_key(key: str, value: Any) -> None:
+    if key in _NEUTRAL:
+        if value not in _NEUTRAL[key]:
+            supported = " or ".join(map(str, _NEUTRAL[key]))
+            raise ModelError(f"the GGUF file has {short(value)} in {key}; Noria supports {supported}")
+    elif key not in _READ and key not in _MEANINGLESS:
+        raise ModelError(
+            f"the GGUF file has the key {short(key)}, which Noria does not know; use the model's safetensors"
+        )
+
+
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    """A number of at least 1. A list with a number for each layer counts if all are the same."""
+    value = values[name]
+    if isinstance(value, np.ndarray | list) and len(value) and all(item == value[0] for item in value):
+        value = int(value[0])
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"the GGUF file has {short(value)} in {name}, expected a number of at least 1")
+    return value
+
+
+def _hidden_dim(values: Mapping[str, Any]) -> int:
+    experts = "expert_feed_forward_length"
+    return _whole(values, experts if values.get("expert_count") and values.get(experts) else "feed_forward_length")
+
+
+def _head_dim(values: Mapping[str, Any], default: int) -> int:
+    head_dim = _whole(values, "attention.key_length") if "attention.key_length" in values else default
+    if (length := values.get("attention.value_length", head_dim)) != head_dim:
+        raise ModelError(
+            f"the GGUF file has {short(length)} in attention.value_length, but {head_dim} in key_length; "
+            "Noria supports equal lengths"
+        )
+    scale = values.get("attention.scale") or head_dim**-0.5
+    if abs(scale * head_dim**0.5 - 1) > 1e-5:
+        raise ModelError(f"the GGUF file has {scale:.6g} in attention.scale; Noria supports {head_dim**-0.5:.6g}")
+    return head_dim
+
+
+def _windows(values: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
+    """The window, and which layers have it: every layer but each n-th by a pattern n, or as a list says."""
+    window = values.get("attention.sliding_window") or None
+    pattern = values.get("attention.sliding_window_pattern")
+    if window is None or pattern is None:
+        return {"sliding_window": window}
+    if isinstance(pattern, int):
+        slides = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(n_layers)]
+    else:
+        slides = [bool(item) for item in pattern]
+    kinds = ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _family(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Hugging Face's name of a model with these fields."""
+    if "num_local_experts" in config:
+        name = "Mixtral"
+    elif "llama_4_scaling_beta" in config["rope_parameters"]:
+        name = "Ministral3"
+    elif "layer_types" in config:
+        name = "Ministral"
+    else:
+        name = "Mistral" if config["sliding_window"] else "Llama"
+    return {"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"]}
