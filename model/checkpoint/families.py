@@ -39,7 +39,7 @@ FAMILIES: Mapping[str, Family] = {
 NATIVE_MAX_POSITION = 32_768
 """Context of a native checkpoint whose params.json has no max_seq_len, as in the HF versions of those models."""
 
-_NATIVE_REFUSED = ("vision_encoder", "multimodal", "quantization", "lora", "yarn", "llama_4_scaling", "use_biases")
+_NATIVE_REFUSED = ("vision_encoder", "multimodal", "lora", "yarn", "llama_4_scaling", "use_biases")
 
 
 def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelConfig:
@@ -94,13 +94,15 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
 
 def _hf_family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type", "")
+    if kind not in FAMILIES and raw.get("auto_map"):
+        raise ModelError(
+            f"config.json has model_type {kind!r} with code of its own (auto_map), which Noria never runs; "
+            f"Noria supports {', '.join(FAMILIES)}"
+        )
     if kind not in FAMILIES:
         raise ModelError(f"config.json has model_type {kind!r}; Noria supports {', '.join(FAMILIES)}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"config.json has a quantization_config ({method}); Noria supports bf16, f16 and f32 weights")
     for key in ("attention_bias", "mlp_bias"):
         if raw.get(key):
             raise ModelError(f"config.json has {key} true; Noria supports models without it")
@@ -180,7 +182,9 @@ def _dtype(declared: str | None, directory: Path) -> str:
             shards = find_shards(directory)
         except ModelError:
             return "bfloat16"
-        first = next(iter(read_shard(shards[0]).dtypes.values()), "none")
+        shard = read_shard(shards[0])  # scales of quantized weights are not in the model's format
+        floats = [dtype for name, dtype in shard.dtypes.items() if dtype in DTYPES and name.endswith("norm.weight")]
+        first = next(iter([*floats, *shard.dtypes.values()]), "none")
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():

@@ -1,7 +1,9 @@
 """Matrices of a quantized checkpoint: rows of bytes, decoded only where a scheme needs floats."""
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -77,7 +79,56 @@ class EncodedMatrix:
         return torch.from_numpy(values)
 
 
-Matrix = Tensor | BlockMatrix | EncodedMatrix
+class QuantizedMatrix(ABC):
+    """A matrix of quantized safetensors. A scheme takes its integers where it can store them, else its floats."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix: (n_out, n_in)."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """n_out."""
+
+    @abstractmethod
+    def __getitem__(self, rows: slice | Tensor) -> "QuantizedMatrix":
+        """Some rows, in any order."""
+
+    @abstractmethod
+    def dequantize(self) -> Tensor:
+        """float32 [n_out, n_in]: each value times its scale, in float32. Raises ValueError if one is not finite."""
+
+    @abstractmethod
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
+        """The matrix with each of its tensors moved, such as to a GPU."""
+
+    def blocks(self) -> BlockMatrix | None:
+        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible.
+
+        Raises ValueError if a scale or a minimum is not finite in float16.
+        """
+        return None
+
+    def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Values [n_out, n_in] of this type, int8 or fp8, and scales [n_out] float32; None for any other matrix.
+
+        Raises ValueError for a value or a scale that is not finite.
+        """
+        return None
+
+    def four_bits(self, group: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """q uint8 [n_out, n_in/group, group], scales and zeros [n_out, n_in/group]; None for any other matrix.
+
+        w = (q - zero) * scale.
+        """
+        return None
+
+
+Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix
+M = TypeVar("M", bound=Matrix)
 
 
 def unpack(quants: Tensor, zero: int) -> Tensor:
@@ -89,9 +140,21 @@ def unpack(quants: Tensor, zero: int) -> Tensor:
 
 def parts(rows: Matrix) -> Iterator[Tensor]:
     """The matrix in pieces of `ROWS_AT_ONCE` rows [n, n_in]; quantized rows are decoded to float32."""
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[first : first + ROWS_AT_ONCE]
+    for part in pieces(rows):
         yield part if isinstance(part, Tensor) else part.dequantize()
+
+
+def pieces(rows: M) -> Iterator[M]:
+    """The matrix in pieces of `ROWS_AT_ONCE` rows, in its own format."""
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        yield rows[first : first + ROWS_AT_ONCE]  # type: ignore[misc]
+
+
+def check_finite(values: Tensor) -> Tensor:
+    """The values. Raises ValueError if one is not finite."""
+    if values.numel() and not torch.stack(values.aminmax()).isfinite().all():  # NaN is both least and greatest
+        raise ValueError("a value is not finite")
+    return values
 
 
 def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, Matrix, alike, join, parts, unpack
+from model.checkpoint.matrices import BlockMatrix, Matrix, QuantizedMatrix, alike, join, parts, pieces, unpack
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -63,6 +63,8 @@ def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
 def _blocks(rows: Matrix) -> list[BlockMatrix]:
     if isinstance(rows, BlockMatrix):
         return [rows]
+    if isinstance(rows, QuantizedMatrix):
+        return [quantize8(part.dequantize()) if (own := part.blocks()) is None else own for part in pieces(rows)]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
     return [quantize(part.float()) for part in parts(rows)]
 

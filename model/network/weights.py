@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from model.attention.rope import adjacent_to_half
-from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
+from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, check_finite, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled
@@ -103,7 +103,7 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
         setattr(module, leaf, parameter)
     own = parameter.data.narrow(0, place.first, len(rows))
     for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
-        target.copy_(part)
+        check_finite(target.copy_(part))
 
 
 def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:

@@ -16,6 +16,7 @@ from model.attention.rope import rotation_table
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint
+from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.network import weights
 from model.network.fused import FusedLayers
@@ -59,7 +60,8 @@ class RandomWeights:
     """Random weights in place of a checkpoint's."""
 
     config: ModelConfig
-    quantized: bool = False
+    kind: Kind = "floats"
+    summary: str = ""
     block_bits: float | None = None
     fingerprint: str = "random"
 

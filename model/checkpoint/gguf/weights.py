@@ -11,6 +11,7 @@ from torch import Tensor
 from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.index import BLOCK_BITS, FLOATS, Entry, Index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
+from model.checkpoint.quantized.config import Kind
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
@@ -23,9 +24,11 @@ class GgufWeights:
 
     index: Index
 
+    summary = ""
+
     @property
-    def quantized(self) -> bool:
-        return self.index.quantized
+    def kind(self) -> Kind:
+        return "blocks" if self.index.quantized else "floats"
 
     @property
     def fingerprint(self) -> str:
@@ -37,7 +40,7 @@ class GgufWeights:
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
-        quantized, file = self.quantized, self._mapped()
+        quantized, file = self.index.quantized, self._mapped()
         for entry in self.index.entries:
             data = file[entry.offset : entry.offset + entry.n_bytes]
             if len(data) < entry.n_bytes:
