@@ -40,7 +40,7 @@ def matrices(weights: Sequence[StoredWeight], quantization: Quantization) -> Ite
                 name = weight.values.path.name
                 raise ModelError(f"{name} cannot be read: {one_line(error)}; download it again") from error
             try:
-                matrix: Matrix = _matrix(weight.form, tensors, quantization)
+                matrix = stored_matrix(weight.form, tensors, quantization)
                 if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
                     matrix = ScaledMatrix(matrix)
                 yield weight.name, matrix
@@ -57,7 +57,8 @@ def _tensor(path: Path, name: str, opened: dict[Path, Any], stack: ExitStack) ->
     return tensor
 
 
-def _matrix(form: str, tensors: Tensors, quantization: Quantization) -> Matrix:
+def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Matrix:
+    """A weight from its tensors; `form` is the role of that with the values. Raises ValueError if they do not fit."""
     if "bias" in tensors and tensors["bias"].any():
         raise ValueError("it has a bias, which no supported model family has")
     if form == "qweight":

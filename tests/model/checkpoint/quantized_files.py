@@ -230,7 +230,7 @@ FORMS: dict[str, Form] = {
     "ct int8 zeros": bytes8(symmetric=False),
     "ct int4 g32": packed(32),
     "ct int4 g64 zeros": packed(64, symmetric=False),
-    "ct int4 g128 ordered": packed(128, ordered=True),
+    "ct int4 g64 ordered": packed(64, ordered=True),
     "ct int4 channel": packed(-1),
     "ct int8 packed g128 zeros": packed(128, 8, symmetric=False),
     "ct int8 packed channel": packed(-1, 8),

@@ -162,7 +162,6 @@ def test_rope_fraction(tmp_path: Path) -> None:
     [
         ({"model_type": "qwen2"}, "model_type 'qwen2'; Noria supports mistral, ministral, mixtral, llama"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
@@ -208,7 +207,7 @@ def test_native_mixture_of_experts(tmp_path: Path) -> None:
     assert (config.family, config.n_experts, config.n_experts_per_token) == ("mixtral", 8, 2)
 
 
-@pytest.mark.parametrize("key", ["vision_encoder", "quantization", "yarn"])
+@pytest.mark.parametrize("key", ["vision_encoder", "yarn"])
 def test_native_refuses_what_would_be_ignored(key: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"params.json has '{key}'; Noria does not support it"):
         _native(tmp_path, **{key: {"some": 1}})
