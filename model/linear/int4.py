@@ -13,7 +13,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.checkpoint.matrices import BlockMatrix, Matrix, QuantizedMatrix, alike, join, parts, pieces, unpack
+from model.checkpoint.matrices import (
+    BlockMatrix,
+    Matrix,
+    QuantizedMatrix,
+    alike,
+    check_finite,
+    join,
+    parts,
+    pieces,
+    unpack,
+)
 from model.kernels.cpu import packed
 from model.kernels.cpu.functions import Kernels
 from model.kernels.cpu.packed import PackedWeights
@@ -34,7 +44,7 @@ class Int4Linear(Compiled):
         self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
-        self._parts[first] = _blocks(rows)
+        self._parts[first] = [_checked(piece) for piece in _blocks(rows)]
         if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
             return
         pieces = [piece for at in sorted(self._parts) for piece in self._parts.pop(at)]
@@ -67,6 +77,14 @@ def _blocks(rows: Matrix) -> list[BlockMatrix]:
         return [quantize8(part.dequantize()) if (own := part.blocks()) is None else own for part in pieces(rows)]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
     return [quantize(part.float()) for part in parts(rows)]
+
+
+def _checked(blocks: BlockMatrix) -> BlockMatrix:
+    """The blocks. Raises ValueError if one is not finite: NaN is also the least of a group, or its scale."""
+    for table in (blocks.scales, blocks.mins):
+        if table is not None:
+            check_finite(table)
+    return blocks
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:

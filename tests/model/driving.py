@@ -18,6 +18,8 @@ from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint
 from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
+from model.linear.base import Projection
+from model.linear.floats import WeightsOnly
 from model.network import weights
 from model.network.fused import FusedLayers
 from model.network.transformer import Transformer
@@ -175,3 +177,15 @@ class Driver:
                 layer.k[page] = float("nan")
                 layer.v[page] = float("nan")
         self.wheel.free[pool].append(page)
+
+
+def storages(model: Transformer) -> int:
+    """Bytes of all weights of a loaded model, each memory counted once."""
+    found = [*model.parameters()]
+    for part in model.modules():
+        if isinstance(part, Projection) and part.packed is not None:
+            found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]
+        elif isinstance(part, WeightsOnly) and part.weights is not None:
+            found += [part.weights.values, *part.weights.tables]
+    memory = [tensor.untyped_storage() for tensor in found]
+    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())

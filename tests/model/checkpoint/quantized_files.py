@@ -129,17 +129,17 @@ def compressed(weights: dict[str, Any], written: str, make: Make, **more: Any) -
 def packed(group: int, bits: int = 4, *, symmetric: bool = True, ordered: bool = False) -> Form:
     def make(random: np.random.Generator, n_out: int, n_in: int) -> tuple[Parts, Tensor]:
         q, zeros, scales, groups = integers(random, n_out, n_in, group, bits, symmetric, ordered)
-        scales = torch.from_numpy(scales).bfloat16()
+        rounded = torch.from_numpy(scales).bfloat16()
         parts = {
             "weight_packed": tensor(words(q, bits)),
-            "weight_scale": scales,
+            "weight_scale": rounded,
             "weight_shape": torch.tensor([n_out, n_in]),
         }
         if not symmetric:
             parts["weight_zero_point"] = tensor(words(zeros.T, bits).T)
         if ordered:
             parts["weight_g_idx"] = tensor(groups.astype(np.int32))
-        return parts, meant(q, zeros, scales.float().numpy(), groups)
+        return parts, meant(q, zeros, rounded.float().numpy(), groups)
 
     strategy = "channel" if group == -1 else "group"
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy, "group_size": group}
@@ -298,7 +298,13 @@ def save(name: str, directory: Path) -> MistralForCausalLM:
     with torch.no_grad():
         found = tensors(form, model)
     if form.native:
-        params = {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "n_kv_heads": KV_HEADS, "head_dim": DIM // HEADS}
+        params: dict[str, Any] = {
+            "dim": DIM,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "n_kv_heads": KV_HEADS,
+            "head_dim": DIM // HEADS,
+        }
         params |= {"hidden_dim": HIDDEN, "vocab_size": VOCAB, "norm_eps": 1e-5, "rope_theta": 10_000.0}
         params |= {"sliding_window": 16, "max_seq_len": 128, "quantization": form.config}
         (directory / "params.json").write_text(json.dumps(params))

@@ -26,8 +26,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from tests.model.checkpoint.quantized_files import FORMS, VOCAB, Form, save
-from tests.model.driving import CPU, Driver
-from tests.model.memory.test_plan import storages
+from tests.model.driving import CPU, Driver, storages
 
 TOKENS = [(7 * i + 3) % VOCAB for i in range(40)]
 """More than the window of 16."""
