@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model.kernels.groups import BLOCK_GROUP
 
-ROWS_AT_ONCE = 256
-"""Rows that are decoded or quantized at once: float32 copies then fit the processor's cache."""
+VALUES_AT_ONCE = 2**20
+"""Values that are decoded or quantized at once: float32 copies then take 4 MiB, beside any size of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,13 @@ class BlockMatrix:
 
     def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
         return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
+
+    def block_form(self) -> tuple[int, bool]:
+        """Bytes of integers in a block, and whether there are minima. Raises ValueError if a scale is not finite."""
+        for table in (self.scales, self.mins):
+            if table is not None:
+                check_finite(table)
+        return self.quants.shape[2], self.mins is not None
 
     def integers(self) -> Tensor:
         """q - zero, int8 [n_out, n_in/32, 32]."""
@@ -105,11 +112,15 @@ class QuantizedMatrix(ABC):
     def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
         """The matrix with each of its tensors moved, such as to a GPU."""
 
-    def blocks(self) -> BlockMatrix | None:
-        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible.
+    def block_form(self) -> tuple[int, bool] | None:
+        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None.
 
         Raises ValueError if a scale or a minimum is not finite in float16.
         """
+        return None
+
+    def blocks(self) -> BlockMatrix | None:
+        """The same integers in blocks of 32 with scales and minima in float16; None where that is not possible."""
         return None
 
     def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -139,15 +150,17 @@ def unpack(quants: Tensor, zero: int) -> Tensor:
 
 
 def parts(rows: Matrix) -> Iterator[Tensor]:
-    """The matrix in pieces of `ROWS_AT_ONCE` rows [n, n_in]; quantized rows are decoded to float32."""
+    """The matrix in the pieces of `pieces` [n, n_in]; quantized rows are decoded to float32."""
     for part in pieces(rows):
         yield part if isinstance(part, Tensor) else part.dequantize()
 
 
 def pieces(rows: M) -> Iterator[M]:
-    """The matrix in pieces of `ROWS_AT_ONCE` rows, in its own format."""
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        yield rows[first : first + ROWS_AT_ONCE]  # type: ignore[misc]
+    """The matrix in pieces of whole rows, about `VALUES_AT_ONCE`, in its own format. A vector has width 1."""
+    width = rows.shape[1] if len(rows.shape) > 1 else 1
+    step = max(16, VALUES_AT_ONCE // width // 16 * 16)  # the CPU's kernels store 16 outputs together
+    for first in range(0, len(rows), step):
+        yield rows[first : first + step]  # type: ignore[misc]
 
 
 def check_finite(values: Tensor) -> Tensor:
@@ -157,22 +170,33 @@ def check_finite(values: Tensor) -> Tensor:
     return values
 
 
-def alike(pieces: Sequence[BlockMatrix]) -> list[BlockMatrix]:
-    """The pieces in the narrowest layout that holds all of them exactly."""
-    if any(piece.quants.dtype is torch.int8 for piece in pieces):
-        pieces = [BlockMatrix(piece.integers(), piece.scales, piece.mins) for piece in pieces]
-    if all(piece.mins is None for piece in pieces):
-        return list(pieces)
-    return [BlockMatrix(piece.quants, piece.scales, _minima(piece)) for piece in pieces]
+Blocks = BlockMatrix | QuantizedMatrix
+"""A matrix in blocks, or one whose `block_form` is not None."""
 
 
-def join(pieces: Sequence[BlockMatrix]) -> BlockMatrix:
-    """The pieces as one matrix, one above the other, in the narrowest layout that holds all of them exactly."""
-    pieces = alike(pieces)
-    mins = [piece.mins for piece in pieces if piece.mins is not None]
+def common_form(matrices: Sequence[Blocks]) -> tuple[int, bool]:
+    """The narrowest form that holds all of these exactly: bytes of integers in a block, and whether minima."""
+    forms = [matrix.block_form() for matrix in matrices]
+    return max(form[0] for form in forms if form), any(form[1] for form in forms if form)
+
+
+def in_form(matrices: Sequence[Blocks], form: tuple[int, bool]) -> Iterator[BlockMatrix]:
+    """The rows of these, in order, as blocks of a form that holds them; what is no block yet, piece by piece."""
+    for matrix in matrices:
+        for piece in [matrix] if isinstance(matrix, BlockMatrix) else (part.blocks() for part in pieces(matrix)):
+            assert piece is not None, "it has a form"
+            if piece.quants.dtype is torch.uint8 and form[0] == BLOCK_GROUP:
+                piece = BlockMatrix(piece.integers(), piece.scales, piece.mins)
+            yield BlockMatrix(piece.quants, piece.scales, _minima(piece)) if form[1] else piece
+
+
+def join(matrices: Sequence[Blocks]) -> BlockMatrix:
+    """These as one matrix, one above the other, in the narrowest form that holds all of them exactly."""
+    found = list(in_form(matrices, common_form(matrices)))
+    mins = [piece.mins for piece in found if piece.mins is not None]
     return BlockMatrix(
-        torch.cat([piece.quants for piece in pieces]),
-        torch.cat([piece.scales for piece in pieces]),
+        torch.cat([piece.quants for piece in found]),
+        torch.cat([piece.scales for piece in found]),
         torch.cat(mins) if mins else None,
     )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, parts
+from model.checkpoint.matrices import Matrix, check_finite, parts
 from model.kernels.cpu.packed import bfloat16
 from model.linear.compiled import Compiled
 from model.linear.schemes import SCHEMES
@@ -33,10 +33,9 @@ class BFloat16Linear(Compiled):
             return
         if self._weight is None:
             self._weight = torch.empty(self.n_out, self.n_in, dtype=torch.bfloat16)
-        own = self._weight.narrow(0, first, len(rows))
-        for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
-            if not target.copy_(part).isfinite().all():
-                raise ValueError("a value is not finite")
+        for part in parts(rows):
+            check_finite(self._weight.narrow(0, first, len(part)).copy_(part))
+            first += len(part)
         self._missing -= len(rows)
         if not self._missing and has_onednn():
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, ROWS)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from model.checkpoint.matrices import (
     BlockMatrix,
+    Blocks,
     Matrix,
     QuantizedMatrix,
-    alike,
-    check_finite,
+    common_form,
+    in_form,
     join,
     parts,
-    pieces,
     unpack,
 )
 from model.kernels.cpu import packed
@@ -40,11 +40,11 @@ class Int4Linear(Compiled):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
-        self._parts: dict[int, list[BlockMatrix]] = {}  # by first row, until all are there
+        self._parts: dict[int, list[Blocks]] = {}  # by first row, until all are there
         self._blocks: BlockMatrix | None = None  # without kernels
 
     def take(self, first: int, rows: Matrix) -> None:
-        self._parts[first] = [_checked(piece) for piece in _blocks(rows)]
+        self._parts[first] = _blocks(rows)
         if sum(len(piece) for part in self._parts.values() for piece in part) < self.n_out:
             return
         pieces = [piece for at in sorted(self._parts) for piece in self._parts.pop(at)]
@@ -58,33 +58,29 @@ class Int4Linear(Compiled):
         return _multiply(x, self._blocks)
 
 
-def _packed(kernels: Kernels, pieces: Sequence[BlockMatrix]) -> PackedWeights:
-    """The pieces as one matrix, one above the other, in memory for the kernels."""
-    pieces = alike(pieces)
-    n_in, n_bytes = pieces[0].shape[1], pieces[0].quants.shape[2]
-    weights = packed.blocks(sum(map(len, pieces)), n_in, n_bytes, with_minima=pieces[0].mins is not None)
+def _packed(kernels: Kernels, parts: Sequence[Blocks]) -> PackedWeights:
+    """These as one matrix, one above the other, in memory for the kernels."""
+    n_bytes, with_minima = form = common_form(parts)
+    weights = packed.blocks(sum(map(len, parts)), parts[0].shape[1], n_bytes, with_minima=with_minima)
     first = 0
-    for piece in pieces:
+    for piece in in_form(parts, form):
         kernels.pack(weights, first, piece.quants, piece.scales, piece.mins)
         first += len(piece)
     return weights
 
 
-def _blocks(rows: Matrix) -> list[BlockMatrix]:
-    if isinstance(rows, BlockMatrix):
+def _blocks(rows: Matrix) -> list[Blocks]:
+    """The rows in blocks. Groups of a file that can become blocks stay in the file until all rows are there.
+
+    Raises ValueError for a value that is not finite: a scale or a minimum of its group is not either.
+    """
+    if isinstance(rows, BlockMatrix | QuantizedMatrix) and rows.block_form() is not None:
         return [rows]
-    if isinstance(rows, QuantizedMatrix):
-        return [quantize8(part.dequantize()) if (own := part.blocks()) is None else own for part in pieces(rows)]
     quantize = quantize4 if isinstance(rows, Tensor) else quantize8
-    return [quantize(part.float()) for part in parts(rows)]
-
-
-def _checked(blocks: BlockMatrix) -> BlockMatrix:
-    """The blocks. Raises ValueError if one is not finite: NaN is also the least of a group, or its scale."""
-    for table in (blocks.scales, blocks.mins):
-        if table is not None:
-            check_finite(table)
-    return blocks
+    found = [quantize(part.float()) for part in parts(rows)]
+    for piece in found:
+        piece.block_form()
+    return list(found)
 
 
 def quantize4(weight: Tensor) -> BlockMatrix:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from model.attention.rope import adjacent_to_half
-from model.checkpoint.matrices import ROWS_AT_ONCE, Matrix, check_finite, parts
+from model.checkpoint.matrices import Matrix, check_finite, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled
@@ -101,9 +101,10 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
     if parameter.is_meta:
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device), requires_grad=False)
         setattr(module, leaf, parameter)
-    own = parameter.data.narrow(0, place.first, len(rows))
-    for target, part in zip(own.split(ROWS_AT_ONCE), parts(rows), strict=True):
-        check_finite(target.copy_(part))
+    first = place.first
+    for part in parts(rows):
+        check_finite(parameter.data.narrow(0, first, len(part)).copy_(part))
+        first += len(part)
 
 
 def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:

@@ -181,7 +181,7 @@ class Driver:
 
 def storages(model: Transformer) -> int:
     """Bytes of all weights of a loaded model, each memory counted once."""
-    found = [*model.parameters()]
+    found: list[Tensor] = [*model.parameters()]
     for part in model.modules():
         if isinstance(part, Projection) and part.packed is not None:
             found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]

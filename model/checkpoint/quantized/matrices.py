@@ -45,16 +45,23 @@ class ScaledMatrix(QuantizedMatrix):
     def dequantize(self) -> Tensor:
         values = self.values.float()
         if self.zeros is not None:
-            values -= _spread(self.zeros.float(), self.group, self.shape[1])
+            _grouped(values, self.zeros, self.group, Tensor.sub_)
         if self.scales is not None:
-            values *= _spread(self.scales.float(), self.group, self.shape[1])
+            _grouped(values, self.scales, self.group, Tensor.mul_)
         return check_finite(values)
 
+    def block_form(self) -> tuple[int, bool] | None:
+        return None if self._block_scales() is None else (BLOCK_GROUP, False)
+
     def blocks(self) -> BlockMatrix | None:
+        scales = self._block_scales()
+        return None if scales is None else BlockMatrix(self.values.unflatten(1, (-1, BLOCK_GROUP)), scales)
+
+    def _block_scales(self) -> Tensor | None:
         if self.values.dtype is not torch.int8 or self.scales is None or self.zeros is not None:
             return None
         scales = _every_block(self.scales, self.group, self.shape[1])
-        return None if scales is None else BlockMatrix(self.values.unflatten(1, (-1, BLOCK_GROUP)), _half(scales))
+        return None if scales is None else _half(scales)
 
     def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         if self.values.dtype is not dtype or self.scales is None or self.scales.shape[1] > 1 or self.zeros is not None:
@@ -120,23 +127,38 @@ class PackedMatrix(QuantizedMatrix):
 
     def dequantize(self) -> Tensor:
         values = self.integers().float()
-        scales, zeros = self.scales.float(), self.zeros.float()
+        scales, zeros, group = self.scales, self.zeros, self.group
         if self.channels is not None:
-            scales, zeros = scales[:, self.channels], zeros[:, self.channels]
-        else:
-            scales, zeros = (_spread(table, self.group, self.n_in) for table in (scales, zeros))
-        return check_finite(values.sub_(zeros).mul_(scales))
+            scales, zeros, group = scales[:, self.channels], zeros[:, self.channels], 1
+        _grouped(values, zeros, group, Tensor.sub_)
+        _grouped(values, scales, group, Tensor.mul_)
+        return check_finite(values)
+
+    def block_form(self) -> tuple[int, bool] | None:
+        tables = self._block_tables()
+        return None if tables is None else (BLOCK_GROUP * self.bits // 8, tables[1] is not None)
 
     def blocks(self) -> BlockMatrix | None:
-        """Without minima if every zero is the middle of the range, as in symmetric quantization."""
-        scales, zeros = (self._per_block(table) for table in (self.scales, self.zeros))
+        tables = self._block_tables()
+        if tables is None:
+            return None
+        q = self.integers().unflatten(1, (-1, BLOCK_GROUP))
+        quants = q[..., :16] | q[..., 16:] << 4 if self.bits == 4 else (q ^ 128).view(torch.int8)
+        return BlockMatrix(quants, *tables)
+
+    def _block_tables(self) -> tuple[Tensor, Tensor | None] | None:
+        """Scales and minima in float16 [n_out, n_in/32]; no minima if every zero is the middle of the range."""
+        scales, zeros = (
+            None if self.channels is not None else _every_block(table.float(), self.group, self.n_in)
+            for table in (self.scales, self.zeros)
+        )
         if scales is None or zeros is None:
             return None
         middle = 2 ** (self.bits - 1)
-        q, below = self.integers().unflatten(1, (-1, BLOCK_GROUP)), zeros if self.bits == 4 else zeros - middle
-        mins = None if zeros.eq(middle).all() else _half(scales.float() * -below)
-        quants = q[..., :16] | q[..., 16:] << 4 if self.bits == 4 else (q ^ 128).view(torch.int8)
-        return BlockMatrix(quants, _half(scales), mins)
+        if zeros.eq(middle).all():
+            return _half(scales), None
+        below = zeros if self.bits == 4 else zeros - middle
+        return _half(scales), _half(scales * -below)
 
     def by_row(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         one_scale = self.scales.shape[1] == 1 and self.channels is None
@@ -150,9 +172,6 @@ class PackedMatrix(QuantizedMatrix):
         scales, zeros = (_spread(table, self.group // group, self.n_in // group) for table in (self.scales, self.zeros))
         shape = len(self), self.n_in // group
         return self.integers().unflatten(1, (-1, group)), check_finite(scales.expand(shape)), zeros.expand(shape)
-
-    def _per_block(self, table: Tensor) -> Tensor | None:
-        return None if self.channels is not None else _every_block(table.float(), self.group, self.n_in)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
@@ -171,6 +190,15 @@ def _awq_outputs(packed: Tensor, outputs: Tensor) -> Tensor:
     place = AWQ_PLACES.to(outputs.device)[outputs % 8]
     octets = packed.view(torch.uint8)[:, outputs // 8 * 4 + place // 2].T.contiguous()
     return octets >> (place % 2 * 4).to(torch.uint8)[:, None] & 15
+
+
+def _grouped(values: Tensor, table: Tensor, group: int, apply: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Apply the table [n, n_groups] in place to values [n, n_in] float32, each entry to a group of channels."""
+    n_in, table = values.shape[1], table.float()
+    if group * table.shape[1] == n_in:
+        apply(values.unflatten(1, (-1, group)), table[:, :, None])
+    else:  # the last group is smaller
+        apply(values, _spread(table, group, n_in))
 
 
 def _spread(table: Tensor, group: int, n_in: int) -> Tensor:
