@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.checkpoint.open import Checkpoint
+from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.network import weights
 
@@ -24,7 +25,8 @@ class RandomWeights:
     config: ModelConfig
     device: torch.device
     seed: int = 0
-    quantized: bool = False
+    kind: Kind = "floats"
+    summary: str = ""
     block_bits: float | None = None
     fingerprint: str = "random"
 

@@ -14,7 +14,7 @@ from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
-from model.checkpoint.matrices import Matrix
+from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError, one_line
@@ -22,7 +22,7 @@ from model.grammar.archive import pack
 from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
-from model.linear.schemes import SCHEMES, Scheme, cache_format, serving
+from model.linear.schemes import Scheme, cache_format, nearest, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
 from model.machine.host import choose_threads
 from model.machine.transfers import uploader
@@ -113,8 +113,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
-    own_blocks = checkpoint.quantized and SCHEMES["int4"].fits(checkpoint.config)
-    chosen = linear.choose(options.quantize, options.dtype, device, quantized=own_blocks)
+    kind = nearest(checkpoint.kind, device.type, checkpoint.config)
+    chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
     _use_threads(choose_threads(options.threads))
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
@@ -135,10 +135,9 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
     needed = memory.weight_bytes(pools.config, setup.scheme, dtype, block_bits)
-    stored = dtype if setup.scheme.value_bits is None else setup.scheme.name
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(pools.config, needed, stored, free, where)
+    memory.check_weights(pools.config, needed, _stored_as(setup), free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
@@ -186,10 +185,13 @@ def _use_threads(threads: int) -> None:
 
 
 def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:
-    """Names and weights: plain tensors on `device`, quantized matrices on the host, where a scheme converts them."""
+    """Names and weights on `device`; GGUF's matrices on the host, where a scheme converts them."""
     upload = uploader(device)
     for name, matrix in checkpoint.tensors():
-        yield name, upload(matrix) if isinstance(matrix, torch.Tensor) else matrix
+        if isinstance(matrix, torch.Tensor):
+            yield name, upload(matrix)
+        else:
+            yield name, matrix.moved(upload) if isinstance(matrix, QuantizedMatrix) else matrix
 
 
 def _runner(
@@ -247,9 +249,15 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,
         "quantize": setup.chosen.name,
+        **({"checkpoint": f"{checkpoint.summary}; served as {_stored_as(setup)}"} if checkpoint.summary else {}),
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
+
+
+def _stored_as(setup: Setup) -> str:
+    """A weight scheme, or a dtype, in which projections are stored."""
+    return name_of(setup.dtype) if setup.scheme.value_bits is None else setup.scheme.name
 
 
 def _first_steps(runner: ModelRunner) -> None:

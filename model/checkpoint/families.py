@@ -151,13 +151,15 @@ def _hf_family(raw: Mapping[str, Any]) -> Family:
     served = f"Noria supports {', '.join((*FAMILIES, *WRAPPERS))}"
     if kind in _MISSING:
         raise ModelError(f"config.json has model_type {kind!r}, which needs {_MISSING[kind]}: Noria has none; {served}")
+    if kind not in FAMILIES and raw.get("auto_map"):
+        raise ModelError(
+            f"config.json has model_type {short(kind)} with code of its own (auto_map), which Noria never runs; "
+            f"{served}"
+        )
     if kind not in FAMILIES:
         raise ModelError(f"config.json has model_type {short(kind)}; {served}")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"config.json has hidden_act {raw['hidden_act']!r}; Noria supports silu")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"config.json has a quantization_config ({method}); Noria supports bf16, f16 and f32 weights")
     for key in _REFUSED:
         if raw.get(key):
             value = "true" if raw[key] is True else short(raw[key])

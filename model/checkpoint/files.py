@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
+from math import prod
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
-from model.errors import ModelError, one_line
+from model.errors import ModelError, one_line, short
 
 Layout = Literal["hf", "native"]
 Progress = Callable[[str, float], None]
@@ -22,19 +23,31 @@ Progress = Callable[[str, float], None]
 
 INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Bits of a value in each dtype of safetensors."""
 MAX_HEADER_BYTES = 100_000_000
 BLOCK_BYTES = 2**21
 MAX_BLOCKS = 512
 SAMPLE_BLOCKS = 16
+PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
 _SHARD = re.compile(r"(?:model|consolidated)-\d+-of-(\d+)\.safetensors")
+_PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One safetensors file, and the dtype of each of its tensors (as safetensors names it) by name."""
+    """One safetensors file: of each tensor by its name, the dtype (as safetensors names it) and the shape."""
 
     path: Path
     dtypes: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def read_json(path: Traversable) -> dict[str, Any]:
@@ -69,9 +82,7 @@ def find_shards(directory: Path) -> tuple[Path, ...]:
     else:
         shards = tuple(sorted(directory.glob("consolidated*.safetensors")))
     if not shards:
-        raise ModelError(
-            f"{directory.name!r} has no weights: expected *.safetensors, found {_listed(file_names(directory))}"
-        )
+        raise ModelError(_without_weights(directory))
     for path in shards:
         if not path.is_file():
             raise ModelError(f"the model's shard {path.name} is missing; download the model again")
@@ -95,16 +106,53 @@ def read_shard(path: Path) -> Shard:
     try:
         entries = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
         dtypes = {name: str(entry["dtype"]) for name, entry in entries.items()}
-        expected = 8 + length + max((index(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        shapes = {name: tuple(map(index, entry["shape"])) for name, entry in entries.items()}
+        ranges = {name: _range(entry["data_offsets"]) for name, entry in entries.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{path.name} is damaged: its header is not a safetensors header; download it again"
         ) from error
-    if expected != size:
-        raise ModelError(
-            f"{path.name} is damaged: its header describes {expected} bytes, it has {size}; download it again"
+    if fault := _fault(dtypes, shapes, ranges, size - 8 - length):
+        raise ModelError(f"{path.name} is damaged: {fault}; download it again")
+    return Shard(path, dtypes, shapes)
+
+
+def _range(offsets: Any) -> tuple[int, int]:
+    first, end = map(index, offsets)
+    return first, end
+
+
+def _fault(
+    dtypes: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    ranges: Mapping[str, tuple[int, int]],
+    size: int,
+) -> str | None:
+    """What is wrong in a header of a file with `size` bytes of tensors, which must fill them without overlap."""
+    for name, (first, end) in ranges.items():
+        shape, bits = shapes[name], DTYPE_BITS.get(dtypes[name])
+        if min((*shape, first, end - first)) < 0:
+            return f"the tensor {short(name)} has a negative size (shape {list(shape)}, bytes {first} to {end})"
+        if bits is not None and 8 * (end - first) != bits * prod(shape):
+            needed = f"shape {short(list(shape))} in {dtypes[name]} needs {bits * prod(shape) // 8}"
+            return f"the tensor {short(name)} has {end - first} bytes, its {needed}"
+    place = 0
+    for first, end, name in sorted((*where, name) for name, where in ranges.items()):
+        if first != place:
+            return f"the tensor {short(name)} starts at byte {first}, the one before it ends at {place}"
+        place = end
+    return None if place == size else f"its header describes {place} bytes of tensors, it has {size}"
+
+
+def _without_weights(directory: Path) -> str:
+    names = file_names(directory)
+    pickles = sorted(name for name in names if name.lower().endswith(PICKLES))
+    if pickles:
+        return (
+            f"{directory.name!r} has its weights only as pickle ({pickles[0]}), a format that runs code when it is "
+            "read; Noria reads safetensors: download or convert to *.safetensors"
         )
-    return Shard(path, dtypes)
+    return f"{directory.name!r} has no weights: expected *.safetensors, found {_listed(names)}"
 
 
 def file_names(directory: Path) -> set[str]:
@@ -137,6 +185,11 @@ def _hf_shards(directory: Path) -> tuple[Path, ...]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{INDEX} has no weight_map; download it again")
+        for name in weight_map.values():
+            if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+                raise ModelError(
+                    f"{INDEX} names the file {short(name)}; it must be a *.safetensors file beside the index"
+                )
         return tuple(directory / name for name in sorted(set(weight_map.values())))
     if (single := directory / "model.safetensors").is_file():
         return (single,)

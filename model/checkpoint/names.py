@@ -66,8 +66,8 @@ GGUF = _names(
         (r"L.ffn_up\.(\d+)\.weight", r"L.feed_forward.experts.\2.w3.weight"),
     ),
 )
-"""A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors. In GGUF
-files of before April 2024 each expert has a tensor of its own."""
+"""A tensor that holds the matrices of all experts has a star for the number of an expert, here and in safetensors. In
+GGUF files of before April 2024 each expert has a tensor of its own."""
 
 _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"

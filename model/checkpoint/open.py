@@ -12,6 +12,9 @@ from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix, split_experts
 from model.checkpoint.names import canonical_name
+from model.checkpoint.quantized.config import Kind, Quantization, read_quantization
+from model.checkpoint.quantized.parts import StoredWeight, block_bits, stored_weights
+from model.checkpoint.quantized.weights import matrices
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
 
@@ -20,7 +23,10 @@ class TensorSource(Protocol):
     """Weights in files: `Checkpoint` documents the fields."""
 
     @property
-    def quantized(self) -> bool: ...
+    def kind(self) -> Kind: ...
+
+    @property
+    def summary(self) -> str: ...
 
     @property
     def block_bits(self) -> float | None: ...
@@ -37,15 +43,12 @@ class Safetensors:
 
     shards: tuple[Shard, ...]
     n_experts: int = 0
-
-    @property
-    def quantized(self) -> bool:
-        return False
+    kind: Kind = "floats"
+    summary: str = ""
 
     @property
     def fingerprint(self) -> str:
-        shards = "-".join(fingerprint(shard.path, SAMPLE_BLOCKS) for shard in self.shards)
-        return f"{zlib.crc32(shards.encode()):08x}"
+        return _fingerprint(self.shards)
 
     @property
     def block_bits(self) -> None:
@@ -66,6 +69,36 @@ class Safetensors:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedSafetensors:
+    """Quantized weights in the safetensors shards of a directory."""
+
+    shards: tuple[Shard, ...]
+    weights: tuple[StoredWeight, ...]
+    quantization: Quantization
+    tied_head: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.quantization.kind
+
+    @property
+    def summary(self) -> str:
+        return self.quantization.summary
+
+    @property
+    def fingerprint(self) -> str:
+        return _fingerprint(self.shards)
+
+    @property
+    def block_bits(self) -> float | None:
+        return block_bits(self.weights, self.quantization, tied_head=self.tied_head)
+
+    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+        """Native names and matrices, the files of one weight open at a time."""
+        return matrices(self.weights, self.quantization)
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened model directory, of which only headers have been read.
 
@@ -82,9 +115,14 @@ class Checkpoint:
         return self.source.tensors()
 
     @property
-    def quantized(self) -> bool:
-        """Whether weights are quantized, in blocks or otherwise."""
-        return self.source.quantized
+    def kind(self) -> Kind:
+        """What most of its projections are: it decides which scheme --quantize auto stands for."""
+        return self.source.kind
+
+    @property
+    def summary(self) -> str:
+        """How its safetensors are quantized, for the log; empty for others."""
+        return self.source.summary
 
     @property
     def fingerprint(self) -> str:
@@ -100,17 +138,25 @@ class Checkpoint:
 def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Checkpoint:
     """A checkpoint whose files are complete, and whose names and dtypes are known.
 
-    Raises ModelError, one line, for a file that is missing, truncated or unknown, or quantized other than GGUF.
+    Raises ModelError, one line, for a file that is missing, truncated or unknown, or quantized in an unknown way.
     """
     if (directory / INDEX).is_file():
         config = read_config(directory, max_model_len=max_model_len)
         return Checkpoint(config, "adjacent", GgufWeights(read_index(directory)))
     shards = tuple(read_shard(path) for path in find_shards(directory))
     config = read_config(directory, max_model_len=max_model_len)
+    rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
+    if (quantization := read_quantization(directory)) is not None:
+        weights = stored_weights(shards)
+        return Checkpoint(config, rotation, QuantizedSafetensors(shards, weights, quantization, config.tied_head))
     for shard in shards:
         _check_weights(shard)
-    rotation: Literal["half", "adjacent"] = "half" if layout(directory) == "hf" else "adjacent"
     return Checkpoint(config, rotation, Safetensors(shards, config.n_experts))
+
+
+def _fingerprint(shards: tuple[Shard, ...]) -> str:
+    prints = "-".join(fingerprint(shard.path, SAMPLE_BLOCKS) for shard in shards)
+    return f"{zlib.crc32(prints.encode()):08x}"
 
 
 def _check_weights(shard: Shard) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.checkpoint.matrices import Matrix, parts
+from model.checkpoint.matrices import Matrix, QuantizedMatrix, parts
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
 from model.linear.base import Projection, RMSNorm, swiglu
@@ -105,9 +105,16 @@ class WeightsOnly(Floats):
         """These rows of W, [n, n_in] float32, in PyTorch."""
 
     def take(self, first: int, rows: Matrix) -> None:
-        """Store rows `first..` [n, n_in] of the checkpoint. Raises ValueError for a value that is not finite."""
+        """Store rows `first..` [n, n_in] of the checkpoint; those with one scale an output in this type as they are.
+
+        Raises ValueError for a value that is not finite.
+        """
         weights = self.weights
         assert weights is not None, "no memory has been assigned"
+        if isinstance(rows, QuantizedMatrix) and (own := rows.by_row(weights.values.dtype)) is not None:
+            place = slice(first, first + len(rows))
+            weights.values[place], weights.tables[0][place] = own
+            return
         for part in parts(rows):
             values = part.to(weights.values.device).float()
             if not values.isfinite().all():

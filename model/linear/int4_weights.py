@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from model.checkpoint.matrices import Matrix, QuantizedMatrix, pieces
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 from model.linear.base import TINY
@@ -25,8 +26,21 @@ class Int4Weights(WeightsOnly):
             tuple(torch.empty(tables, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.uint8)),
         )
 
+    def take(self, first: int, rows: Matrix) -> None:
+        """Groups of 4 bits are stored as they are, their scales in bfloat16."""
+        for part in pieces(rows):
+            own = part.four_bits(INT4_GROUP) if isinstance(part, QuantizedMatrix) else None
+            if own is None:
+                super().take(first, part)
+            else:
+                assert self.weights is not None, "no memory has been assigned"
+                self._store(self.weights, slice(first, first + len(part)), *own)
+            first += len(part)
+
     def put(self, weights: DeviceWeights, rows: slice, values: Tensor) -> None:
-        q, scales, zeros = quantize(values)
+        self._store(weights, rows, *quantize(values))
+
+    def _store(self, weights: DeviceWeights, rows: slice, q: Tensor, scales: Tensor, zeros: Tensor) -> None:
         weights.values[rows] = (q[..., :HALF] | q[..., HALF:] << 4).flatten(1)
         for table, part in zip(weights.tables, (scales, zeros), strict=True):
             table[:, rows] = part.T

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.checkpoint.matrices import Matrix, parts
-from model.kernels.cpu.packed import int8
+from model.checkpoint.matrices import Matrix, QuantizedMatrix, parts
+from model.kernels.cpu.packed import int8, put_int8
 from model.kernels.groups import INT8_GROUP
 from model.linear.base import LARGEST, TINY, quantize_rows
 from model.linear.compiled import Compiled
@@ -42,13 +42,17 @@ class Int8Linear(Compiled):
         self._groups: tuple[Tensor, Tensor] | None = None  # without kernels: see `_group`
 
     def take(self, first: int, rows: Matrix) -> None:
+        own = rows.by_row(torch.int8) if isinstance(rows, QuantizedMatrix) else None
         if self._kernels is None:
-            self._take_plainly(first, rows)
+            self._take_plainly(first, quantize(rows) if own is None else own)
+        elif own is not None:
+            self.packed = self.packed or int8(self.n_out, self.n_in)
+            put_int8(self.packed, first, *own)
         else:
             self._fill(int8, first, rows)
 
-    def _take_plainly(self, first: int, rows: Matrix) -> None:
-        self._parts[first] = quantize(rows)
+    def _take_plainly(self, first: int, part: tuple[Tensor, Tensor]) -> None:
+        self._parts[first] = part
         if sum(len(scales) for _, scales in self._parts.values()) == self.n_out:
             done = [self._parts.pop(at) for at in sorted(self._parts)]
             weight, scales = (torch.cat(column) for column in zip(*done, strict=True))

@@ -96,17 +96,35 @@ NAMES = tuple(dict.fromkeys((*QUANTIZE_NAMES[1:], *(name for name in SCHEMES if 
 """Schemes that can be chosen by name. bfloat16 stands for none on a CPU, for a model in that format."""
 
 
-def choose(name: str, dtype: str, device: str, *, compiled: bool, quantized: bool = False) -> Scheme:
+NEAREST: Mapping[str, Mapping[str, str]] = {
+    "floats": {"cpu": "int8", "cuda": "none"},
+    "fp8": {"cpu": "int8", "cuda": "fp8"},
+    "int8": {"cpu": "int8", "cuda": "int8"},
+    "blocks4": {"cpu": "int4", "cuda": "int4"},
+    "blocks8": {"cpu": "int4", "cuda": "int8"},
+    "blocks": {"cpu": "int4", "cuda": "none"},
+}
+"""What --quantize auto stands for, by the kind of the checkpoint (checkpoint/quantized/config.py) and the device: a
+second quantization would only lose accuracy."""
+
+
+def nearest(kind: str, device: str, config: ModelConfig) -> str:
+    """The `kind` for `choose`: "floats" where the scheme that is nearest to it cannot store the model."""
+    name = NEAREST[kind][device]
+    rows = [row for row in SCHEMES.values() if row.quantize == name and row.compiled == (device == "cpu")]
+    return kind if all(row.fits(config) for row in rows) else "floats"
+
+
+def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "floats") -> Scheme:
     """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
 
-    "auto" is none. On a CPU with `compiled` kernels and without a --dtype it is int8, or int4 for a checkpoint that is
-    `quantized` in blocks: a second quantization would only lose accuracy.
+    "auto" is `NEAREST` to the `kind` of the checkpoint; on a CPU without `compiled` kernels, or with a --dtype, none.
     Raises OptionError for a name that is not known.
     """
     if name == "auto":
-        if device != "cpu" or not compiled or dtype != "auto":
+        if device == "cpu" and (not compiled or dtype != "auto"):
             return SCHEMES["none"]
-        return SCHEMES["int4" if quantized else "int8"]
+        name = NEAREST[kind][device]
     if name not in NAMES:
         raise OptionError(f"--quantize {name} is not known, choose one of: auto, {', '.join(NAMES)}")
     rows = [row for row in SCHEMES.values() if name in (row.name, row.quantize)]

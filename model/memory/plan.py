@@ -5,10 +5,14 @@ from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
 from model.checkpoint.families import read_config
+from model.checkpoint.files import find_shards, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
-from model.config import VALUE_BYTES
+from model.checkpoint.quantized.config import Kind, read_quantization
+from model.checkpoint.quantized.parts import block_bits, stored_weights
+from model.config import VALUE_BYTES, ModelConfig
+from model.errors import ModelError
 from model.linear import schemes
-from model.linear.schemes import SCHEMES, cache_format
+from model.linear.schemes import cache_format
 from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
@@ -71,16 +75,16 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     kernels.
     Raises ModelError for a configuration that is not supported.
     """
-    index = read_index(directory) if (directory / INDEX).is_file() else None
     config = read_config(directory, max_model_len=options.max_model_len)
-    quantized = index is not None and index.quantized and SCHEMES["int4"].fits(config)
-    chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, quantized=quantized)
+    stored, own_bits = _stored(directory, config)
+    kind = schemes.nearest(stored, options.device, config)
+    chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
     scheme = schemes.serving(chosen, dtype, options.device)
     on_gpu = options.device == "cuda"
     sizes = memory.pool_sizes(config, options, options.device, dtype, PAGE_SIZE)
     config = sizes.config
-    weights = memory.weight_bytes(config, scheme, dtype, None if index is None else index.block_bits)
+    weights = memory.weight_bytes(config, scheme, dtype, own_bits)
     step = sizes.step_bytes(4 if scheme.compiled else VALUE_BYTES[dtype]) + memory.CONTEXT_BYTES * on_gpu
     sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
@@ -107,6 +111,25 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         cache=cache,
         served=served,
     )
+
+
+def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
+    """The kind of the checkpoint, and the bits of a weight in its own blocks.
+
+    Without weights, as for a name on the hub, all projections but the head count as quantized.
+    """
+    if (directory / INDEX).is_file():
+        index = read_index(directory)
+        return "blocks" if index.quantized else "floats", index.block_bits
+    quantization = read_quantization(directory)
+    if quantization is None:
+        return "floats", None
+    try:
+        shards = [read_shard(path) for path in find_shards(directory)]
+    except ModelError:
+        return quantization.kind, quantization.bits_with_head(config)
+    weights = stored_weights(shards)
+    return quantization.kind, block_bits(weights, quantization)
 
 
 def _lengths(context: int) -> list[int]:

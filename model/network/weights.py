@@ -69,7 +69,7 @@ def load(
             if of_embeddings and config.tied_head:
                 _tie(model, tensor)
         except ValueError as error:
-            raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}") from error
+            raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}; download it again") from error
         progress(1 - len(missing) / n_places)
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

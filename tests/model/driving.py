@@ -19,7 +19,10 @@ from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, Slice, StepBatch
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
+from model.linear.base import Projection
+from model.linear.floats import WeightsOnly
 from model.network import weights
 from model.network.fused import FusedLayers
 from model.network.transformer import Transformer
@@ -71,7 +74,8 @@ class RandomWeights:
     """Random weights in place of a checkpoint's."""
 
     config: ModelConfig
-    quantized: bool = False
+    kind: Kind = "floats"
+    summary: str = ""
     block_bits: float | None = None
     fingerprint: str = "random"
 
@@ -194,3 +198,15 @@ class Driver:
                 layer.k[page] = float("nan")
                 layer.v[page] = float("nan")
         self.wheel.free[pool].append(page)
+
+
+def storages(model: Transformer) -> int:
+    """Bytes of all weights of a loaded model, each memory counted once."""
+    found: list[Tensor] = [*model.parameters()]
+    for part in model.modules():
+        if isinstance(part, Projection) and part.packed is not None:
+            found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]
+        elif isinstance(part, WeightsOnly) and part.weights is not None:
+            found += [part.weights.values, *part.weights.tables]
+    memory = [tensor.untyped_storage() for tensor in found]
+    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())

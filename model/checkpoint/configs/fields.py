@@ -65,9 +65,15 @@ def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
     A directory without weights is taken for bfloat16, in which all of these families are published.
     """
     if declared is None:
-        first = next(iter(shards[0].dtypes.values()), "none") if shards else "BF16"
+        first = _first_dtype(shards[0]) if shards else "BF16"
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():
         raise ModelError(f"the checkpoint's dtype is {dtype!r}; Noria supports {', '.join(DTYPES.values())}")
     return dtype
+
+
+def _first_dtype(shard: Shard) -> str:
+    """That of a norm if there is one: the scales of quantized weights are not in the model's format."""
+    norms = [dtype for name, dtype in shard.dtypes.items() if dtype in DTYPES and name.endswith("norm.weight")]
+    return next(iter([*norms, *shard.dtypes.values()]), "none")

@@ -111,8 +111,6 @@ def _check(raw: Mapping[str, Any]) -> None:
     for key, values in ONLY.items():
         if raw.get(key) is not None and raw[key] not in values:
             raise ModelError(f"params.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")
-    if raw.get("quantization"):
-        raise ModelError("params.json has 'quantization'; Noria does not support it")
 
 
 def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:

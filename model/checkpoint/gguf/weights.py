@@ -14,6 +14,7 @@ from model.checkpoint.files import SAMPLE_BLOCKS, fingerprint
 from model.checkpoint.gguf.blocks import AS_THEY_ARE, as_they_are
 from model.checkpoint.gguf.index import FLOATS, Entry, Index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix
+from model.checkpoint.quantized.config import Kind
 from model.errors import ModelError
 
 
@@ -23,9 +24,11 @@ class GgufWeights:
 
     index: Index
 
+    summary = ""
+
     @property
-    def quantized(self) -> bool:
-        return self.index.quantized
+    def kind(self) -> Kind:
+        return "blocks" if self.index.quantized else "floats"
 
     @property
     def fingerprint(self) -> str:
@@ -38,7 +41,7 @@ class GgufWeights:
 
     def tensors(self) -> Iterator[tuple[str, Matrix]]:
         """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
-        quantized = self.quantized
+        quantized = self.index.quantized
         for number, path in enumerate(self.index.paths):
             file = _mapped(path)
             for entry in self.index.entries:

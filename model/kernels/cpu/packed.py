@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
@@ -79,6 +80,18 @@ def int8(n_out: int, n_in: int) -> PackedWeights:
     scales = torch.zeros(len(packed) * OUTPUTS)
     record = WeightsRecord(packed.data_ptr(), scales.data_ptr(), n_out, n_in, _INT8)
     return PackedWeights(n_out, n_in, INT8_GROUP, packed, scales, record)
+
+
+def put_int8(weights: PackedWeights, first: int, values: Tensor, scales: Tensor) -> None:
+    """Store int8 values [n, n_in] (-128 counts as -127) and their scales [n] as outputs first.. of int8 weights."""
+    assert weights.scales is not None
+    n = len(values)
+    records = weights.packed.view(*weights.packed.shape[:2], INT8_GROUP // 4, OUTPUTS, 4)
+    outputs = torch.arange(first, first + n)
+    whole = pad(values.clamp(min=-127), (0, -weights.n_in % INT8_GROUP)).view(torch.uint8) ^ 128
+    groups = whole.view(n, -1, INT8_GROUP // 4, 4)  # 4 neighbouring channels, which linear.c calls a quad
+    records[outputs // OUTPUTS, :, :, outputs % OUTPUTS] = groups
+    weights.scales[first : first + n] = scales
 
 
 def bfloat16(n_out: int, n_in: int) -> PackedWeights:

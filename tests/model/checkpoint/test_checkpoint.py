@@ -157,7 +157,12 @@ def test_resolve_names_what_it_found(tmp_path: Path) -> None:
         resolve(str(tmp_path / "pytorch_model.bin"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(ModelError, match=r"has no weights: expected \*\.safetensors, found config\.json, pytorch"):
+    with pytest.raises(
+        ModelError, match=r"has its weights only as pickle \(pytorch_model\.bin\), a format that runs code"
+    ):
+        open_checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"has no weights: expected \*\.safetensors, found config\.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"the model's config\.json cannot be read: Expecting property name"):

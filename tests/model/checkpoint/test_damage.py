@@ -7,7 +7,7 @@ import json
 import math
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from model.checkpoint.gguf.reader import GgufFile, read_gguf
 from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import resolve
-from model.errors import ModelError, NoriaError
+from model.errors import ModelError
 from model.loading import create
+from tests.model.checkpoint.faults import fault
 from tests.model.checkpoint.gguf_bytes import join, text, typed
 from tests.model.checkpoint.gguf_files import SIZES, save
 
@@ -48,19 +49,6 @@ def start(model: Path) -> None:
     """Resolve and load a model, as the service and the engine do."""
     directory = resolve(str(model), cache_dir=model.parent / "cache")
     create(lambda *_: None, model=str(directory), device="cpu", quantize="int8", cache_memory=2**20)
-
-
-def fault(work: Callable[[], object]) -> str | None:
-    """The message of the error that a user can cause, None if there is none. Any other error fails the test."""
-    try:
-        work()
-    except NoriaError as error:
-        message = str(error)
-    else:
-        return None
-    assert "\n" not in message
-    assert len(message) < 700
-    return message
 
 
 def started(directory: Path, data: bytes) -> str | None:

@@ -212,7 +212,6 @@ def test_rope_fraction(tmp_path: Path) -> None:
             "fp8",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
         (
@@ -344,7 +343,6 @@ def test_native_experts_of_every_kind(tmp_path: Path) -> None:
         ({"yarn": 4}, "yarn in params.json must be an object, it is 4"),
         ({"llama_4_scaling": {"beta": 0.1}}, "original_max_position_embeddings of the query temperature"),
         ({"llama_4_scaling": {"betta": 0.1}}, r"llama_4_scaling in params.json has 'betta' \(0.1\), which Noria does"),
-        ({"quantization": {"some": 1}}, "params.json has 'quantization'; Noria does not support it"),
         ({"model_type": "mamba"}, r"'mamba', which needs a state space layer \(Codestral Mamba\): Noria has none"),
         ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
         ({"kv_lora_rank": 512}, r"kv_lora_rank 512, which needs latent attention \(Mistral Small 4, Mistral Large 3\)"),

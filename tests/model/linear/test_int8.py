@@ -79,7 +79,7 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
 
 def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requested() -> None:
     assert selection.choose("auto", "auto", CPU).name == "int8"
-    assert selection.choose("auto", "auto", CPU, quantized=True).name == "int4"
+    assert selection.choose("auto", "auto", CPU, kind="blocks").name == "int4"
     assert selection.choose("auto", "float32", CPU).name == "none"
     assert selection.choose("auto", "auto", torch.device("cuda")).name == "none"
     assert selection.choose("int8", "auto", torch.device("cuda")).name == "int8-weights"

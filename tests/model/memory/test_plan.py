@@ -14,15 +14,12 @@ from model.checkpoint.families import read_config
 from model.checkpoint.gguf.index import Entry, Index
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
-from model.linear.base import Projection
-from model.linear.floats import WeightsOnly
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.linear.selection import PROJECTIONS
 from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
-from model.network.transformer import Transformer
 from model.options import RunnerOptions
-from tests.model.driving import checkpoint, tiny
+from tests.model.driving import checkpoint, storages, tiny
 
 GIB = 2**30
 MISTRAL = {
@@ -199,18 +196,6 @@ FAMILIES = {
 }
 SMALL = MISTRAL | {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
 SMALL |= {"intermediate_size": 320, "vocab_size": 320, "max_position_embeddings": 64, "torch_dtype": "float32"}
-
-
-def storages(model: Transformer) -> int:
-    """Bytes of all weights of a loaded model, each memory counted once."""
-    found = [*model.parameters()]
-    for part in model.modules():
-        if isinstance(part, Projection) and part.packed is not None:
-            found += [tensor for tensor in (part.packed.packed, part.packed.scales) if tensor is not None]
-        elif isinstance(part, WeightsOnly) and part.weights is not None:
-            found += [part.weights.values, *part.weights.tables]
-    memory = [tensor.untyped_storage() for tensor in found]
-    return sum({each.data_ptr(): each.nbytes() for each in memory}.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

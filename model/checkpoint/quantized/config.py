@@ -1,0 +1,228 @@
+"""What a configuration says about quantized weights: FP8, compressed-tensors, AWQ or GPTQ. No torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from model.checkpoint.files import file_names, layout, read_json
+from model.config import ModelConfig
+from model.errors import ModelError, one_line, short
+from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
+
+Kind = Literal["floats", "fp8", "int8", "blocks4", "blocks8", "blocks"]
+"""What most projections of a checkpoint are: `NEAREST` in linear/schemes.py says which scheme is nearest to each.
+
+"blocks4" and "blocks8" are groups of integers that schemes can keep on both devices, "blocks" on a CPU only."""
+
+PACKED_BITS = (4, 8)
+_CT_FORMATS = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the projections of a checkpoint are quantized.
+
+    `bits` of a weight; `group` channels share a scale, 0 for one scale an output or a tensor. `block` is the shape of
+    an fp8 block with a scale. Without `symmetric` each group has a zero. `ordered`: the channels of a group are not
+    neighbours. `zero_offset` is added to each zero in the file (GPTQ's first format stores zero - 1).
+    """
+
+    method: Literal["fp8", "compressed-tensors", "awq", "gptq"]
+    bits: int = 8
+    group: int = 0
+    floats: bool = False
+    block: tuple[int, int] | None = None
+    symmetric: bool = True
+    ordered: bool = False
+    zero_offset: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        if self.floats:
+            return "fp8"
+        if self.bits == 8 and not self.group:
+            return "int8"
+        if self.ordered or self.group % BLOCK_GROUP:
+            return "blocks8"
+        if self.bits == 8:
+            return "blocks8"
+        return "blocks" if self.group % INT4_GROUP else "blocks4"
+
+    @property
+    def block_bits(self) -> float | None:
+        """Bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
+        if self.kind in ("fp8", "int8"):
+            return None
+        in_four = self.bits == 4 and not self.ordered and not self.group % BLOCK_GROUP
+        has_minima = not self.symmetric and not self.ordered and not self.group % BLOCK_GROUP
+        return (4 if in_four else 8) + (32 if has_minima else 16) / BLOCK_GROUP
+
+    def bits_with_head(self, config: ModelConfig) -> float | None:
+        """`block_bits` on average over the projections and a head that is not quantized, which takes 8 bits."""
+        own, head = self.block_bits, config.vocab_size * config.dim
+        others = config.n_parameters - head * (1 if config.tied_head else 2)
+        return None if own is None else (own * others + (8 + 16 / BLOCK_GROUP) * head) / (others + head)
+
+    @property
+    def summary(self) -> str:
+        """For the log, such as "gptq, 4 bits, groups of 128"."""
+        number = "fp8" if self.floats else f"{self.bits} bits"
+        what = number if self.method == "fp8" else f"{self.method}, {number}"
+        if self.block:
+            return f"{what}, blocks of {self.block[0]}x{self.block[1]}"
+        return f"{what}, groups of {self.group}" if self.group else what
+
+
+def read_quantization(directory: Path) -> Quantization | None:
+    """How the weights in a directory are quantized; None for plain ones.
+
+    Raises ModelError, one line, for what is not supported.
+    """
+    raw, where = _found(directory)
+    if not raw:
+        return None
+    if not isinstance(raw, dict):
+        raise ModelError(f"{where} must be a JSON object, it is {short(raw)}")
+    method = str(raw.get("quant_method", "")).lower().replace("_", "-")
+    if method not in _READERS:
+        given = short(raw.get("quant_method", "none"))
+        raise ModelError(
+            f"{where} has quant_method {given}; Noria supports {', '.join(_READERS)}: choose another quantization"
+        )
+    try:
+        return _READERS[method](raw, where)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ModelError(f"{where} has a value that it cannot have: {one_line(error)}; download it again") from error
+
+
+def _found(directory: Path) -> tuple[Any, str]:
+    """The quantization in the configuration, and the name of its place."""
+    if layout(directory) == "native":
+        raw = read_json(directory / "params.json").get("quantization")
+        return _of_native(raw), "quantization in params.json"
+    config = read_json(directory / "config.json")
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            if holder.get(key):
+                return holder[key], f"{key} in config.json"
+    if "quantize_config.json" in file_names(directory):  # what AutoGPTQ wrote at first
+        return {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}, "quantize_config.json"
+    return None, ""
+
+
+def _of_native(raw: Any) -> Any:
+    """Mistral's own fields as Hugging Face would write them."""
+    if not isinstance(raw, dict) or "qformat_weight" not in raw:
+        return raw
+    if raw["qformat_weight"] != "fp8_e4m3":
+        raise ModelError(
+            f"quantization in params.json has qformat_weight {short(raw['qformat_weight'])}; Noria supports 'fp8_e4m3'"
+        )
+    return {"quant_method": "fp8"}
+
+
+def _fp8(raw: Mapping[str, Any], where: str) -> Quantization:
+    """Activation scales of the file mean nothing here: each scheme rounds activations as it needs to."""
+    _require(raw, where, "fmt", ("e4m3",))
+    block = raw.get("weight_block_size")
+    return Quantization("fp8", floats=True, block=None if block is None else _block(block, where, "weight_block_size"))
+
+
+def _awq(raw: Mapping[str, Any], where: str) -> Quantization:
+    _require(raw, where, "version", ("gemm",))
+    _require(raw, where, "zero_point", (True,))
+    bits = _bits(raw.get("bits", raw.get("w_bit")), where, "bits", (4,))
+    group = _group(raw.get("group_size", raw.get("q_group_size")), where)
+    return Quantization("awq", bits, group, symmetric=False)
+
+
+def _gptq(raw: Mapping[str, Any], where: str) -> Quantization:
+    _require(raw, where, "checkpoint_format", ("gptq", "gptq_v2"))
+    _require(raw, where, "pack_dtype", ("int32",))
+    if any(not str(pattern).startswith("-") for pattern in raw.get("dynamic") or {}):
+        raise ModelError(f"{where} has other bits for some layers (dynamic); Noria supports one number of bits")
+    if raw.get("is_marlin_format"):
+        raise ModelError(f"{where} has is_marlin_format true; Noria supports checkpoint_format gptq and gptq_v2")
+    return Quantization(
+        "gptq",
+        _bits(raw.get("bits"), where, "bits", PACKED_BITS),
+        _group(raw.get("group_size"), where),
+        symmetric=bool(raw.get("sym", True)),
+        ordered=bool(raw.get("desc_act", False)),
+        zero_offset=0 if raw.get("checkpoint_format") == "gptq_v2" else 1,
+    )
+
+
+def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
+    """The scheme of the first group of modules; the tensors say how each weight is stored."""
+    sparsity = (raw.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise ModelError(f"{where} has sparse weights (format {short(sparsity)}); Noria supports dense ones")
+    if raw.get("transform_config"):
+        raise ModelError(f"{where} has a transform_config, rotations of activations; Noria does not compute them")
+    groups = [group for group in (raw.get("config_groups") or {}).values() if group.get("weights")]
+    if not groups:
+        raise ModelError(f"{where} has no config_groups with weights; Noria needs one")
+    for group in groups:
+        written = group.get("format") or raw.get("format")
+        if written not in (None, *_CT_FORMATS):
+            raise ModelError(f"{where} has format {short(written)}; Noria supports {', '.join(_CT_FORMATS)}")
+    schemes = [_compressed_group(group["weights"], where) for group in groups]
+    return min(schemes, key=lambda scheme: scheme.bits)
+
+
+def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:
+    floats = raw.get("type", "int") == "float"
+    strategy = raw.get("strategy") or ("group" if raw.get("group_size") else "tensor")
+    if strategy not in ("tensor", "channel", "group", "block"):
+        raise ModelError(f"{where} has strategy {short(strategy)}; Noria supports tensor, channel, group and block")
+    bits = _bits(raw.get("num_bits", 8), where, "num_bits", (8,) if floats else PACKED_BITS)
+    return Quantization(
+        "compressed-tensors",
+        bits,
+        _group(raw.get("group_size"), where) if strategy == "group" else 0,
+        floats,
+        _block(raw.get("block_structure"), where, "block_structure") if strategy == "block" else None,
+        symmetric=bool(raw.get("symmetric", True)),
+        ordered=raw.get("actorder") in ("group", "dynamic"),
+    )
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Quantization]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+}
+
+
+def _require(raw: Mapping[str, Any], where: str, key: str, allowed: tuple[Any, ...]) -> None:
+    """Raise ModelError for another value; nothing in the file means the first."""
+    value = raw.get(key)
+    value = value.lower() if isinstance(value, str) else value
+    if value is not None and value not in allowed:
+        raise ModelError(f"{where} has {key} {short(raw[key])}; Noria supports {' and '.join(map(repr, allowed))}")
+
+
+def _bits(value: Any, where: str, key: str, allowed: tuple[int, ...]) -> int:
+    if value not in allowed or isinstance(value, bool):
+        raise ModelError(f"{where} has {key} {short(value)}; Noria supports {' and '.join(map(str, allowed))}")
+    return int(value)
+
+
+def _group(value: Any, where: str) -> int:
+    """Channels of a group; 0 stands for -1 or nothing: one group an output."""
+    if value is None or value == -1:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(f"{where} has group_size {short(value)}; it must be -1 or at least 1: download it again")
+    return value
+
+
+def _block(value: Any, where: str, key: str) -> tuple[int, int]:
+    sizes = value if isinstance(value, list) and len(value) == 2 else [0]
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ModelError(f"{where} has {key} {short(value)}; it must be two sizes of at least 1: download it again")
+    return sizes[0], sizes[1]

@@ -1,0 +1,142 @@
+"""Which tensors of quantized safetensors make up each weight, from the headers alone. No torch.
+
+A weight `X.weight` is one tensor, or several: `X.weight` with `X.weight_scale`, `X.qweight` with `X.qzeros` and
+`X.scales`, and so on. They may lie in different files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from model.checkpoint.files import DTYPES, Shard
+from model.checkpoint.names import canonical_name
+from model.checkpoint.quantized.config import Quantization
+from model.errors import ModelError, short
+from model.kernels.groups import BLOCK_GROUP
+
+SCALES = ("weight_scale_inv", "weight_scale", "qscale_weight")
+"""The names that fp8, compressed-tensors and Mistral's native format give to the scale of `weight`."""
+PACKED_SCALES = ("weight_scale", "scales")
+_INTS, _FLOATS = ("I32",), tuple(DTYPES)
+_FORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "weight": {
+        **dict.fromkeys(SCALES, _FLOATS),
+        "weight_zero_point": ("I8",),
+    },
+    "weight_packed": {
+        "weight_scale": _FLOATS,
+        "weight_shape": ("I64", "I32"),
+        "weight_zero_point": ("I32", "I8"),
+        "weight_g_idx": ("I32", "I64"),
+    },
+    "qweight": {"scales": _FLOATS, "qzeros": _INTS, "g_idx": ("I32", "I64")},
+}
+"""The dtypes of the other parts of a weight, by the name of the part with its values."""
+_NEEDED = {"weight_packed": ("weight_scale", "weight_shape"), "qweight": ("scales", "qzeros")}
+_VALUES = {"weight": (*DTYPES, "F8_E4M3", "I8"), "weight_packed": _INTS, "qweight": _INTS}
+_ROLES = {*_FORMS, *(role for form in _FORMS.values() for role in form)}
+_UNUSED = {"qscale_act", "activation_scale", "input_scale", "input_zero_point", "output_scale", "q_scale", "k_scale"}
+_UNUSED |= {"v_scale", "kv_scale", "k_zero_point", "v_zero_point"}
+"""Scales of activations, keys and values: each scheme and each cache computes its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a weight: its file, its name there, its dtype and its shape."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight under its native name. `form` is the role of the part with the values, `parts` has all by role."""
+
+    name: str
+    form: str
+    parts: Mapping[str, Part]
+
+    @property
+    def values(self) -> Part:
+        return self.parts[self.form]
+
+    @property
+    def is_plain(self) -> bool:
+        return self.form == "weight" and self.values.dtype in DTYPES
+
+    @property
+    def scale(self) -> Part | None:
+        """The part with the scales of fp8 or int8 values."""
+        return next((self.parts[role] for role in SCALES if role in self.parts), None)
+
+    def size(self, quantization: Quantization) -> int:
+        """The number of values. Packed rows of compressed-tensors count with their padding."""
+        return prod(self.values.shape) * (1 if self.form == "weight" else 32 // quantization.bits)
+
+
+def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
+    """The weights file by file, those of a layer together: projections that are joined are then in memory briefly.
+
+    Raises ModelError for a tensor that no weight has, and for a weight with a part missing or of a wrong dtype.
+    """
+    found: dict[str, dict[str, Part]] = {}
+    for shard in shards:
+        for name, dtype in shard.dtypes.items():
+            module, _, role = name.rpartition(".")
+            if role in _UNUSED:
+                continue
+            known = canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name)
+            if known is None:
+                continue
+            parts = found.setdefault(known, {})
+            if role in parts:
+                raise ModelError(f"the checkpoint has the tensor {short(name)} twice; download it again")
+            parts[role] = Part(shard.path, name, dtype, shard.shapes[name])
+    weights = [_weight(name, parts) for name, parts in found.items()]
+    return tuple(sorted(weights, key=lambda weight: (weight.values.path.name, weight.name)))
+
+
+def block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
+    """Bits of a weight of the projections in blocks, on average: those stored otherwise are quantized to 8 bits."""
+    own, other = quantization.block_bits, 8 + 16 / BLOCK_GROUP
+    if own is None:
+        return None
+    bits = total = 0.0
+    for weight in weights:
+        if len(weight.values.shape) == 2 and (tied_head or weight.name != "tok_embeddings.weight"):
+            size = weight.size(quantization)
+            bits, total = bits + size * (other if weight.is_plain else own), total + size
+    return bits / total if total else own
+
+
+def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:
+    form = next((role for role in _FORMS if role in parts), None)
+    if form is None:
+        raise ModelError(f"the weight {name!r} has only {', '.join(sorted(parts))}; download the model again")
+    weight = StoredWeight(name, form, parts)
+    _check_dtype(name, form, weight.values, _VALUES[form])
+    for role, part in parts.items():
+        if role not in (form, "bias"):
+            if role not in _FORMS[form] or weight.is_plain:
+                raise ModelError(
+                    f"the weight {name!r} in {weight.values.dtype} has a {role}, which cannot belong to it"
+                )
+            _check_dtype(name, role, part, _FORMS[form][role])
+    for role in _NEEDED.get(form, ()):
+        if role not in parts:
+            raise ModelError(f"the weight {name!r} has {form}, but no {role}; download the model again")
+    if form == "weight" and not weight.is_plain and weight.scale is None:
+        raise ModelError(
+            f"the weight {name!r} is in {weight.values.dtype}, but has no scale ({' or '.join(SCALES)}); "
+            "download the model again"
+        )
+    return weight
+
+
+def _check_dtype(name: str, role: str, part: Part, allowed: Sequence[str]) -> None:
+    if part.dtype not in allowed:
+        found = " ".join(part.dtype.split())[:20]
+        raise ModelError(f"the {role} of {name!r} has dtype {found}; Noria supports {', '.join(allowed)}")

@@ -1,0 +1,181 @@
+"""The weights of quantized safetensors as matrices, one at a time."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.checkpoint.matrices import Matrix
+from model.checkpoint.quantized.config import Quantization
+from model.checkpoint.quantized.matrices import PackedMatrix, ScaledMatrix, awq_order, unpack
+from model.checkpoint.quantized.parts import SCALES, StoredWeight
+from model.errors import ModelError, one_line
+
+Tensors = Mapping[str, Tensor]
+"""The tensors of a weight by their roles."""
+
+
+def matrices(weights: Sequence[StoredWeight], quantization: Quantization) -> Iterator[tuple[str, Matrix]]:
+    """Native names and weights, in the order of `weights`: vectors as tensors, all others as matrices.
+
+    Among weights in blocks, plain ones come as `ScaledMatrix` too: a scheme that keeps 4 bits gives them 8.
+    Raises ModelError for a weight whose parts do not fit together.
+    """
+    from safetensors import SafetensorError
+
+    keeps_blocks = quantization.block_bits is not None
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for weight in weights:
+            if weight.values.path not in opened:  # of a file that is read, the pages can leave memory
+                stack.close()
+                opened.clear()
+            try:
+                tensors = {role: _tensor(part.path, part.name, opened, stack) for role, part in weight.parts.items()}
+            except (SafetensorError, OSError) as error:
+                name = weight.values.path.name
+                raise ModelError(f"{name} cannot be read: {one_line(error)}; download it again") from error
+            try:
+                matrix = stored_matrix(weight.form, tensors, quantization)
+                if keeps_blocks and isinstance(matrix, Tensor) and matrix.dim() == 2:
+                    matrix = ScaledMatrix(matrix)
+                yield weight.name, matrix
+            except ValueError as error:
+                raise ModelError(f"the weight {weight.name!r} is damaged: {error}; download it again") from error
+
+
+def _tensor(path: Path, name: str, opened: dict[Path, Any], stack: ExitStack) -> Tensor:
+    from safetensors import safe_open
+
+    if path not in opened:
+        opened[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+    tensor: Tensor = opened[path].get_tensor(name)
+    return tensor
+
+
+def stored_matrix(form: str, tensors: Tensors, quantization: Quantization) -> Matrix:
+    """A weight from its tensors; `form` is the role of that with the values. Raises ValueError if they do not fit."""
+    if "bias" in tensors and tensors["bias"].any():
+        raise ValueError("it has a bias, which no supported model family has")
+    if form == "qweight":
+        return _awq(tensors, quantization) if quantization.method == "awq" else _gptq(tensors, quantization)
+    if form == "weight_packed":
+        return _packed(tensors, quantization)
+    scale = next((tensors[role] for role in SCALES if role in tensors), None)
+    if scale is None:
+        return tensors["weight"]
+    return _scaled(tensors["weight"], scale, tensors.get("weight_zero_point"), quantization)
+
+
+def _scaled(values: Tensor, scale: Tensor, zeros: Tensor | None, quantization: Quantization) -> ScaledMatrix:
+    n_out, n_in = _two(values, "weight")
+    table, group = _by_output(scale, n_out, n_in, quantization)
+    if zeros is not None:
+        zeros, _ = _by_output(zeros, n_out, n_in, quantization)
+    return ScaledMatrix(values, table, group, zeros)
+
+
+def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization) -> tuple[Tensor, int]:
+    """Scales of a tensor, of outputs, of groups or of blocks as [n_out, n_groups], and the channels of a group."""
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(n_out, 1), n_in
+    if scale.shape in ((n_out,), (n_out, 1)):
+        return scale.reshape(n_out, 1), n_in
+    if quantization.block is not None:
+        rows, group = quantization.block
+        expected = [-(-n_out // rows), -(-n_in // group)]
+    else:
+        rows, group = 1, quantization.group or n_in
+        expected = [n_out, -(-n_in // group)]
+    if list(scale.shape) != expected:
+        raise ValueError(f"its scale has shape {list(scale.shape)}, expected {expected}, [{n_out}, 1] or [1]")
+    return (scale if rows == 1 else scale[torch.arange(n_out) // rows]), group
+
+
+def _gptq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+    """qweight [n_in * bits / 32, n_out], qzeros [n_groups, n_out * bits / 32], scales [n_groups, n_out]."""
+    n_rows, n_out = _two(tensors["qweight"], "qweight")
+    a_word = 32 // quantization.bits
+    n_in = n_rows * a_word
+    group = quantization.group or n_in
+    zeros = unpack(_zeros_of(tensors, n_out, n_in, group, a_word), quantization.bits)
+    zeros = zeros + quantization.zero_offset & 2**quantization.bits - 1
+    channels = _channels(tensors.get("g_idx"), n_in, group)
+    scales = tensors["scales"].T
+    return PackedMatrix(
+        tensors["qweight"], scales, zeros[:, :n_out].T, n_in, group, quantization.bits, "columns", channels
+    )
+
+
+def _awq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+    """qweight [n_in, n_out / 8], qzeros [n_groups, n_out / 8], scales [n_groups, n_out]."""
+    n_in, n_words = _two(tensors["qweight"], "qweight")
+    n_out = n_words * 8
+    group = quantization.group or n_in
+    zeros = awq_order(unpack(_zeros_of(tensors, n_out, n_in, group, 8), 4))
+    scales, outputs = tensors["scales"].T, torch.arange(n_out)
+    return PackedMatrix(tensors["qweight"], scales, zeros.T, n_in, group, order="awq", outputs=outputs)
+
+
+def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) -> Tensor:
+    """qzeros, after a check of its shape and that of the scales."""
+    n_groups = -(-n_in // group)
+    _expect(tensors["scales"], [n_groups, n_out], "scales")
+    return _expect(tensors["qzeros"], [n_groups, -(-n_out // a_word)], "qzeros")
+
+
+def _packed(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
+    """weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], weight_zero_point packed by columns."""
+    packed, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
+    a_word, middle = 32 // quantization.bits, 2 ** (quantization.bits - 1)
+    n_out, n_words = _two(packed, "weight_packed")
+    if not isinstance(shape, list) or len(shape) != 2 or shape[0] != n_out or -(-shape[1] // a_word) != n_words:
+        raise ValueError(f"its weight_shape is {shape}, weight_packed {list(packed.shape)} holds {a_word} a value")
+    n_in = shape[1]
+    group = quantization.group or n_in
+    scales = tensors["weight_scale"]
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1).expand(n_out, 1)
+    _expect(scales, [n_out, -(-n_in // group)], "weight_scale")
+    zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
+    if (found := tensors.get("weight_zero_point")) is not None:
+        zeros = _packed_zeros(found, n_out, scales.shape[1], quantization.bits)
+    channels = _channels(tensors.get("weight_g_idx"), n_in, group)
+    return PackedMatrix(packed, scales, zeros, n_in, group, quantization.bits, channels=channels)
+
+
+def _packed_zeros(found: Tensor, n_out: int, n_groups: int, bits: int) -> Tensor:
+    if found.dtype is torch.int8:  # of a symmetric weight, or one zero for all: not packed
+        wide = found.reshape(1, 1).expand(n_out, n_groups) if found.numel() == 1 else found
+        return (_expect(wide, [n_out, n_groups], "weight_zero_point") + 2 ** (bits - 1)).to(torch.uint8)
+    _expect(found, [-(-n_out * bits // 32), n_groups], "weight_zero_point")
+    return unpack(found.T, bits)[:, :n_out].T
+
+
+def _channels(groups: Tensor | None, n_in: int, group: int) -> Tensor | None:
+    """The group of each channel; None where the groups are neighbouring channels."""
+    if groups is None or groups.eq(-1).all():  # compressed-tensors writes -1 for "not set"
+        return None
+    groups = _expect(groups, [n_in], "g_idx").long()
+    n_groups = math.ceil(n_in / group)
+    if groups.min() < 0 or groups.max() >= n_groups:
+        raise ValueError(
+            f"its g_idx has values {int(groups.min())} to {int(groups.max())}, expected 0 to {n_groups - 1}"
+        )
+    return None if groups.equal(torch.arange(n_in) // group) else groups
+
+
+def _two(tensor: Tensor, role: str) -> tuple[int, int]:
+    if tensor.dim() != 2:
+        raise ValueError(f"its {role} has shape {list(tensor.shape)}, expected a matrix")
+    return tensor.shape[0], tensor.shape[1]
+
+
+def _expect(tensor: Tensor, shape: list[int], role: str) -> Tensor:
+    if list(tensor.shape) != shape:
+        raise ValueError(f"its {role} has shape {list(tensor.shape)}, expected {shape}")
+    return tensor

@@ -1,0 +1,227 @@
+"""Quantized safetensors. Oracle: transformers on weights that follow from each format's definition, in float32."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+from model.attention import choose
+from model.checkpoint.matrices import QuantizedMatrix
+from model.checkpoint.open import open_checkpoint
+from model.checkpoint.quantized.config import Quantization, read_quantization
+from model.checkpoint.quantized.weights import stored_matrix
+from model.kernels.cpu import native, packed
+from model.kernels.cpu.functions import Kernels
+from model.linear.int8 import Int8Linear
+from model.linear.selection import PROJECTIONS
+from model.loading import load_from
+from model.memory.plan import make_plan
+from model.network import weights
+from model.network.transformer import Transformer
+from model.options import RunnerOptions
+from tests.model.checkpoint.quantized_files import FORMS, VOCAB, Form, save
+from tests.model.driving import CPU, Driver, storages
+
+TOKENS = [(7 * i + 3) % VOCAB for i in range(40)]
+"""More than the window of 16."""
+
+
+def network(directory: Path, scheme: str = "none") -> Driver:
+    checkpoint = open_checkpoint(directory)
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config, scheme)
+    weights.load(
+        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None
+    )
+    return Driver(model.eval(), choose("auto", CPU)[1])
+
+
+def expected(directory: Path, name: str) -> Tensor:
+    model = save(name, directory)
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0].log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_logprobs_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) -> None:
+    wanted = expected(tmp_path, name)
+    found = network(tmp_path).whole(TOKENS).log_softmax(dim=-1)
+    assert wanted.std() > 0.5  # the weights matter
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fp8 tensor", "fp8 blocks"])
+def test_transformers_decodes_the_same(name: str) -> None:
+    parts, _ = FORMS[name].make(np.random.default_rng(1), 384, 256)
+    wanted = Fp8Dequantize(None)._dequantize_one(parts["weight"], parts["weight_scale_inv"], torch.float32)
+    found = stored_matrix("weight", parts, quantization(FORMS[name]))
+    assert isinstance(found, QuantizedMatrix)
+    assert torch.equal(found.dequantize(), wanted)
+
+
+def matrix(name: str, n_out: int = 300, n_in: int = 256) -> tuple[QuantizedMatrix, Tensor]:
+    """A matrix of a form as its reader makes it, and what it means."""
+    form = FORMS[name]
+    parts, wanted = form.make(np.random.default_rng(1), n_out, n_in)
+    role = next(role for role in ("weight", "weight_packed", "qweight") if role in parts)
+    found = stored_matrix(role, parts, quantization(form))
+    assert isinstance(found, QuantizedMatrix)
+    return found, wanted
+
+
+def quantization(form: Form) -> Quantization:
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        name, key = ("params.json", "quantization") if form.native else ("config.json", "quantization_config")
+        (path / name).write_text(json.dumps({key: form.config}))
+        found = read_quantization(path)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_rows_of_a_matrix_mean_what_the_format_says(name: str) -> None:
+    """Rows of the partial last block of 128 too; 304 rows are whole words of 8 outputs."""
+    found, wanted = matrix(name, 304, 256)
+    assert (found.shape, len(found)) == ((304, 256), 304)
+    assert torch.equal(found.dequantize(), wanted)
+    order = torch.randperm(304, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found[order].dequantize(), wanted[order])
+    assert torch.equal(found[250:][order[:9] % 50].dequantize(), wanted[250:][order[:9] % 50])
+    assert torch.equal(found.moved(torch.clone)[7:9].dequantize(), wanted[7:9])
+
+
+IN_BLOCKS = [name for name in FORMS if any(word in name for word in ("awq", "gptq", "int4", "packed g"))]
+ORDERED = [name for name in IN_BLOCKS if "ordered" in name]
+
+
+@pytest.mark.parametrize("name", [name for name in IN_BLOCKS if name not in ORDERED])
+def test_groups_become_blocks_with_the_same_integers(name: str) -> None:
+    """Only a minimum, -zero * scale, is rounded to float16; without zeros, or with whole ones in the middle, nothing.
+
+    An 8-bit value of 0 means -128, which the kernels take for -127: that is theirs, not the block's.
+    """
+    found, wanted = matrix(name, 304, 256)
+    blocks = found.blocks()
+    assert blocks is not None
+    assert blocks.quants.shape[2] * 8 == 32 * quantization(FORMS[name]).bits
+    is_symmetric = quantization(FORMS[name]).symmetric
+    assert (blocks.mins is None) == is_symmetric
+    if is_symmetric:
+        assert torch.equal(blocks.dequantize(), wanted)
+    else:
+        assert blocks.mins is not None
+        error, values = ((part).unflatten(1, (-1, 32)).abs() for part in (blocks.dequantize() - wanted, wanted))
+        rounding = blocks.mins.float().abs()[:, :, None] * 2**-11 + 2**-25  # of float16, also where it is subnormal
+        assert (error <= rounding + values * 2**-20).all()
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_a_block_of_channels_in_another_order_has_no_one_scale(name: str) -> None:
+    assert matrix(name, 304, 256)[0].blocks() is None
+
+
+@pytest.mark.parametrize("name", ["ct int8 channel", "ct int8 tensor", "ct int8 packed channel"])
+def test_int8_with_a_scale_an_output_stays_as_it_is(name: str, kernels: Kernels) -> None:
+    """The packed bytes are those that the kernels make of the same values as floats, where a row has 127 steps."""
+    found, wanted = matrix(name, 48, 224)
+    own = found.by_row(torch.int8)
+    assert own is not None
+    values, scales = own
+    assert torch.equal(values.float() * scales[:, None], wanted)
+    values = values.clamp(min=-127)
+    values[:, 5] = 127
+    stored, quantized = packed.int8(48, 224), packed.int8(48, 224)
+    packed.put_int8(stored, 20, values[20:], scales[20:])
+    packed.put_int8(stored, 0, values[:20], scales[:20])
+    kernels.quantize(quantized, 0, values.float())
+    assert torch.equal(stored.packed, quantized.packed)
+    assert stored.scales is not None
+    assert torch.equal(stored.scales[:48], scales)
+
+
+@pytest.mark.parametrize("serving", ["compiled", "torch"])
+@pytest.mark.parametrize("name", ["ct int8 channel", "ct int8 zeros", "fp8 tensor", "awq g64"])
+def test_int8_products(name: str, serving: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if serving == "torch":
+        monkeypatch.setenv(native.ENVIRONMENT, "torch")
+    found, wanted = matrix(name, 48, 256)
+    made, x = Int8Linear(256, 48), torch.randn(5, 256, generator=torch.Generator().manual_seed(2))
+    made.take(0, found[:30])
+    made.take(30, found[30:])
+    error = (made(x) - x @ wanted.T).norm() / (x @ wanted.T).norm()
+    assert error < 0.012
+
+
+@pytest.mark.parametrize("name", ["native fp8", "fp8 tensor", "ct fp8 tensor", "ct fp8 channel"])
+def test_fp8_stays_fp8_with_a_scale_an_output(name: str) -> None:
+    found, wanted = matrix(name, 48, 256)
+    layer = fp8_layer(found)
+    assert torch.equal(layer.dequantize(layer.weights, slice(0, 48)), wanted)
+    assert torch.equal(layer.weights.values, found[:].values)
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct fp8 blocks"])
+def test_fp8_blocks_are_rounded_once_more_with_a_scale_an_output(name: str) -> None:
+    found, wanted = matrix(name, 304, 256)
+    layer = fp8_layer(found)
+    again = layer.dequantize(layer.weights, slice(0, 304))
+    assert 0.005 < (again - wanted).norm() / wanted.norm() < 0.03
+
+
+def fp8_layer(found: QuantizedMatrix) -> Any:
+    layer: Any = PROJECTIONS["fp8"](found.shape[1], len(found))
+    layer.assign_weights(layer.allocate((), torch.float32, CPU))
+    layer.take(0, found[:10])
+    layer.take(10, found[10:])
+    return layer
+
+
+@pytest.mark.parametrize("name", ["awq g64", "awq g128", "gptq g128", "gptq channel symmetric", "ct int4 g64 zeros"])
+def test_four_bits_stay_as_they_are_on_a_gpu(name: str) -> None:
+    """Only scales are rounded, to bfloat16."""
+    found, wanted = matrix(name, 304, 256)
+    layer: Any = PROJECTIONS["int4-weights"](256, 304)
+    layer.assign_weights(layer.allocate((), torch.float32, CPU))
+    layer.take(0, found)
+    again = layer.dequantize(layer.weights, slice(0, 304))
+    assert ((again - wanted).abs() <= wanted.abs() * 2**-8).all()
+
+
+@pytest.mark.parametrize("name", ["gptq g32 symmetric", "gptq g64 ordered", "ct int4 g32"])
+def test_other_groups_are_rounded_again_on_a_gpu(name: str) -> None:
+    found, wanted = matrix(name, 304, 256)
+    assert found.four_bits(64) is None
+    layer: Any = PROJECTIONS["int4-weights"](256, 304)
+    layer.assign_weights(layer.allocate((), torch.float32, CPU))
+    layer.take(0, found)
+    assert (layer.dequantize(layer.weights, slice(0, 304)) - wanted).norm() / wanted.norm() < 0.1
+
+
+AUTO = {"awq": "int4", "gptq": "int4", "ct int4": "int4", "ct int8 packed g": "int4"}
+"""What --quantize auto is on a CPU; int8 for all others."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.skipif(native.kernels() is None, reason="the choice is for compiled kernels")
+def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) -> None:
+    wanted = expected(tmp_path, name)
+    nearest = next((scheme for start, scheme in AUTO.items() if name.startswith(start)), "int8")
+    options = RunnerOptions(str(tmp_path), device="cpu", cache_memory=2**22, max_step_tokens=64, max_sequences=2)
+    found = open_checkpoint(tmp_path)
+    runner = load_from(found, options, lambda *_: None)
+    about = runner.info.description
+    assert (about["quantize"], about["checkpoint"]) == (nearest, f"{found.summary}; served as {nearest}")
+    plan = make_plan(tmp_path, options, 2**30)
+    assert plan.scheme == nearest
+    assert storages(runner._model) == pytest.approx(plan.weights, rel=0.03)
+    driver = Driver(runner._model, choose("auto", CPU)[1])
+    logits = driver.whole(TOKENS)
+    assert torch.nn.functional.cosine_similarity(logits.log_softmax(dim=-1), wanted).median() > 0.98
+    assert torch.equal(driver.whole(TOKENS, chunk=7), logits)
