@@ -129,7 +129,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
     except ModelError:
         return quantization.kind, quantization.bits_with_head(config)
     weights = stored_weights(shards)
-    return quantization.kind, block_bits(weights, quantization)
+    return quantization.kind, block_bits(weights, quantization, tied_head=config.tied_head)
 
 
 def _lengths(context: int) -> list[int]:
