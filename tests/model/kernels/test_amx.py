@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from model.kernels.cpu import build, native
-from model.kernels.cpu.functions import ARGUMENTS, Kernels
-from model.kernels.cpu.packed import bfloat16
+from model.kernels.cpu.functions import ARGUMENTS, RESULTS, Kernels
+from model.kernels.cpu.packed import PackedExperts, PackedWeights, bfloat16
 from tests.model import records
 from tests.model.records import KINDS, random_blocks
 
@@ -27,27 +27,51 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
         "-DEMULATED_TILES",
         '-DFINGERPRINT=""',
     ]
-    sources = [str(build.HERE / name) for name in ("linear/linear.c", "pool.c")]
+    sources = [str(build.HERE / name) for name in ("linear/linear.c", "linear/experts.c", "pool.c")]
     subprocess.run([*(build.compiler() or []), *flags, "-shared", *sources, "-o", str(target), "-lm"], check=True)
-    return Kernels("emulated", _function(target), None, None, None, None, None)
+    return Kernels("emulated", *(_function(target, kernel) for kernel in ARGUMENTS))
 
 
-def _function(library: Path) -> object:
-    function = ctypes.CDLL(str(library)).linear_emulated
-    function.argtypes, function.restype = ARGUMENTS["linear"], None
+def _function(library: Path, kernel: str) -> object:
+    """The kernel; None for those of files that have no tiles."""
+    function = getattr(ctypes.CDLL(str(library)), f"{kernel}_emulated", None)
+    if function is not None:
+        function.argtypes, function.restype = ARGUMENTS[kernel], RESULTS.get(kernel)
     return function
+
+
+def random_weights(kind: str, n_out: int, n_in: int) -> PackedWeights:
+    """Random weights; in blocks of 32 channels n_in is rounded down to whole blocks."""
+    vectors = native.variant("avx512vnni")
+    if kind == "int8":
+        weight = torch.randint(-127, 128, (n_out, n_in), dtype=torch.int8)
+        return records.int8(weight, torch.rand(n_out))
+    if kind == "bfloat16":  # not by tiles
+        packed = bfloat16(n_out, n_in)
+        vectors.quantize(packed, 0, torch.randn(n_out, n_in))
+        return packed
+    return records.packed(vectors, *random_blocks(kind, n_out, n_in // 32))
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
 @pytest.mark.parametrize("n_rows", [16, 33, 150])
 def test_tiles_give_the_bits_of_vectors(emulated: Kernels, kind: str, n_rows: int) -> None:
-    if kind == "int8":
-        weight = torch.randint(-127, 128, (72, 200), dtype=torch.int8)
-        packed = records.int8(weight, torch.rand(72))
-    elif kind == "bfloat16":  # not by tiles
-        packed = bfloat16(72, 200)
-        native.variant("avx512vnni").quantize(packed, 0, torch.randn(72, 200))
-    else:
-        packed = records.packed(native.variant("avx512vnni"), *random_blocks(kind, 72, 6))
+    packed = random_weights(kind, 72, 200)
     x = torch.randn(n_rows, packed.n_in)
     assert torch.equal(emulated.linear(packed, x), native.variant("avx512vnni").linear(packed, x))
+
+
+@pytest.mark.parametrize("kind", ["int8", "bfloat16", *KINDS])
+def test_experts_get_the_bits_of_vectors(emulated: Kernels, kind: str) -> None:
+    """Three experts with about 60 of 90 rows each: whole tiles and rows beyond them."""
+    experts = [(random_weights(kind, 128, 96), random_weights(kind, 96, 64)) for _ in range(3)]
+    gate, load = torch.randn(3, 96), torch.zeros(3, dtype=torch.int64)
+    block = PackedExperts(gate, experts, experts[0], load, 2, 1.5)
+    x = torch.randn(90, 96)
+    norm = torch.rand(96)
+    vectors, tiles = (
+        kernels.experts(block, x, norm=norm, eps=1e-5, onto=x.clone())
+        for kernels in (native.variant("avx512vnni"), emulated)
+    )
+    assert torch.equal(tiles, vectors)
+    assert load.min() > 32
