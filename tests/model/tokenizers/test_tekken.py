@@ -180,7 +180,7 @@ def test_another_pattern_encodes_whole_texts(tmp_path: Path) -> None:
     mine = load_tokenizer(tmp_path, Slicing(3))
     text = "a word, an other  word\n"
     assert mine.encode(text * 9, add_bos=False, parse_control=False) == Mistral(tmp_path).encode(text * 9)
-    with pytest.raises(ParameterError, match=r"^the model's tokenizer cannot divide this text into words: .*stack size"):
+    with pytest.raises(ParameterError, match=r"^the model's tokenizer cannot divide this text .*stack size"):
         mine.encode(" " * 1_200_000 + "x", add_bos=False, parse_control=False)
 
 
