@@ -87,5 +87,8 @@ def with_thought(
     budget = budget_of(request.reasoning, served)
     if budget is None and grammar is None:
         return None
+    if not served.defaults.eos_token_ids:
+        message = f"{request.reasoning.field} with a budget needs a model with an end token, and this one has none"
+        raise InvalidRequest(message, param=request.reasoning.field)
     marks = reasoning.marks
     return Thinking(marks.opening, marks.closing, reasoning.phase, budget, grammar).to_json()
