@@ -23,7 +23,11 @@ def check_reasoning(request: ChatRequest, served: ServedModel) -> None:
     asked = request.reasoning
     wants = asked.on or asked.budget or (asked.effort and not asked.hint)
     if served.reasoning is None and wants:
-        message = f"{asked.field} asks for reasoning, and this model has none: leave the field out"
+        value = asked.budget or asked.effort
+        message = (
+            f"{asked.field} asks for reasoning ({value}), and this model has none: leave the field out, or start the "
+            "server with --reasoning-style if this model writes thoughts"
+        )
         raise InvalidRequest(message, param=asked.field, code="no_reasoning")
 
 

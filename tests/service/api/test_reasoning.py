@@ -445,16 +445,21 @@ def test_asking_for_no_reasoning_passes(plain: Live, path: str, body: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body", "param", "value"),
     [
-        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort"),
-        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget"),
-        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort", "low"),
+        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget", 5),
+        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort", "high"),
     ],
 )
-def test_asking_for_reasoning_is_refused(plain: Live, path: str, body: dict[str, Any], param: str) -> None:
+def test_asking_for_reasoning_is_refused(
+    plain: Live, path: str, body: dict[str, Any], param: str, value: object
+) -> None:
     error = refused(plain, path, body)
-    assert error["message"] == f"{param} asks for reasoning, and this model has none: leave the field out"
+    assert error["message"] == (
+        f"{param} asks for reasoning ({value}), and this model has none: leave the field out, or start the server with "
+        "--reasoning-style if this model writes thoughts"
+    )
     assert (error["param"], error["code"]) == (param, "no_reasoning")
 
 
