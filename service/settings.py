@@ -36,7 +36,7 @@ class Settings(RunnerOptions):
     chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's")
     reasoning_style: str = option(
         "auto",
-        "Marks of the model's thoughts: tokens for [THINK] and [/THINK], tags for <think> and </think>, none to leave "
+        "Marks of the model's thoughts: tokens for `[THINK]`, tags for `<think>`, none to leave "
         "thoughts in the text. auto reads the tokenizer and the chat template.",
         choices=("auto", *STYLES, "none"),
     )

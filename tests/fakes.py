@@ -61,7 +61,18 @@ def sample_token(say: Say, tokens: Sequence[int], params: SamplingParams, choice
     return END if params.temperature == 0.0 and token % 29 == 0 and END in params.stop_token_ids else token
 
 
-SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite}
+THINK, END_THINK = 250, 251
+"""Mistral's marks of a thought, for tokenizers that have them."""
+MARKED = (THINK, *b" a[/THINK]b ", END_THINK, *b"[THINK] c", END)
+
+
+def think(tokens: Sequence[int], choice: int = 0) -> int:
+    """A model that writes a thought between marks, with the names of marks in thought and answer."""
+    start = bytes(tokens).rindex(b";a:") + 3
+    return MARKED[len(tokens) - start]
+
+
+SAYS: Mapping[str, Say] = {"parrot": parrot, "recite": recite, "marks": think}
 
 
 class FakeRunner:
@@ -213,7 +224,7 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "slow" (20 ms a step), "large",
+    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step), "large",
     "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import typer
@@ -25,6 +25,17 @@ Ctrl-C stops an answer."""
 
 # The text of a model must not control the terminal: all control characters are removed but tab and new line.
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
+THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+"""Names of the thought in a delta: of most servers, and of some."""
+
+
+class Piece(NamedTuple):
+    """A piece of an answer, or of the thought before it."""
+
+    text: str
+    is_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +107,8 @@ class Conversation:
     def reset(self) -> None:
         self._messages = list(self._begin)
 
-    def ask(self, text: str) -> Generator[str, None, None]:
-        """The answer, piece by piece. Closing the generator early stops the server's work too.
+    def ask(self, text: str) -> Generator[Piece, None, None]:
+        """The thought and the answer, piece by piece. Closing the generator early stops the server's work too.
 
         The message and its answer become part of the conversation, even if the answer was stopped early. A message
         without any answer does not. Raises OptionError with the server's error message.
@@ -106,7 +117,7 @@ class Conversation:
         answer = ""
         try:
             for piece in self._stream(messages):
-                answer += piece
+                answer += "" if piece.is_thought else piece.text
                 yield piece
         except httpx.TransportError as error:
             raise OptionError(f"the connection broke: {error or type(error).__name__}") from error
@@ -114,7 +125,7 @@ class Conversation:
             if answer:
                 self._messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def _stream(self, messages: list[dict[str, str]]) -> Iterator[Piece]:
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
@@ -127,7 +138,14 @@ class Conversation:
                 if "error" in event:
                     raise OptionError(error_message(event))
                 for choice in event.get("choices", ()):
-                    yield (choice["delta"].get("content") or "").translate(CONTROLS)
+                    yield from _pieces(choice["delta"])
+
+
+def _pieces(delta: dict[str, Any]) -> Iterator[Piece]:
+    thought = next((text for name in THOUGHT_FIELDS if (text := delta.get(name))), "")
+    for text, is_thought in ((thought, True), (delta.get("content") or "", False)):
+        if text:
+            yield Piece(text.translate(CONTROLS), is_thought)
 
 
 def _talk(conversation: Conversation) -> None:
@@ -137,7 +155,7 @@ def _talk(conversation: Conversation) -> None:
     text = sys.stdin.buffer.read().decode(errors="replace").strip()
     if not text:
         raise OptionError("no message: the input is empty")
-    _print_answer(conversation, text)
+    _print_answer(conversation, text, thoughts=False)
 
 
 def _interact(conversation: Conversation) -> None:
@@ -165,15 +183,22 @@ def _read() -> str:
 
 def _answer(conversation: Conversation, text: str) -> None:
     try:
-        _print_answer(conversation, text)
+        _print_answer(conversation, text, thoughts=True)
     except KeyboardInterrupt:
         typer.echo(" [stopped]")
     except NoriaError as error:
         typer.secho(str(error), err=True, fg="red")
 
 
-def _print_answer(conversation: Conversation, text: str) -> None:
+def _print_answer(conversation: Conversation, text: str, *, thoughts: bool) -> None:
+    """Print an answer as it comes. With `thoughts` its thought comes before it, dimmed."""
+    before = False
     with closing(conversation.ask(text)) as pieces:
         for piece in pieces:
-            typer.echo(piece, nl=False)
+            if piece.is_thought and not thoughts:
+                continue
+            if before and not piece.is_thought:
+                typer.echo("\n")
+            before = piece.is_thought
+            typer.echo(typer.style(piece.text, dim=True) if piece.is_thought else piece.text, nl=False)
     typer.echo()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ from openai.types.responses import Response as ResponseModel
 
 from model.chat.reasoning import STYLES
 from model.checkpoint.generation_config import GenerationDefaults
-from model.errors import OptionError
+from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
 from service.api.anthropic.schema import MessagesBody
 from service.api.openai.schema import ChatBody
@@ -20,8 +21,9 @@ from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
+from service.http.errors import InvalidRequest
 from service.settings import Settings
-from tests.fakes import END, IntegerTokenizer, make_info
+from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running
 
 THOUGHT, ANSWER = "Hm, a < b. So: é", "Hello!\n\nYou."
@@ -279,7 +281,7 @@ def test_messages_take_earlier_thoughts() -> None:
         return {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}}
 
     assert thoughts() == ["t", "u"]
-    assert thoughts(**cleared("all")) == ["t", "u"]
+    assert thoughts(**cleared("all")) == thoughts(**cleared({"type": "all"})) == ["t", "u"]
     assert thoughts(**cleared({"type": "thinking_turns", "value": 2})) == ["t", "u"]
     assert thoughts(**cleared({"type": "thinking_turns", "value": 1})) == [None, "u"]
     assert thoughts(**cleared(None)) == [None, "u"]
@@ -363,6 +365,20 @@ def test_budgets_of_the_request_and_the_server() -> None:
     assert budget(messages_order(served(), thinking={"type": "adaptive"}, output_config={"effort": "low"})) == 4096
 
 
+def test_a_budget_leaves_the_end_of_the_answer_to_other_limits() -> None:
+    assert budget(chat_order(served(), thinking_token_budget=7, ignore_eos=True, min_tokens=3)) == 7
+    form = {"type": "json_object"}
+    with pytest.raises(ParameterError, match=r"min_tokens \(3\) contradicts a grammar"):
+        chat_order(served(), thinking_token_budget=7, min_tokens=3, response_format=form)
+
+
+def test_a_budget_needs_an_end_token() -> None:
+    endless = replace(served(), defaults=GenerationDefaults((), {}))
+    with pytest.raises(InvalidRequest, match="with a budget needs a model with an end token"):
+        chat_order(endless, thinking_token_budget=7)
+    assert chat_order(endless) is None
+
+
 def test_switches_of_the_chat_format() -> None:
     for fields, expected in (
         ({}, {}),
@@ -429,16 +445,21 @@ def test_asking_for_no_reasoning_passes(plain: Live, path: str, body: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body", "param", "value"),
     [
-        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort"),
-        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget"),
-        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort", "low"),
+        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget", 5),
+        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort", "high"),
     ],
 )
-def test_asking_for_reasoning_is_refused(plain: Live, path: str, body: dict[str, Any], param: str) -> None:
+def test_asking_for_reasoning_is_refused(
+    plain: Live, path: str, body: dict[str, Any], param: str, value: object
+) -> None:
     error = refused(plain, path, body)
-    assert error["message"] == f"{param} asks for reasoning, and this model has none: leave the field out"
+    assert error["message"] == (
+        f"{param} asks for reasoning ({value}), and this model has none: leave the field out, or start the server with "
+        "--reasoning-style if this model writes thoughts"
+    )
     assert (error["param"], error["code"]) == (param, "no_reasoning")
 
 
@@ -457,7 +478,20 @@ def test_options_that_cannot_work_are_refused_at_the_start() -> None:
 class MarkTokenizer(IntegerTokenizer):
     """Mistral's marks are tokens 250 and 251."""
 
-    control: Mapping[str, int] = MappingProxyType({"<end>": END, "[THINK]": 250, "[/THINK]": 251})  # type: ignore[assignment]
+    control: Mapping[str, int] = MappingProxyType({"<end>": END, "[THINK]": THINK, "[/THINK]": END_THINK})  # type: ignore[assignment]
 
     def piece(self, token: int) -> bytes:
-        return b"" if token in (250, 251) else super().piece(token)
+        return b"" if token in (THINK, END_THINK) else super().piece(token)
+
+
+def test_marks_that_are_tokens() -> None:
+    class Tokens(FakeChat):
+        reasoning_style = "tokens"
+
+    user = [{"role": "user", "content": "[THINK] is a word"}]
+    with running(model="marks", chat=Tokens(), tokenizer=MarkTokenizer()) as live:
+        message = post(live, CHAT, messages=user, max_tokens=40)["choices"][0]["message"]
+        left = post(live, CHAT, messages=user, max_tokens=40, reasoning_format="none")["choices"][0]["message"]
+    assert message["reasoning_content"] == " a[/THINK]b "
+    assert message["content"] == "[THINK] c"
+    assert left["content"] == "[THINK] a[/THINK]b [/THINK][THINK] c"

@@ -19,6 +19,7 @@ class FakeOpenAI:
     """`usage` of each answer (None: the server reports none); `fails` maps the nth request to a status."""
 
     pieces: tuple[str, ...] = ("a", "b", "c", "d")
+    thoughts: tuple[str, ...] = ()
     usage: dict[str, Any] | None = field(default_factory=lambda: {"prompt_tokens": 10, "completion_tokens": 4})
     delay: float = 0.0
     fails: dict[int, int] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class FakeOpenAI:
     def _events(self, chat: bool) -> Iterator[dict[str, Any]]:
         if chat:
             yield {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+        for thought in self.thoughts:
+            yield {"choices": [{"index": 0, "finish_reason": None, "delta": {"reasoning_content": thought}}]}
         for piece in self.pieces:
             text = {"delta": {"content": piece}} if chat else {"text": piece}
             yield {"choices": [{"index": 0, "finish_reason": None} | text]}

@@ -88,6 +88,20 @@ def test_a_piped_message_gets_a_plain_answer() -> None:
     ]
 
 
+def test_a_thought_is_dimmed_before_the_answer_and_no_part_of_it() -> None:
+    fake = FakeOpenAI(thoughts=("I add\x1b[31m", " them."), pieces=("It is", " 4."))
+    with serving(fake) as url:
+        assert pipe("2 + 2?", "--url", url).stdout == "It is 4.\n"
+        with terminal(url) as chat:
+            chat.wait_for("> ")
+            chat.type("2 + 2?\n")
+            chat.wait_for("\x1b[2mI add[31m\x1b[0m\x1b[2m them.\x1b[0m\r\n\r\nIt is 4.\r\n")
+            chat.wait_for("> ")
+            chat.type("Sure?\n")
+            chat.wait_for("4.\r\n")
+    assert fake.requests[-1]["messages"][1] == {"role": "assistant", "content": "It is 4."}
+
+
 @pytest.mark.parametrize(
     ("fake", "message"),
     [

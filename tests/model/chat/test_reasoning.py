@@ -1,0 +1,150 @@
+"""Thoughts of earlier answers in chat formats. Oracles: mistral-common, the templates it generates, transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from model.chat.conversation import Message
+from model.chat.formats import load_chat
+from model.chat.jinja import JinjaChat
+from model.chat.reasoning import switched
+from model.tokenizers.load import load_tokenizer
+from tests.fakes import IntegerTokenizer
+from tests.model.chat.versions import FILES, write_directory
+from tests.model.tokenizers.tekken_files import write_tekken
+
+TEMPLATES = Path(__file__).parent / "templates"
+USER = {"role": "user", "content": "How is it?"}
+CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "abcdefgh1"}
+THOUGHT = "Sun [/THINK] or </think> rain?\n"
+CONVERSATIONS: dict[str, list[Message]] = {
+    "one": [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": "I see. "}, USER],
+    "none": [USER, {"role": "assistant", "content": "Fine."}, USER],
+    "empty": [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": ""}, USER],
+    "marks": [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": THOUGHT}, USER],
+    "call": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "Ask. "}, RESULT],
+}
+REASONING = ("tekken-v13", "tekken-v15")
+
+QWEN = """{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{%- set content = message.content -%}{%- set reasoning = '' -%}
+{%- if message.reasoning_content is string -%}{%- set reasoning = message.reasoning_content -%}{%- endif -%}
+<|im_start|>assistant
+{%- if reasoning %}
+{{- '\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+{%- else %}{{ '\n' + content }}{% endif %}
+{%- else -%}<|im_start|>{{ message.role + '\n' + message.content }}{%- endif -%}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"""
+"""A template of the way in which Qwen3's treats thoughts."""
+
+
+def expected(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as mistral-common takes them."""
+    told = []
+    for message in messages:
+        plain = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if message.get("reasoning_content"):
+            text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+            plain["content"] = [{"type": "thinking", "thinking": message["reasoning_content"]}, *text]
+        told.append(plain)
+    return told
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_mistral_common_has_the_same_ids(name: str, tmp_path: Path) -> None:
+    """From v13 on as chunks. Earlier versions leave thoughts out."""
+    file = write_directory(tmp_path, name)
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
+    assert chat is not None
+    assert chat.reasoning_style == ("tokens" if name in REASONING else None)
+    assert chat.switches == ({"reasoning_effort"} if name == "tekken-v15" else set())
+    oracle = MistralTokenizer.from_file(file)
+    for conversation, messages in CONVERSATIONS.items():
+        if conversation == "call" and name in ("spm-v1", "spm-v2"):
+            continue  # they have no calls, or calls without ids
+        told = expected(messages)
+        if name not in REASONING:
+            told = [
+                {key: value for key, value in message.items() if key != "reasoning_content"} for message in messages
+            ]
+        request = ChatCompletionRequest.model_validate({"messages": told})
+        assert chat.encode(messages) == oracle.encode_chat_completion(request).tokens, conversation
+
+
+def test_an_answer_is_continued_after_its_thought(tmp_path: Path) -> None:
+    file = write_directory(tmp_path, "tekken-v13")
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
+    assert chat is not None
+    told: list[Any] = expected(CONVERSATIONS["one"][:2])
+    told[-1]["prefix"] = True
+    request = ChatCompletionRequest.model_validate({"messages": told})
+    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+    assert chat.encode(CONVERSATIONS["one"][:2], continue_final_message=True) == ids
+
+
+@pytest.mark.parametrize("version", ["v13", "v15"])
+def test_templates_of_mistral_common_take_chunks(version: str, tmp_path: Path) -> None:
+    file = write_tekken(tmp_path, version)
+    source = convert_tokenizer_to_chat_template(file, plain_thinking_support=False)
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path), source)
+    assert isinstance(chat, JinjaChat)
+    assert chat.reasoning_style == "tokens"
+    assert chat.switches == ({"reasoning_effort"} if version == "v15" else set())
+    oracle = MistralTokenizer.from_file(file)
+    for conversation, messages in CONVERSATIONS.items():
+        request = ChatCompletionRequest.model_validate({"messages": expected(messages)})
+        assert chat.encode(messages) == oracle.encode_chat_completion(request).tokens, conversation
+
+
+def rendered(source: str, messages: list[Any], **values: Any) -> str:
+    (text,), _ = render_jinja_template([messages], chat_template=source, add_generation_prompt=True, **values)
+    return text
+
+
+@pytest.mark.parametrize("conversation", ["one", "none", "empty", "marks"])
+@pytest.mark.parametrize("values", [{}, {"enable_thinking": False}])
+def test_a_template_with_thoughts_gets_them(conversation: str, values: dict[str, Any]) -> None:
+    chat = JinjaChat(QWEN, IntegerTokenizer(), {})
+    messages = CONVERSATIONS[conversation]
+    assert chat.reasoning_style == "tags"
+    assert chat.switches == {"enable_thinking"}
+    assert bytes(chat.encode(messages, variables=values)).decode() == rendered(QWEN, messages, **values)
+
+
+def test_a_template_that_removes_tags_gets_them_in_the_content() -> None:
+    source = (TEMPLATES / "deepseek-r1-distill.jinja").read_text()
+    chat = JinjaChat(source, IntegerTokenizer(), {"bos_token": ""})
+    assert chat.reasoning_style == "tags"
+    messages = CONVERSATIONS["one"]
+    told = [{**messages[1], "content": "<think>\nI see. \n</think>\n\nFine."}]
+    assert chat.render(messages) == rendered(source, [messages[0], *told, messages[2]], bos_token="")
+    assert "I see." not in chat.render(messages)
+    assert chat.render(messages).endswith("<think>\n")
+
+
+def test_published_templates_without_reasoning() -> None:
+    for path in TEMPLATES.glob("*.jinja"):
+        chat = JinjaChat(path.read_text(), IntegerTokenizer(), {"bos_token": "", "eos_token": ""})
+        assert chat.reasoning_style == ("tags" if path.stem == "deepseek-r1-distill" else None), path.stem
+        if chat.reasoning_style is None:
+            messages = [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": "secret"}, USER]
+            assert "secret" not in chat.render(messages)
+
+
+def test_variables_that_switch() -> None:
+    graded = ("none", "high")
+    assert switched(["enable_thinking"], (), None, None) == {}
+    assert switched(["enable_thinking", "thinking"], (), False, None) == {"enable_thinking": False, "thinking": False}
+    assert switched(["reasoning_effort"], (), True, "low") == {"reasoning_effort": "low"}
+    assert switched(["reasoning_effort"], graded, True, None) == {"reasoning_effort": "high"}
+    assert switched(["reasoning_effort"], graded, False, None) == {"reasoning_effort": "none"}
+    assert switched([], (), True, "low") == {}
