@@ -90,6 +90,8 @@ MAX_ALLOWED_TOKENS = 1024
 MAX_BAD_WORDS = 128
 BIAS_LIMIT = 100.0
 MAX_GRAMMAR_CHARS = 2**17
+FREE_END = '{"end": "free"'
+"""The beginning of a grammar that does not say where the output ends."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class SamplingParams:
             raise ParameterError(
                 "grammar", f"a grammar or schema takes at most {MAX_GRAMMAR_CHARS} characters, got {len(grammar)}"
             )
-        for name in ("ignore_eos", "min_tokens"):
+        for name in () if grammar.startswith(FREE_END) else ("ignore_eos", "min_tokens"):
             if getattr(self, name):
                 raise ParameterError(
                     name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"

@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
+from model.sampling_params import FREE_END
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from model.grammar.compiler import Vocabulary
 
-PREFIX = '{"thinking": '
+CONSTRAINED = '{"end": "grammar"'
+"""The beginning of a grammar with one for the answer."""
 GRACE_TOKENS = 64
 """Tokens beyond the budget in which a sentence may end."""
 MAX_GAP = 2
@@ -37,7 +40,7 @@ class Thinking:
     """What an answer with a thought must follow.
 
     `phase` is "before" if the model opens its thought, "inside" if the prompt does. `budget` is in tokens, None for no
-    limit. `answer` is the grammar of the answer, None for any text.
+    limit. `answer` is the grammar of the answer as JSON, None for any text.
     """
 
     opening: str
@@ -47,12 +50,18 @@ class Thinking:
     answer: str | None = None
 
     def to_json(self) -> str:
-        return json.dumps({"thinking": asdict(self)})
+        about = json.dumps({key: value for key, value in asdict(self).items() if key != "answer"})
+        if self.answer is None:
+            return f'{FREE_END}, "thinking": {about}}}'
+        return f'{CONSTRAINED}, "thinking": {about}, "answer": {self.answer}}}'
 
     @classmethod
     def from_json(cls, text: str) -> Self | None:
         """Inverse of `to_json`. None for any other grammar."""
-        return cls(**json.loads(text)["thinking"]) if text.startswith(PREFIX) else None
+        if not text.startswith((FREE_END, CONSTRAINED)):
+            return None
+        found = json.loads(text)
+        return cls(**found["thinking"], answer=json.dumps(found["answer"]) if "answer" in found else None)
 
 
 class Tables:

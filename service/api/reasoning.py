@@ -23,7 +23,11 @@ def check_reasoning(request: ChatRequest, served: ServedModel) -> None:
     asked = request.reasoning
     wants = asked.on or asked.budget or (asked.effort and not asked.hint)
     if served.reasoning is None and wants:
-        message = f"{asked.field} asks for reasoning, and this model has none: leave the field out"
+        value = asked.budget or asked.effort
+        message = (
+            f"{asked.field} asks for reasoning ({value}), and this model has none: leave the field out, or start the "
+            "server with --reasoning-style if this model writes thoughts"
+        )
         raise InvalidRequest(message, param=asked.field, code="no_reasoning")
 
 
@@ -87,5 +91,8 @@ def with_thought(
     budget = budget_of(request.reasoning, served)
     if budget is None and grammar is None:
         return None
+    if not served.defaults.eos_token_ids:
+        message = f"{request.reasoning.field} with a budget needs a model with an end token, and this one has none"
+        raise InvalidRequest(message, param=request.reasoning.field)
     marks = reasoning.marks
     return Thinking(marks.opening, marks.closing, reasoning.phase, budget, grammar).to_json()

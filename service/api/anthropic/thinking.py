@@ -59,6 +59,10 @@ def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None)
     return ReasoningOptions(None, effort, hint=effort is not None, field=FIELD)
 
 
+class KeepAll(Body):
+    type: Literal["all"] = Field(description='"all".')
+
+
 class KeepTurns(Body):
     type: Literal["thinking_turns"] = Field(description='"thinking_turns".')
     value: int = Field(ge=1, le=2**31 - 1, description="The number of the last answers that keep their thoughts.")
@@ -68,13 +72,14 @@ class ClearThinking(Body):
     """Leave out thoughts of earlier answers."""
 
     type: Literal["clear_thinking_20251015"] = Field(description='"clear_thinking_20251015", the only type.')
-    keep: Annotated[Literal["all"] | KeepTurns, expect('"all" or {"type": "thinking_turns", "value": ...}')] | None = (
-        optional("Which thoughts stay. Default: those of the last answer.")
-    )
+    keep: (
+        Annotated[Literal["all"] | KeepAll | KeepTurns, expect('"all" or {"type": "thinking_turns", "value": ...}')]
+        | None
+    ) = optional("Which thoughts stay. Default: those of the last answer.")
 
     def apply(self, messages: Sequence[Json]) -> list[Json]:
         """The messages without the thoughts that do not stay."""
-        if self.keep == "all":
+        if self.keep == "all" or isinstance(self.keep, KeepAll):
             return [*messages]
         left = self.keep.value if isinstance(self.keep, KeepTurns) else 1
         kept: list[Json] = []

@@ -113,7 +113,7 @@ def test_an_answer_without_a_thought_follows_its_grammar_from_the_start() -> Non
 
 
 def test_an_answer_that_begins_like_a_mark_is_an_answer() -> None:
-    grammar = "start: /<[a-z]+!/"
+    grammar = json.dumps({"grammars": [{"lark_grammar": "start: /<[a-z]+!/"}]})
     text = spelled(walk(Thinking(*TAGS, "before", 5, grammar).to_json(), writing("<thou!")))
     assert text == "<thou!<end>"
     text = spelled(walk(Thinking(*TAGS, "before", 5, grammar).to_json(), writing("<think>a. b</think><ok!")))

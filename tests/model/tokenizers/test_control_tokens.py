@@ -15,7 +15,7 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file
 from model.tokenizers.pieces import control_pattern
 from model.tokenizers.slicing import Slicing
-from tests.model.tokenizers.kinds import KINDS
+from tests.model.tokenizers.kinds import KINDS, sliced
 
 AROUND = ("{}", "a{}b", " {} ", "▁{}▁", "\n{}\n", "{0}{0}", "<{}>", "[{}]", "</s>{}<s>")
 TEMPLATE = (
@@ -39,7 +39,8 @@ class Case:
 @pytest.fixture(scope="module", params=[name for name in KINDS if "words" not in name])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = KINDS[request.param].write(tmp_path_factory.mktemp("tokenizer"))
-    return Case(directory, load_tokenizer(directory), load_tokenizer(directory, Slicing(5)))
+    tokenizer = load_tokenizer(directory)
+    return Case(directory, tokenizer, sliced(tokenizer, Slicing(5)))
 
 
 def test_no_text_becomes_a_control_token(case: Case) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ from openai.types.responses import Response as ResponseModel
 
 from model.chat.reasoning import STYLES
 from model.checkpoint.generation_config import GenerationDefaults
-from model.errors import OptionError
+from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
 from service.api.anthropic.schema import MessagesBody
 from service.api.openai.schema import ChatBody
@@ -20,6 +21,7 @@ from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
+from service.http.errors import InvalidRequest
 from service.settings import Settings
 from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, refused, running
@@ -279,7 +281,7 @@ def test_messages_take_earlier_thoughts() -> None:
         return {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}}
 
     assert thoughts() == ["t", "u"]
-    assert thoughts(**cleared("all")) == ["t", "u"]
+    assert thoughts(**cleared("all")) == thoughts(**cleared({"type": "all"})) == ["t", "u"]
     assert thoughts(**cleared({"type": "thinking_turns", "value": 2})) == ["t", "u"]
     assert thoughts(**cleared({"type": "thinking_turns", "value": 1})) == [None, "u"]
     assert thoughts(**cleared(None)) == [None, "u"]
@@ -363,6 +365,20 @@ def test_budgets_of_the_request_and_the_server() -> None:
     assert budget(messages_order(served(), thinking={"type": "adaptive"}, output_config={"effort": "low"})) == 4096
 
 
+def test_a_budget_leaves_the_end_of_the_answer_to_other_limits() -> None:
+    assert budget(chat_order(served(), thinking_token_budget=7, ignore_eos=True, min_tokens=3)) == 7
+    form = {"type": "json_object"}
+    with pytest.raises(ParameterError, match=r"min_tokens \(3\) contradicts a grammar"):
+        chat_order(served(), thinking_token_budget=7, min_tokens=3, response_format=form)
+
+
+def test_a_budget_needs_an_end_token() -> None:
+    endless = replace(served(), defaults=GenerationDefaults((), {}))
+    with pytest.raises(InvalidRequest, match="with a budget needs a model with an end token"):
+        chat_order(endless, thinking_token_budget=7)
+    assert chat_order(endless) is None
+
+
 def test_switches_of_the_chat_format() -> None:
     for fields, expected in (
         ({}, {}),
@@ -429,16 +445,21 @@ def test_asking_for_no_reasoning_passes(plain: Live, path: str, body: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body", "param", "value"),
     [
-        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort"),
-        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget"),
-        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (CHAT, {"messages": USER, "reasoning_effort": "low"}, "reasoning_effort", "low"),
+        (CHAT, {"messages": USER, "thinking_token_budget": 5}, "thinking_token_budget", 5),
+        (RESPONSES, {"input": "hi", "reasoning": {"effort": "high"}}, "reasoning.effort", "high"),
     ],
 )
-def test_asking_for_reasoning_is_refused(plain: Live, path: str, body: dict[str, Any], param: str) -> None:
+def test_asking_for_reasoning_is_refused(
+    plain: Live, path: str, body: dict[str, Any], param: str, value: object
+) -> None:
     error = refused(plain, path, body)
-    assert error["message"] == f"{param} asks for reasoning, and this model has none: leave the field out"
+    assert error["message"] == (
+        f"{param} asks for reasoning ({value}), and this model has none: leave the field out, or start the server with "
+        "--reasoning-style if this model writes thoughts"
+    )
     assert (error["param"], error["code"]) == (param, "no_reasoning")
 
 
