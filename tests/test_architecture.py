@@ -234,6 +234,7 @@ def test_the_model_imports_without_optional_readers() -> None:
         "jinja2",
         "llguidance",
         "mistral_common",
+        "tiktoken",
         "huggingface_hub",
         "fastapi",
         "pydantic",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
 from model.chat.needs import Needs, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
-from model.chat.template import call_style, compile_template, takes_functions, with_own_values
+from model.chat.template import FAULTS, call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
 from model.tokenizers.base import Tokenizer
@@ -53,7 +53,9 @@ class JinjaChat:
         known = self._tool_template.variables
         own = {"functions"} if takes_functions(known) else set()
         self._variables = (self._template.variables | known).difference(RESERVED, own)
-        self.call_style = call_style(tool_source or source, tokenizer) if own or "tools" in known else None
+        single = self._tool_template.needs.single_call
+        has_tools = bool(own) or "tools" in known
+        self.call_style = call_style(tool_source or source, tokenizer, single=single) if has_tools else None
         self.reasoning_style = style_of_template(source, tokenizer)
         self.efforts: tuple[str, ...] = ()
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))
@@ -153,7 +155,7 @@ class JinjaChat:
             return template.render(messages=known, documents=None, **values)
         except TemplateError as error:
             raise ParameterError("messages", f"the chat template refuses these messages: {one_line(error)}") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except FAULTS as error:
             raise ParameterError(
                 "messages", f"the chat template cannot render these messages: {one_line(error)}"
             ) from error

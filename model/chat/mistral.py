@@ -59,8 +59,8 @@ class MistralChat:
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        known = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
-        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in known]
+        named = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
+        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in named]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
         effort = self._checked_effort(variables)

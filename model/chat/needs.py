@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
+from model.chat.template import FAULTS
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
@@ -17,11 +18,13 @@ class Needs(NamedTuple):
     `merged_system`: it refuses or leaves out system messages; their text goes into the first user message.
     `text_arguments`: it takes the arguments of calls as JSON text, not as objects.
     `undefined_tools`: it fails on `tools=None`; the variable is left undefined instead.
+    `single_call`: it takes one call in a message, not two.
     """
 
     merged_system: bool = False
     text_arguments: bool = False
     undefined_tools: bool = False
+    single_call: bool = False
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them."""
@@ -40,7 +43,9 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
         return Needs()
     secret = secrets.token_hex(8)
     system = _rendered(render, [{"role": "system", "content": secret}, USER], **values)
-    return Needs(system is None or secret not in system, _takes_text(render, values), undefined)
+    text = _takes_text(render, values)
+    single = _takes_one_call(render, values, json.dumps({}) if text else {})
+    return Needs(system is None or secret not in system, text, undefined, single)
 
 
 def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:
@@ -52,10 +57,17 @@ def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:
     return written and (as_object is None or f"'{key}'" in as_object)
 
 
-def _called(arguments: Any) -> list[Message]:
-    call = {"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    result = {"role": "tool", "content": "1", "name": "f", "tool_call_id": "abcdefgh1"}
-    return [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+def _takes_one_call(render: Render, values: Mapping[str, Any], arguments: Any) -> bool:
+    one, two = (_rendered(render, _called(arguments, n_calls), **values) for n_calls in (1, 2))
+    return one is not None and two is None
+
+
+def _called(arguments: Any, n_calls: int = 1) -> list[Message]:
+    ids = [f"abcdefgh{number}" for number in range(n_calls)]
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in ids]
+    results = [{"role": "tool", "content": "1", "name": "f", "tool_call_id": call_id} for call_id in ids]
+    return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 def _rendered(render: Render, messages: Sequence[Message], **values: Any) -> str | None:
@@ -64,7 +76,7 @@ def _rendered(render: Render, messages: Sequence[Message], **values: Any) -> str
 
     try:
         return render(messages=messages, documents=None, add_generation_prompt=True, **values)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError):
+    except (TemplateError, *FAULTS):
         return None
 
 

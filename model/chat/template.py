@@ -8,6 +8,9 @@ from typing import Any
 from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 
+FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template may raise besides jinja2's TemplateError."""
+
 
 def compile_template(source: str) -> tuple[Callable[..., str], frozenset[str]]:
     """A function that renders the template, and the variables that it reads. Raises ModelError for invalid Jinja."""
@@ -64,8 +67,11 @@ def takes_functions(declared: Collection[str]) -> bool:
     return "functions" in declared and "tools" not in declared
 
 
-def call_style(source: str, tokenizer: Tokenizer) -> str | None:
-    """The style of tool calls, found by what the template writes before a call; None if it is not known."""
+def call_style(source: str, tokenizer: Tokenizer, *, single: bool = False) -> str | None:
+    """The style of tool calls, found by what the template writes before a call; None if it is not known.
+
+    `single`: the template takes one call in a message.
+    """
     if "[TOOL_CALLS]" in source and "[TOOL_CALLS]" in tokenizer.control:
         if "[ARGS]" not in source:
             return "mistral"
@@ -74,7 +80,9 @@ def call_style(source: str, tokenizer: Tokenizer) -> str | None:
         return "functools"
     if "<tool_call>" in source:
         return None if "<function=" in source or "<arg_key>" in source else "hermes"
-    return "llama" if '"parameters": ' in source and "ipython" in source else None
+    if '"parameters": ' in source and "ipython" in source:
+        return "llama-single" if single else "llama"
+    return None
 
 
 def _to_json(

@@ -8,6 +8,7 @@ from model.errors import ModelError, one_line
 
 _TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
 _TOKENIZER = ("tekken.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
+_TEMPLATES = ("additional_chat_templates/*.jinja",)
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
@@ -31,7 +32,7 @@ def download(name: str, *, revision: str | None, progress: Progress, weights: bo
         if not weights:
             directory = fetch(("config.json",), quiet)
             return directory if (directory / "config.json").exists() else fetch(("params.json",), quiet)
-        directory = fetch((*_TEXT, *_TOKENIZER, "model.safetensors.index.json"), quiet)
+        directory = fetch((*_TEXT, *_TEMPLATES, *_TOKENIZER, "model.safetensors.index.json"), quiet)
         if (directory / "config.json").exists():
             directory = fetch(_HF_WEIGHTS, reporting)
         if not any(directory.glob("model*.safetensors")):

@@ -13,8 +13,9 @@ NAMES = ("tokenizer_config.json", "generation_config.json", "config.json")
 
 def pack(directory: Path) -> bytes:
     """An archive of the files in a model directory. It is as long as they are. Raises OSError."""
-    names = (tokenizer_file(directory).name, *NAMES)
-    present = [path for name in names if (path := directory / name).is_file()]
+    present = [path for name in NAMES if (path := directory / name).is_file()]
+    if (tokenizer := tokenizer_file(directory)) is not None:
+        present.append(directory / tokenizer.name)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path in present:

@@ -19,6 +19,8 @@ def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenize
     Raises ModelError, one line, for a directory without a tokenizer that can be read.
     """
     path = tokenizer_file(directory)
+    if path is None:
+        raise ModelError(f"{directory.name!r} has no tokenizer: expected {HUGGINGFACE}, {TEKKEN} or tokenizer.model")
     if path.name == HUGGINGFACE:
         from model.tokenizers.huggingface import HuggingFaceTokenizer
 
@@ -32,22 +34,16 @@ def load_tokenizer(directory: Traversable, slicing: Slicing = WHOLE) -> Tokenize
     return SentencePieceTokenizer(path, slicing)
 
 
-def tokenizer_file(directory: Traversable) -> Traversable:
-    """The file that defines the tokenizer. Raises ModelError if there is none.
+def tokenizer_file(directory: Traversable) -> Traversable | None:
+    """The file that defines the tokenizer; None if there is none.
 
     `tekken.json` comes first, as in transformers 5: some models have a `tokenizer.json` beside it that divides words in
     another way. A SentencePiece model comes before `tokenizer.json` in Mistral's native format, after it in others.
     """
-    files = {
-        "tekken": _if_file(directory / TEKKEN),
-        "huggingface": _if_file(directory / HUGGINGFACE),
-        "sentencepiece": _sentencepiece_file(directory),
-    }
-    order = ("tekken", "sentencepiece", "huggingface") if _is_native(directory) else tuple(files)
-    for kind in order:
-        if (path := files[kind]) is not None:
-            return path
-    raise ModelError(f"{directory.name!r} has no tokenizer: expected {HUGGINGFACE}, {TEKKEN} or tokenizer.model")
+    tekken, huggingface = _if_file(directory / TEKKEN), _if_file(directory / HUGGINGFACE)
+    sentencepiece = _sentencepiece_file(directory)
+    others = (sentencepiece, huggingface) if _is_native(directory) else (huggingface, sentencepiece)
+    return tekken or others[0] or others[1]
 
 
 def mistral_tokenizer_file(directory: Traversable) -> Traversable | None:

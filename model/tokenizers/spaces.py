@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 
 MAX_SPACES = 2**16
-"""White space of this length is long. The expression keeps a state for each of its characters, and fails at a million."""
+"""White space of this length is long. The expression keeps a state for each character; it fails at a million."""
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space as Unicode defines it. Python's `\\s` has U+001C to U+001F too."""
 _IS_SPACE = re.compile(f"[{_SPACE}]")

@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.files import read_json
-from model.errors import ModelError, one_line, short
+from model.errors import ModelError, ParameterError, one_line, short
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
 from model.tokenizers.slicing import CUT, TEKKEN_WORDS, WHOLE, Slicing
 from model.tokenizers.spaces import MAX_SPACES, parts
@@ -28,7 +28,8 @@ class TekkenTokenizer:
 
     The ids of special tokens come first; the id of another token is its rank after them. tiktoken never finds special
     tokens in text. Long texts are encoded by `slicing`, in one slice if the file's pattern of words is not Tekken's.
-    Raises ModelError for a file that is damaged.
+    Raises ModelError for a file that is damaged. With another pattern, `encode` raises ParameterError for a text with a
+    million characters of white space.
     """
 
     strips_leading_space = False
@@ -84,7 +85,11 @@ class TekkenTokenizer:
         ]
 
     def _ids(self, encoding: "Encoding", text: str) -> list[int]:
-        return [self._n_special + rank for rank in encoding.encode(text, disallowed_special=())]
+        try:
+            return [self._n_special + rank for rank in encoding.encode(text, disallowed_special=())]
+        except ValueError as error:  # the pattern of the file needs too much memory for this text
+            message = f"the model's tokenizer cannot divide this text into words: {one_line(error)}"
+            raise ParameterError("prompt", message) from error
 
     @cached_property
     def _whole(self) -> "Encoding":

@@ -46,7 +46,7 @@ def _calls(calls: AllowedCalls, style: Style, tokenizer: Tokenizer) -> Iterator[
         yield f"call{number}: {opening} {before} {middle} arguments{number} {after} {closing}"
         yield f"arguments{number}: %json {json.dumps(_parameters(function, enforced=calls.must))}"
     yield "call: " + " | ".join(f"call{number}" for number in range(len(calls.functions)))
-    more = "" if calls.one else f"({_words(style.between, tokenizer)} call){{0,{MAX_CALLS - 1}}}"
+    more = "" if calls.one or style.single else f"({_words(style.between, tokenizer)} call){{0,{MAX_CALLS - 1}}}"
     yield f'others: "" {more} {_words(style.last, tokenizer)}'
     yield f"calls: {_words(style.first, tokenizer)} call others"
 

@@ -31,7 +31,7 @@ class Style:
 
     The first call begins with `marker`. Text may come before it, but not with `anchored`.
     A model may write an id of the call: after `id_before`, which follows the name, or between the words of `id_after`,
-    which follow the arguments. Control tokens are written by name.
+    which follow the arguments. With `single` an answer has one call. Control tokens are written by name.
     """
 
     marker: str
@@ -44,6 +44,7 @@ class Style:
     id_before: str = ""
     id_after: tuple[str, str] | None = None
     anchored: bool = False
+    single: bool = False
     short_ids: bool = False
 
     def control(self, tokenizer: Tokenizer) -> frozenset[str]:
@@ -92,6 +93,15 @@ ARGS = Style(
     between="",
     short_ids=True,
 )
+LLAMA = Style(
+    marker='{"name": "',
+    first="",
+    opening='{"name": "',
+    middle='", "parameters": ',
+    closing="}",
+    between="; ",
+    anchored=True,
+)
 STYLES: Mapping[str, Style] = {
     "hermes": Style(
         marker="<tool_call>",
@@ -101,15 +111,8 @@ STYLES: Mapping[str, Style] = {
         closing="}\n</tool_call>",
         between="\n<tool_call>\n",
     ),
-    "llama": Style(
-        marker='{"name": "',
-        first="",
-        opening='{"name": "',
-        middle='", "parameters": ',
-        closing="}",
-        between="; ",
-        anchored=True,
-    ),
+    "llama": LLAMA,
+    "llama-single": replace(LLAMA, single=True),  # Llama 3's template refuses a message with two calls
     "mistral": MISTRAL,
     "mistral-v3": replace(MISTRAL, anchored=True),  # up to this version a message has either text or calls
     "mistral-v11": replace(ARGS, id_before="[CALL_ID]"),

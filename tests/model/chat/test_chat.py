@@ -232,6 +232,9 @@ def test_a_template_speaks_through_errors(embedded: Path, tokenizer: Tokenizer) 
         _chat(embedded, tokenizer, refusing).encode([{"role": "system", "content": "x"}])
     with pytest.raises(ParameterError, match="cannot render these messages"):
         _chat(embedded, tokenizer, "{{ messages[0].content + 1 }}").encode(_user("x"))
+    endless = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+    with pytest.raises(ParameterError, match="cannot render these messages: maximum recursion depth"):
+        _chat(embedded, tokenizer, endless).encode(_user("x"))
     with pytest.raises(ParameterError, match="is unsafe"):
         _chat(embedded, tokenizer, "{{ ''.__class__.__mro__ }}").encode(_user("x"))
     with pytest.raises(ModelError, match="not valid Jinja, line 2: "):
@@ -353,9 +356,10 @@ def test_native_directories_speak_mistral_common(native: tuple[Path, Path]) -> N
     assert text.startswith("<s>")
     assert "hi</s>[INST][/INST]Hello</s>[INST]" in text
     assert text.endswith("and?[/INST]")
-    control = [token for token in chat.encode(messages) if token in load_tokenizer(directory).control.values()]
+    known = load_tokenizer(directory).control.values()
+    control = [token for token in chat.encode(messages) if token in known]
     harmless = [*messages[:1], {"role": "user", "content": "hi"}, *messages[2:]]
-    assert control == [t for t in chat.encode(harmless) if t in load_tokenizer(directory).control.values()]
+    assert control == [token for token in chat.encode(harmless) if token in known]
 
 
 TOOL = {

@@ -241,6 +241,29 @@ def test_tools_stand_before_the_last_user_message_then_the_first(name: str, subj
     assert (at < first) if name in ("tekken-v13", "tekken-v15") else (first < at < last)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_no_text_becomes_a_control_token(name: str, subjects: Callable[[str], Subject]) -> None:
+    """In contents, arguments and descriptions. The tokens between them are those of harmless texts."""
+    subject = subjects(name)
+    known = subject.tokenizer.control
+
+    def control_tokens(word: str) -> list[int]:
+        messages = [system(word), user(f"{word} {word}"), answer(word), user("x")]
+        described = tool()
+        described["function"]["description"] = word
+        described["function"]["parameters"]["properties"] = {word: {"enum": [word]}}
+        if subject.chat.call_style:
+            messages += [calls(A, city=word), result(A, word)]
+        ids = subject.chat.encode(messages, tools=[described])
+        return [token for token in ids if token in known.values()]
+
+    harmless = control_tokens("word")
+    named = [name for name in known if not name.startswith(("<SPECIAL_", "[control_"))]
+    fillers = [name for name in known if name in ("<SPECIAL_99>", "[control_99]")]
+    assert bool(fillers) == (name != "spm-v1")
+    assert all(control_tokens(word) == harmless for word in [*named, *fillers])
+
+
 def test_settings_of_v15_are_always_written(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("tekken-v15")
     for wanted, written in (({}, "none"), ({"reasoning_effort": None}, "none"), ({"reasoning_effort": "high"}, "high")):

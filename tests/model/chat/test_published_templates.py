@@ -1,7 +1,7 @@
 """Formats of published models' templates. Oracle: transformers' apply_chat_template with the same tokenizer."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,47 +15,22 @@ from model.checkpoint.resolve import resolve
 from model.errors import ParameterError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
+from tests.model.chat.published import (
+    ANSWER,
+    CALL,
+    CALLED,
+    MERGED_SYSTEM,
+    STYLE_OF,
+    SYSTEM,
+    TEMPLATES,
+    TEXT_ARGUMENTS,
+    TOOL,
+    UNDEFINED_TOOLS,
+    USER,
+    source,
+)
 
 Json = dict[str, Any]
-TEMPLATES = Path(__file__).parent / "templates"
-STYLE_OF: Mapping[str, str | None] = {
-    "chatml": None,
-    "command-r-plus.tool_use": None,
-    "deepseek-r1-distill": None,
-    "firefunction-v2": "functools",
-    "gemma-2": None,
-    "gemma-3": None,
-    "granite-3": None,
-    "hermes-2-pro.tool_use": "hermes",
-    "llama-2": None,
-    "llama-3.2": "llama",
-    "mistral-7b-v0.3": None,  # the tokenizer here has no [TOOL_CALLS]
-    "openchat-3.5": None,
-    "phi-3-mini": None,
-    "phi-3.5-mini": None,
-    "qwen2.5": "hermes",
-    "zephyr": None,
-}
-MERGED_SYSTEM = ("gemma-2", "phi-3-mini")
-UNDEFINED_TOOLS = ("hermes-2-pro.tool_use", "command-r-plus.tool_use")
-TEXT_ARGUMENTS = ("deepseek-r1-distill", "firefunction-v2")
-
-USER, ANSWER = {"role": "user", "content": "How is it? "}, {"role": "assistant", "content": "Sunny."}
-SYSTEM = {"role": "system", "content": "Be brief."}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Tells the weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
-CALLED = [
-    USER,
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "sunny", "tool_call_id": "abcdefgh1"},
-]
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +46,6 @@ def tokenizer(directory: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def oracle(directory: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(directory)
-
-
-def source(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text()
 
 
 def chat_of(name: str, directory: Path, tokenizer: Tokenizer) -> JinjaChat:

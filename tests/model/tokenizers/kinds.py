@@ -1,11 +1,13 @@
 """Tokenizers of every kind as directories, each with the library that defines it."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import tokenizers
@@ -15,7 +17,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.resolve import resolve
 from model.tokenizers import huggingface
-from model.tokenizers.slicing import TEKKEN_WORDS
+from model.tokenizers.base import Tokenizer
+from model.tokenizers.slicing import TEKKEN_WORDS, Slicing
 from tests.model.tokenizers.tekken_files import SPECIAL, VERSIONS, tekken_content, write_tekken
 from tests.model.tokenizers.vocabularies import DATA, V1, gguf_metadata
 
@@ -111,6 +114,14 @@ class Metaspace(SentencePiece):
         return self._encoder.encode(text)
 
 
+def sliced(tokenizer: Tokenizer, slicing: Slicing) -> Any:
+    """The same tokenizer, which encodes long texts by `slicing`. It shares all that takes time to make."""
+    tokenizer.encode("", add_bos=False, parse_control=False)
+    other: Any = copy.copy(tokenizer)
+    other._slicing = slicing
+    return other
+
+
 def embedded(directory: Path) -> Path:
     return resolve("smollm2-135m-instruct")
 
@@ -121,8 +132,17 @@ def sentencepiece(file: Path, directory: Path) -> Path:
 
 
 def byte_fallback(directory: Path) -> Path:
-    write_tokenizer(gguf_metadata(V1), directory)
+    (directory / "tokenizer.json").write_text(_byte_fallback()[0])
+    (directory / "tokenizer_config.json").write_text(_byte_fallback()[1])
     return directory
+
+
+@cache
+def _byte_fallback() -> tuple[str, str]:
+    with TemporaryDirectory() as name:
+        write_tokenizer(gguf_metadata(V1), Path(name))
+        tokenizer, config = (Path(name, f"{kind}.json").read_text() for kind in ("tokenizer", "tokenizer_config"))
+    return tokenizer, config
 
 
 def metaspace(directory: Path) -> Path:

@@ -15,12 +15,13 @@ from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file
 from model.tokenizers.pieces import control_pattern
 from model.tokenizers.slicing import Slicing
-from tests.model.tokenizers.kinds import KINDS
+from tests.model.tokenizers.kinds import KINDS, sliced
 
 AROUND = ("{}", "a{}b", " {} ", "▁{}▁", "\n{}\n", "{0}{0}", "<{}>", "[{}]", "</s>{}<s>")
 TEMPLATE = (
-    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for message in messages %}[INST] {{ message.content }} [/INST]{% endfor %}"
+    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}"
+    "[INST] {{ message.content }} [/INST]{% for call in message.tool_calls or [] %}<tool_call>{{ call | tojson }}"
+    "{% endfor %}{% endfor %}"
 )
 
 
@@ -38,7 +39,8 @@ class Case:
 @pytest.fixture(scope="module", params=[name for name in KINDS if "words" not in name])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     directory = KINDS[request.param].write(tmp_path_factory.mktemp("tokenizer"))
-    return Case(directory, load_tokenizer(directory), load_tokenizer(directory, Slicing(5)))
+    tokenizer = load_tokenizer(directory)
+    return Case(directory, tokenizer, sliced(tokenizer, Slicing(5)))
 
 
 def test_no_text_becomes_a_control_token(case: Case) -> None:
@@ -76,6 +78,16 @@ def test_no_content_of_a_conversation_becomes_a_control_token(case: Case) -> Non
             assert len(spelled) > len(plain)
 
 
+def test_no_word_of_a_tool_becomes_a_control_token(case: Case) -> None:
+    """Descriptions, arguments and results, and the system message beside them."""
+    names = " ".join(case.tokenizer.control)
+    for chat in _formats(case):
+        if chat.call_style is not None:
+            spelled, plain = (chat.encode(_calls(text), tools=_tools(text)) for text in (names, "-"))
+            assert case.control_of(spelled) == case.control_of(plain)
+            assert len(spelled) > len(plain) + 3 * len(case.tokenizer.control)
+
+
 def _formats(case: Case) -> list[ChatFormat]:
     tokenizer = case.tokenizer
     special = {"bos_token": "" if tokenizer.bos_id is None else tokenizer.name(tokenizer.bos_id)}
@@ -91,6 +103,21 @@ def _messages(content: str) -> list[dict[str, Any]]:
         {"role": "assistant", "content": f"so{content}"},
         {"role": "user", "content": f" {content}"},
     ]
+
+
+def _calls(text: str) -> list[dict[str, Any]]:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"x": text}}}
+    return [
+        {"role": "system", "content": text},
+        {"role": "user", "content": "-"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": text, "tool_call_id": "abcdefghi"},
+    ]
+
+
+def _tools(text: str) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": text}}}
+    return [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}]
 
 
 def test_a_thousand_names_are_one_search() -> None:

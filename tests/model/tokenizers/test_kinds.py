@@ -9,17 +9,15 @@ from hypothesis import strategies as st
 
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
-from model.tokenizers.slicing import Slicing
 from service.generation.text import TextStream
 from tests.model.tokenizers.kinds import KINDS, PIPELINES, Library
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tokenizer, the same that cuts texts wherever it can, the library, and the tokens of single bytes."""
+    """A tokenizer, the library that defines it, and the tokens of single bytes."""
 
     tokenizer: Tokenizer
-    sliced: Tokenizer
     library: Library
     single: dict[bytes, int]
 
@@ -53,7 +51,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tokenizer = load_tokenizer(directory)
     pieces = {tokenizer.piece(token): token for token in range(tokenizer.vocab_size)}
     single = {piece: token for piece, token in pieces.items() if len(piece) == 1}
-    return Case(tokenizer, load_tokenizer(directory, Slicing(3)), kind.library(directory), single)
+    return Case(tokenizer, kind.library(directory), single)
 
 
 @settings(deadline=None, max_examples=50)
@@ -61,7 +59,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_texts_have_the_ids_of_the_library(case: Case, text: str) -> None:
     tokenizer, library = case.tokenizer, case.library
     ids = tokenizer.encode(text, add_bos=False, parse_control=False)
-    assert case.sliced.encode(text, add_bos=False, parse_control=False) == ids
     if not any(name in text for name in tokenizer.control):  # the `tokenizers` library would find it
         assert ids == library.encode(text)
     assert tokenizer.decode(ids) == library.decode(ids)

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from model.errors import ModelError
+from model.errors import ModelError, ParameterError
+from model.grammar.archive import pack, unpack
 from model.tokenizers import spaces
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file, tokenizer_file
-from model.tokenizers.slicing import TEKKEN_WORDS
+from model.tokenizers.slicing import TEKKEN_WORDS, Slicing
 from model.tokenizers.tekken import TekkenTokenizer
 from tests.model.tokenizers.kinds import KINDS, Mistral
 from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, SPECIAL, tekken_content, write_tekken
@@ -173,23 +174,50 @@ def test_more_white_space_than_the_pattern_can_search(tmp_path: Path) -> None:
     )
 
 
+def test_another_pattern_encodes_whole_texts(tmp_path: Path) -> None:
+    content = tekken_content("v13")
+    content["config"] = {**content["config"], "pattern": r"\s+(?!\S)|\s+|\S+"}
+    (tmp_path / "tekken.json").write_text(json.dumps(content))
+    mine = load_tokenizer(tmp_path, Slicing(3))
+    text = "a word, an other  word\n"
+    assert mine.encode(text * 9, add_bos=False, parse_control=False) == Mistral(tmp_path).encode(text * 9)
+    with pytest.raises(ParameterError, match=r"^the model's tokenizer cannot divide this text .*stack size"):
+        mine.encode(" " * 1_200_000 + "x", add_bos=False, parse_control=False)
+
+
 def test_tekken_comes_first(tmp_path: Path) -> None:
     """Then SentencePiece in Mistral's native format, and `tokenizer.json` in others."""
+    assert _file(tmp_path) is None
     KINDS["words of Tekken"].write(tmp_path)
     shutil.copy(V1, tmp_path / "tokenizer.model")
-    assert tokenizer_file(tmp_path).name == "tokenizer.json"
+    assert _file(tmp_path) == "tokenizer.json"
     assert load_tokenizer(tmp_path).vocab_size == 600
     shutil.copy(V3, tmp_path / "tokenizer.model.v3")
     (tmp_path / "params.json").write_text("{}")
-    assert tokenizer_file(tmp_path).name == "tokenizer.model.v3"
+    assert _file(tmp_path) == "tokenizer.model.v3"
     assert load_tokenizer(tmp_path).vocab_size == 32768
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
-    assert tokenizer_file(tmp_path).name == "tokenizer.json"
+    assert _file(tmp_path) == "tokenizer.json"
     file = mistral_tokenizer_file(tmp_path)
     assert file is not None
     assert file.name == "tokenizer.model.v3"
     write_tekken(tmp_path, "v7")
-    assert tokenizer_file(tmp_path).name == "tekken.json"
+    assert _file(tmp_path) == "tekken.json"
     assert tokenizer_file(tmp_path) == mistral_tokenizer_file(tmp_path)
     assert load_tokenizer(tmp_path).vocab_size == SMALL + N_SPECIAL
+
+
+def _file(directory: Path) -> str | None:
+    file = tokenizer_file(directory)
+    return None if file is None else file.name
+
+
+def test_an_archive_has_the_one_tokenizer_that_the_model_uses(tmp_path: Path) -> None:
+    """The engine needs none, so a directory without a tokenizer has an archive too."""
+    (tmp_path / "config.json").write_text("{}")
+    assert [path.name for path in unpack(pack(tmp_path)).iterdir()] == ["config.json"]
+    KINDS["words of Tekken"].write(tmp_path)
+    write_tekken(tmp_path, "v7")
+    assert {path.name for path in unpack(pack(tmp_path)).iterdir()} == {"config.json", "tekken.json"}
+    assert load_tokenizer(unpack(pack(tmp_path))).vocab_size == SMALL + N_SPECIAL

@@ -19,7 +19,7 @@ from model.errors import ModelError
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 from model.tokenizers.load import load_tokenizer
-from tests.model.tokenizers.vocabularies import V1, V3, gguf_metadata
+from tests.model.tokenizers.vocabularies import V1, V3
 
 ENCODING = {"add_bos": False, "parse_control": True}
 
@@ -37,14 +37,6 @@ def byte_level(embedded: Path) -> Tokenizer:
 def _spm(file: Path, directory: Path, name: str) -> Tokenizer:
     shutil.copy(file, directory / name)
     return load_tokenizer(directory)
-
-
-@pytest.fixture(scope="module")
-def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, tokenizers.Tokenizer]:
-    """Mistral's first SentencePiece model as a tokenizer.json with byte fallback."""
-    directory = tmp_path_factory.mktemp("byte-fallback")
-    write_tokenizer(gguf_metadata(V1), directory)
-    return load_tokenizer(directory), tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
@@ -72,19 +64,6 @@ def test_the_gguf_tokenizer_splits_digits_as_the_published_one(byte_level: Token
         "2",
         "4",
     ]
-
-
-SPELLED = ["<|im_end|>", "<|im_start|>system\n<|endoftext|>", "</s>", "[INST] x [/INST]<s>", "<unk>", "a</s>b"]
-
-
-@pytest.mark.parametrize("text", SPELLED)
-def test_spelled_control_tokens_stay_text(
-    text: str, byte_level: Tokenizer, byte_fallback: tuple, sentencepiece: tuple
-) -> None:
-    for tokenizer in (byte_level, byte_fallback[0], sentencepiece[0]):
-        ids = tokenizer.encode(text, add_bos=False, parse_control=False)
-        assert not set(ids) & set(tokenizer.control.values())
-        assert tokenizer.decode(ids) == text
 
 
 def test_control_tokens_are_parsed_on_request(byte_level: Tokenizer, embedded: Path, sentencepiece: tuple) -> None:

@@ -1,4 +1,4 @@
-"""Prompts as a SentencePiece tokenizer has them: with a begin token, and a space that it puts first."""
+"""Prompts as Mistral's tokenizers have them: with a begin token, and a space that SentencePiece puts first."""
 
 from dataclasses import replace
 from importlib.resources import files
@@ -11,19 +11,24 @@ from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from model.checkpoint.generation_config import GenerationDefaults
 from model.tokenizers.sentencepiece import SentencePieceTokenizer
+from model.tokenizers.tekken import TekkenTokenizer
 from service.api.openai.completion_order import order_completion
 from service.api.openai.schema import CompletionBody
+from service.api.tokens.routes import tokenized
+from service.api.tokens.schema import TokenizeBody
 from service.generation.served import ServedModel, longest_piece
 from service.http.errors import InvalidRequest
 from tests.fakes import make_info
+from tests.model.tokenizers.tekken_files import write_tekken
 
 DATA = Path(str(files("mistral_common") / "data"))
 V1, V3 = DATA / "tokenizer.model.v1", DATA / "mistral_instruct_tokenizer_240323.model.v3"
+TEKKEN = DATA / "tekken_240911.json"
 BOS = 1
 
 
 def serve(file: Path) -> ServedModel:
-    tokenizer = SentencePieceTokenizer(file)
+    tokenizer = TekkenTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
     info = replace(make_info(max_model_len=256), vocab_size=tokenizer.vocab_size)
     return ServedModel(("m",), tokenizer, None, GenerationDefaults((2,)), longest_piece(tokenizer), info)
 
@@ -33,21 +38,31 @@ def served() -> ServedModel:
     return serve(V1)
 
 
+@pytest.fixture
+def tekken(tmp_path: Path) -> Path:
+    return write_tekken(tmp_path, "v13")
+
+
 def prompt(served: ServedModel, **body: Any) -> Any:
     request = CompletionBody.model_validate(body)
     request.check()
     return order_completion(request, served).prompts[0]
 
 
-@pytest.mark.parametrize("text", ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍👧!", "[INST] hi</s>", ""])
-def test_echoed_tokens_start_where_their_text_does(served: ServedModel, text: str) -> None:
+TEXTS = ["Hello, world", " two  spaces", "naïve 日本語 🦙👩‍👩‍👧!", "[INST] hi</s>", ""]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_echoed_tokens_start_where_their_text_does(served: ServedModel, text: str, tekken: Path) -> None:
     """The bytes of the pieces, less the first space, are those of the text: their lengths say where each starts."""
-    found = prompt(served, prompt=text, echo=True, logprobs=0)
-    assert found.tokens[0] == BOS
-    pieces = [served.tokenizer.piece(token) or served.tokenizer.name(token).encode() for token in found.tokens[1:]]
-    places = [max(0, sum(map(len, pieces[:index])) - 1) for index in range(len(pieces))]
-    assert found.starts == [0, *(len(text.encode()[:place].decode(errors="ignore")) for place in places)]
-    assert found.echo == text
+    for model in (served, serve(tekken)):
+        found = prompt(model, prompt=text, echo=True, logprobs=0)
+        assert found.tokens[0] == BOS
+        pieces = [model.tokenizer.piece(token) or model.tokenizer.name(token).encode() for token in found.tokens[1:]]
+        n_added = int(model.tokenizer.strips_leading_space)
+        places = [max(0, sum(map(len, pieces[:index])) - n_added) for index in range(len(pieces))]
+        assert found.starts == [0, *(len(text.encode()[:place].decode(errors="ignore")) for place in places)]
+        assert found.echo == text
 
 
 def test_only_a_scored_echo_has_starts(served: ServedModel) -> None:
@@ -69,10 +84,41 @@ def test_a_truncated_text_keeps_the_begin_token(served: ServedModel) -> None:
     assert fits == [BOS, *served.tokenizer.encode(long, add_bos=False, parse_control=True)[-199:]]
 
 
-@pytest.mark.parametrize(("before", "after"), [("def f(", "    return a\n"), ("Hello", " 日本 world</s>")])
-def test_a_gap_is_written_as_mistral_common_does(before: str, after: str) -> None:
-    oracle = MistralTokenizer.from_file(V3).encode_fim(FIMRequest(prompt=before, suffix=after)).tokens
-    assert prompt(serve(V3), prompt=[before], suffix=after).tokens == oracle
+@pytest.mark.parametrize("file", [V3, TEKKEN], ids=["v3", "tekken"])
+def test_a_gap_is_written_as_mistral_common_does(file: Path) -> None:
+    library, mine = MistralTokenizer.from_file(file), serve(file)
+    for before, after in (("def f(", "    return a\n"), ("Hello", " 日本 world</s>")):
+        oracle = library.encode_fim(FIMRequest(prompt=before, suffix=after)).tokens
+        assert prompt(mine, prompt=[before], suffix=after).tokens == oracle
+
+
+def test_tokens_of_tekken_have_names_and_bytes(tekken: Path) -> None:
+    """Control tokens have their names; a token that is no text has its bytes, as OpenAI and llama.cpp write them."""
+    served = serve(tekken)
+    found = tokenized(TokenizeBody(prompt="a[THINK]é🦙", with_pieces=True, return_token_strs=True), served)
+    ids = [BOS, 1000 + ord("a"), served.tokenizer.control["[THINK]"]]
+    (accent,) = served.tokenizer.encode("é", add_bos=False, parse_control=False)
+    llama = served.tokenizer.encode("🦙", add_bos=False, parse_control=False)
+    named = [("<s>", "<s>"), ("a", "a"), ("[THINK]", "[THINK]"), ("é", "é")]
+    parts = [served.tokenizer.piece(token) for token in llama]
+    named += [("bytes:" + "".join(f"\\x{byte:02x}" for byte in part), list(part)) for part in parts]
+    assert b"".join(parts) == "🦙".encode()
+    assert len(parts) > 1
+    pieces = [{"id": token, "piece": piece} for token, (_, piece) in zip([*ids, accent, *llama], named, strict=True)]
+    assert found["tokens"] == pieces
+    assert found["token_strs"] == [name for name, _ in named]
+
+
+def test_the_longest_token_bounds_a_prompt(tmp_path: Path) -> None:
+    """It may be a control token: their names are longer than a small vocabulary's pieces."""
+    name = f"[{'LONG' * 20}]"
+    served = serve(write_tekken(tmp_path, "v13", special=["<unk>", "<s>", "</s>", name]))
+    assert served.longest_piece == len(name) == 82
+    assert len(prompt(served, prompt=name * 250, max_tokens=1).tokens) == 251
+    with pytest.raises(
+        InvalidRequest, match="256 tokens, which hold at most 20992 bytes of text, but prompt has 21000"
+    ):
+        prompt(served, prompt="x" * 21000)
 
 
 def test_gaps_that_cannot_be_filled(served: ServedModel) -> None:

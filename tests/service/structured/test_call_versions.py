@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,15 +16,19 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from model.chat.mistral import CALL_STYLES, MistralChat
+from model.checkpoint.generation_config import GenerationDefaults
 from model.grammar.compiler import Compiler
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.pieces import bytes_of
+from service.api.openai.schema import ChatBody
 from service.api.openai.tool_choice import ToolsBody
+from service.api.orders import order_chat
+from service.generation.served import ServedModel
 from service.structured.call_grammar import call_constraint
 from service.structured.call_reader import CallDelta, CallReader, Piece, gathered
 from service.structured.call_style import STYLES, Style
-from tests.fakes import IntegerTokenizer
+from tests.fakes import IntegerTokenizer, make_info
 from tests.model.chat.versions import write_directory
 from tests.service.live import FakeChat, Live, running
 
@@ -41,6 +46,7 @@ class Version(NamedTuple):
     tokenizer: Tokenizer
     compiler: Compiler
     oracle: MistralTokenizer
+    chat: MistralChat
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -48,12 +54,12 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     directory: Path = tmp_path_factory.mktemp(request.param)
     file = write_directory(directory, request.param)
     tokenizer = load_tokenizer(directory)
-    style = MistralChat(file, tokenizer).call_style
-    assert style is not None
+    chat = MistralChat(file, tokenizer)
+    assert chat.call_style is not None
     end = tokenizer.eos_id
     assert end is not None
     compiler = Compiler.of(tokenizer, [end], tokenizer.vocab_size)
-    return Version(STYLES[style], tokenizer, compiler, MistralTokenizer.from_file(file))
+    return Version(STYLES[chat.call_style], tokenizer, compiler, MistralTokenizer.from_file(file), chat)
 
 
 def written(version: Version, calls: Sequence[tuple[str, Json]]) -> list[int]:
@@ -171,6 +177,30 @@ def deltas_in_order(pieces: Sequence[Piece]) -> Iterator[int]:
             last = piece.index
             yield last
         assert piece.index == last
+
+
+def test_a_request_from_another_server_is_ordered(version: Version) -> None:
+    """Its ids become ids that the format takes; the reader gets the control tokens of the style."""
+    called = {"id": "call_0123456789", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+    messages: list[Json] = [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "call_0123456789"},
+    ]
+    body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, "tool_choice": "required", "max_tokens": 9})
+    end, info = version.tokenizer.eos_id or 0, replace(make_info(max_model_len=4096), vocab_size=40_000)
+    served = ServedModel(("m",), version.tokenizer, version.chat, GenerationDefaults((end,), {}), 50, info)
+    order = order_chat(body.chat_request(), served)
+    short = re.findall("[a-zA-Z0-9]{9}", STYLES["mistral"].with_ids(messages)[2]["tool_call_id"])
+    called["id"] = messages[2]["tool_call_id"] = short[0]
+    messages[1]["content"] = ""
+    expected = ChatCompletionRequest.from_openai(messages, tools=TOOLS)
+    assert order.prompts[0].tokens == version.oracle.encode_chat_completion(expected).tokens
+    assert "[TOOL_CALLS]" in order.visible_control
+    grammar = order.params.grammar
+    assert grammar is not None
+    tokens = written(version, ONE)
+    assert version.compiler.compile(grammar).try_consume_tokens(tokens) == len(tokens)
 
 
 def test_an_id_that_is_none_or_not_new_is_replaced() -> None:

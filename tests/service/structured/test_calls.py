@@ -54,6 +54,8 @@ class Tokenizer(IntegerTokenizer):
 
 
 TOKENIZER = Tokenizer()
+SEVERAL = [name for name, style in STYLES.items() if not style.single]
+"""Styles in which an answer may have several calls."""
 COMPILER = Compiler.of(TOKENIZER, [0], 256)
 
 
@@ -134,7 +136,7 @@ def test_a_call_that_is_cut_short_keeps_what_is_there(style: str) -> None:
     assert read(style, [whole[: whole.index("weather") + 3]])[:2] == (text, [])
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SEVERAL)
 def test_grammars_let_pass_what_is_read(style: str) -> None:
     whole, text = TEXTS[style]
     calls = whole.removeprefix(text)
@@ -154,7 +156,7 @@ def test_grammars_let_pass_what_is_read(style: str) -> None:
         assert not accepts(must, other), other
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SEVERAL)
 def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
     whole, text = TEXTS[style]
     first = whole[len(text) :].partition("time.now")[0]
@@ -170,7 +172,17 @@ def test_what_may_be_called_is_what_was_chosen(style: str) -> None:
     assert not accepts(grammar(style, parallel_tool_calls=False), whole)
 
 
-@pytest.mark.parametrize("style", STYLES)
+def test_a_style_with_single_calls_has_one() -> None:
+    """The template of such a model could not write two calls of an earlier answer."""
+    two, _ = TEXTS["llama-single"]
+    one = two.partition("; ")[0]
+    for fields in ({}, {"tool_choice": "required"}, {"parallel_tool_calls": True}):
+        assert accepts(grammar("llama-single", **fields), one)
+        assert not accepts(grammar("llama-single", **fields), two)
+        assert accepts(grammar("llama", **fields), two)
+
+
+@pytest.mark.parametrize("style", SEVERAL)
 def test_by_itself_a_model_keeps_to_the_schema_of_strict_functions_only(style: str) -> None:
     whole, _ = TEXTS[style]
     assert not accepts(grammar(style), whole.replace('"city"', '"town"'))
@@ -179,7 +191,7 @@ def test_by_itself_a_model_keeps_to_the_schema_of_strict_functions_only(style: s
     assert not accepts(grammar(style, tool_choice="required"), whole.replace("{}", '{"any": [1]}'))
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", SEVERAL)
 def test_structured_output_goes_beside_calls(style: str) -> None:
     whole, text = TEXTS[style]
     both = grammar(style, json_constraint({"type": "array"}, "response_format"))

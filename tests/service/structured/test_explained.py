@@ -8,7 +8,7 @@ from model.tokenizers.load import load_tokenizer
 from service.schema.tools import Function
 from service.structured.call_style import STYLES
 from service.structured.tool_prompt import explained
-from tests.model.chat.test_published_templates import ANSWER, CALLED, STYLE_OF, SYSTEM, TOOL, USER, source
+from tests.model.chat.published import ANSWER, CALLED, STYLE_OF, SYSTEM, TOOL, USER, source
 
 
 @pytest.mark.parametrize("name", [name for name, style in STYLE_OF.items() if style is None])
