@@ -161,3 +161,13 @@ def test_a_thought_grammar_crosses_a_pipe() -> None:
     thinking = Thinking(*TAGS, "before", 7, JSON)
     assert Thinking.from_json(thinking.to_json()) == thinking
     assert Thinking.from_json(JSON) is None
+
+
+@pytest.mark.parametrize("grammar", [JSON, Thinking(*TAGS, "before", None, JSON).to_json()])
+def test_a_draft_with_an_end_token_is_taken_back_whole(grammar: str) -> None:
+    """llguidance does not count the end token when it goes back: one token too many would be forgotten."""
+    letters = [VOCABULARY.pieces.index(bytes([byte])) for byte in b'{"a": 22 }']
+    follower = Follower(COMPILER.compile(grammar), VOCABULARY.ends)
+    masks, _ = follower.masks(letters[:7], [*letters[7:], END])
+    assert len(masks) == 4
+    assert follower.masks(letters[7:], ()) == ([masks[-1]], "")
