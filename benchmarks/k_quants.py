@@ -21,10 +21,10 @@ from rich.table import Table
 from torch import Tensor
 
 from model.checkpoint import matrices
+from model.checkpoint.gguf.blocks import quantize8
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.packed import PackedWeights
-from model.linear.int4 import quantize8
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
 """Channels and outputs of wqkv, wo, w13 and w2."""
@@ -97,8 +97,7 @@ def _in_sixteens(values: np.ndarray, bits: int) -> np.ndarray:
 def pieces(matrix: EncodedMatrix, *, again: bool) -> list[BlockMatrix]:
     found = []
     for rows in matrices.pieces(matrix):
-        kept = None if again else rows.blocks()
-        found.append(quantize8(rows.dequantize()) if kept is None else kept)
+        found.append(quantize8(rows.dequantize()) if again else rows.blocks())
     return found
 
 

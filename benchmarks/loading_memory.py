@@ -1,4 +1,4 @@
-"""Peak anonymous memory while safetensors are loaded: `python -m benchmarks.loading_memory [--gigabytes 2]`.
+"""Peak anonymous memory while a model is loaded: `python -m benchmarks.loading_memory [--gigabytes 2] [--only FORM]`.
 
 Each case writes a random checkpoint into a temporary folder, loads it in a fresh process and deletes it. The bound is
 the size of the served weights plus the largest group: the matrices that become one projection, in the file's format.
@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks import random_gguf
+
 DIM, HIDDEN, HEADS, KV_HEADS, VOCAB = 4096, 14336, 32, 8, 32000
 SHAPES = {
     "self_attn.q_proj": (DIM, DIM),
@@ -30,8 +32,9 @@ SHAPES = {
     "mlp.down_proj": (DIM, HIDDEN),
 }
 CASES = (("bf16", "int8"), ("bf16", "int4"), ("bf16", "none"), ("fp8", "int8"), ("fp8", "none"), ("gptq", "int4"))
-MORE_CASES = (("awq", "int4"), ("gptq", "int8"))
-BITS = {"bf16": 16, "fp8": 8, "gptq": 4.25, "awq": 4.25}
+MORE_CASES = (("awq", "int4"), ("gptq", "int8"), ("Q4_0", "int4"), ("Q4_K_M", "int4"), ("Q4_K_M", "int8"))
+BITS = {"bf16": 16, "fp8": 8, "gptq": 4.25, "awq": 4.25, "Q4_0": 4.5, "Q4_K_M": 4.5}
+"""Bits of a weight of w1 and w3. The forms in capitals are GGUF files of these kinds."""
 QUANTIZATION: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False},
@@ -63,6 +66,10 @@ def write(directory: Path, form: str, n_bytes: int) -> None:
     """A checkpoint of about `n_bytes`, one shard a layer."""
     a_layer = sum(n_out * n_in for n_out, n_in in SHAPES.values()) * BITS[form] / 8
     n_layers = max(1, round((n_bytes - 4 * VOCAB * DIM) / a_layer))
+    if form in random_gguf.MIXES:
+        shape = random_gguf.Shape(DIM, n_layers, HEADS, KV_HEADS, HIDDEN)
+        random_gguf.write(directory / "model.gguf", shape, form)
+        return
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(_shards(form, n_layers)):
         name = f"model-{number + 1:05}-of-{n_layers + 1:05}.safetensors"
@@ -102,10 +109,13 @@ def load(directory: Path, quantize: str) -> dict[str, int]:
     """Load in this process: bytes before, at the peak, afterwards, and what the weights should take."""
     from model import loading
     from model.checkpoint.open import open_checkpoint
+    from model.checkpoint.resolve import resolve
     from model.linear.schemes import SCHEMES
     from model.memory import sizes
     from model.options import RunnerOptions
 
+    if (gguf := directory / "model.gguf").exists():
+        directory = resolve(str(gguf), cache_dir=directory)
     checkpoint = open_checkpoint(directory)
     setup = loading.choose(checkpoint, RunnerOptions(str(directory), device="cpu", quantize=quantize))
     torch.randn(256, 256) @ torch.randn(256, 256)  # PyTorch's own buffers
@@ -130,6 +140,7 @@ def load(directory: Path, quantize: str) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--only", choices=BITS, nargs="+", default=tuple(BITS))
     parser.add_argument("--load", nargs=2, metavar=("DIRECTORY", "QUANTIZE"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.load:
@@ -137,6 +148,8 @@ def main() -> None:
         return
     print(f"{'file':6} {'served':7} {'weights':>8} {'group':>6} {'bound':>7} {'peak':>7} {'after':>7}  MB, anonymous")
     for form, quantize in (*CASES, *MORE_CASES):
+        if form not in chosen.only:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), form, int(chosen.gigabytes * 1e9))
             command = [sys.executable, "-m", "benchmarks.loading_memory", "--load", folder, quantize]

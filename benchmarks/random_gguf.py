@@ -1,6 +1,6 @@
-"""Writes a Mistral-shaped GGUF file of random weights: `python -m benchmarks.random_gguf OUT [--shape]`.
+"""Writes a Mistral-shaped GGUF file of random weights: `python -m benchmarks.random_gguf OUT [--shape] [--mix]`.
 
-llama.cpp and Noria read it. Matrices are Q4_0 and the head is Q6_K, as `llama-quantize Q4_0` writes them. Magnitudes
+llama.cpp and Noria read it. The kinds of its matrices are those that `llama-quantize Q4_0` or Q4_K_M writes. Magnitudes
 are those of a network at its initialisation, which keeps activations finite. The tokenizer is a SentencePiece model of
 short invented pieces.
 """
@@ -8,7 +8,7 @@ short invented pieces.
 import argparse
 import itertools
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,48 @@ def q6_k(n_out: int, n_in: int, deviation: float, random: np.random.Generator) -
     return blocks.reshape(n_out, -1)
 
 
+def q4_k(n_out: int, n_in: int, deviation: float, random: np.random.Generator) -> np.ndarray:
+    """Blocks of 256: two float16, 8 scales and 8 equal minima of 32..63, half-bytes q that stand for q - 7.5."""
+    blocks = np.empty((n_out, n_in // 256, 144), np.uint8)
+    blocks[..., 16:] = np.frombuffer(random.bytes(n_out * n_in // 2), np.uint8).reshape(n_out, -1, 128)
+    six = random.integers(0, 256, (*blocks.shape[:2], 4), dtype=np.uint8) | 0xA0
+    four = random.integers(0, 16, (*blocks.shape[:2], 4), dtype=np.uint8)
+    blocks[..., 4:16] = np.concatenate((six, six, four | four << 4), 2)
+    scale = deviation / 4.6 / 48
+    blocks[..., :4] = np.array([scale, 7.5 * scale], np.float16).view(np.uint8)
+    return blocks.reshape(n_out, -1)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of blocks: its number, the values and the bytes of a block, and random rows of it."""
+
+    number: GGMLQuantizationType
+    values: int
+    n_bytes: int
+    rows: Callable[[int, int, float, np.random.Generator], np.ndarray]
+
+
+Q4_0 = Kind(GGMLQuantizationType.Q4_0, 32, 18, q4_0)
+Q4_K = Kind(GGMLQuantizationType.Q4_K, 256, 144, q4_k)
+Q6_K = Kind(GGMLQuantizationType.Q6_K, 256, 210, q6_k)
+
+
+def _q4_0_file(name: str, n_layers: int) -> Kind:
+    return Q6_K if name == "output" else Q4_0
+
+
+def _q4_k_m_file(name: str, n_layers: int) -> Kind:
+    """Values and down projections of the first and last eighth of the layers, and of a third between, get 6 bits."""
+    if not name.endswith(("attn_v", "ffn_down")):
+        return Q6_K if name == "output" else Q4_K
+    layer, eighth = int(name.split(".")[1]), n_layers // 8
+    return Q6_K if layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2 else Q4_K
+
+
+MIXES: Mapping[str, Callable[[str, int], Kind]] = {"Q4_0": _q4_0_file, "Q4_K_M": _q4_k_m_file}
+
+
 def add_tokenizer(writer: GGUFWriter) -> None:
     """Control and byte tokens, then letters, pairs and triples of them, with and without a space before."""
     letters = string.ascii_lowercase
@@ -105,16 +147,18 @@ def add_metadata(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(1e6)
 
 
-def write(path: Path, shape: Shape) -> None:
+def write(path: Path, shape: Shape, mix: str = "Q4_0") -> None:
     """Write the tensors, with one matrix in memory at a time."""
+    kind_of = MIXES[mix]
     writer = GGUFWriter(path, "llama")
     add_metadata(writer, shape)
     add_tokenizer(writer)
     for name in shape.norms():
         writer.add_tensor_info(f"{name}.weight", (shape.dim,), np.dtype(np.float32), 4 * shape.dim)
     for name, n_out, n_in, _ in shape.matrices():
-        kind, width = kind_of(name), row_bytes(name, n_in)
-        writer.add_tensor_info(f"{name}.weight", (n_out, width), np.dtype(np.uint8), n_out * width, kind)
+        kind = kind_of(name, shape.n_layers)
+        width = n_in // kind.values * kind.n_bytes
+        writer.add_tensor_info(f"{name}.weight", (n_out, width), np.dtype(np.uint8), n_out * width, kind.number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -122,24 +166,17 @@ def write(path: Path, shape: Shape) -> None:
         writer.write_tensor_data(np.ones(shape.dim, np.float32))
     random = np.random.default_rng(0)
     for name, n_out, n_in, deviation in shape.matrices():
-        writer.write_tensor_data((q6_k if name == "output" else q4_0)(n_out, n_in, deviation, random))
+        writer.write_tensor_data(kind_of(name, shape.n_layers).rows(n_out, n_in, deviation, random))
     writer.close()
-
-
-def kind_of(name: str) -> GGMLQuantizationType:
-    return GGMLQuantizationType.Q6_K if name == "output" else GGMLQuantizationType.Q4_0
-
-
-def row_bytes(name: str, n_in: int) -> int:
-    return n_in // 256 * 210 if name == "output" else n_in // 32 * 18
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="7b")
+    parser.add_argument("--mix", choices=MIXES, default="Q4_0")
     args = parser.parse_args()
-    write(args.out, SHAPES[args.shape])
+    write(args.out, SHAPES[args.shape], args.mix)
     print(f"{args.out}: {args.out.stat().st_size / 2**30:.2f} GiB")
 
 

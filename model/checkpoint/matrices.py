@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.checkpoint.gguf.index import STORED
+from model.checkpoint.gguf.index import OTHERS, STORED
 from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
 
@@ -78,21 +78,17 @@ class EncodedMatrix:
         data = self.data[rows]
         return EncodedMatrix(data, self.kind, (len(data), self.shape[1]))
 
-    def block_form(self) -> tuple[int, bool] | None:
-        """What `blocks` would have: bytes of integers in a block, and whether minima; None where it is None."""
-        form = STORED.get(self.kind)
-        return None if form is None else (form.value_bits * BLOCK_GROUP // 8, form.has_minima)
+    def block_form(self) -> tuple[int, bool]:
+        """What `blocks` has: bytes of integers in a block, and whether there are minima."""
+        form = STORED.get(self.kind, OTHERS)
+        return form.value_bits * BLOCK_GROUP // 8, form.has_minima
 
-    def blocks(self) -> BlockMatrix | None:
-        """The same integers in blocks of 32, see `gguf.blocks`; None for a kind that does not fit.
+    def blocks(self) -> BlockMatrix:
+        """The matrix in blocks of 32, see `gguf.blocks`. Raises ValueError for a scale that is not finite."""
+        from model.checkpoint.gguf.blocks import groups
 
-        Raises ValueError for a scale or a minimum that is not finite.
-        """
-        from model.checkpoint.gguf.blocks import stored
-
-        found = stored(self)
-        if found is not None:
-            found.block_form()
+        found = groups(self)
+        found.block_form()
         return found
 
     def dequantize(self) -> Tensor:

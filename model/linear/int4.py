@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from model.checkpoint.gguf.blocks import inverse, quantize8
 from model.checkpoint.matrices import (
     BlockMatrix,
     Blocks,
@@ -90,21 +91,9 @@ def quantize4(weight: Tensor) -> BlockMatrix:
     groups = weight.unflatten(1, (-1, BLOCK_GROUP))
     smallest, largest = groups.aminmax(dim=2)
     mins, scales = smallest.half(), ((largest - smallest) / 15).half()
-    steps = (groups - mins.float()[:, :, None]) * _inverse(scales)[:, :, None]
+    steps = (groups - mins.float()[:, :, None]) * inverse(scales)[:, :, None]
     q = steps.round_().clamp_(0, 15).to(torch.uint8)
     return BlockMatrix(q[..., :16] | q[..., 16:] << 4, scales, mins)
-
-
-def quantize8(weight: Tensor) -> BlockMatrix:
-    """weight [n, k] float32 in 8 bits: a group's scale is its greatest magnitude / 127."""
-    groups = weight.unflatten(1, (-1, BLOCK_GROUP))
-    scales = (groups.abs().amax(dim=2) / 127).half()
-    q = (groups * _inverse(scales)[:, :, None]).round_().clamp_(-127, 127)
-    return BlockMatrix(q.to(torch.int8), scales)
-
-
-def _inverse(scales: Tensor) -> Tensor:
-    return torch.where(scales != 0, 1 / scales.float(), 0.0)
 
 
 def _multiply(x: Tensor, blocks: BlockMatrix) -> Tensor:

@@ -1,8 +1,9 @@
-"""Blocks of GGUF as groups of 32 channels with a scale and maybe a minimum, without another quantization.
+"""Blocks of GGUF as groups of 32 channels with a scale and maybe a minimum.
 
 Q4_0, Q4_1 and Q8_0 are such groups in the file. Q5_0, Q5_1 and IQ4_NL fit into the 8-bit layout exactly. Q4_K, Q5_K and
 IQ4_XS have a short scale (and minimum) for each group and a float16 factor for 256 channels: their products are rounded
-to float16, by at most 2^-11 of their size. The layouts are those of llama.cpp's ggml-common.h.
+to float16, by at most 2^-11 of their size. All other kinds are quantized again, to 8 bits. The layouts are those of
+llama.cpp's ggml-common.h.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,10 +30,23 @@ def as_they_are(rows: Tensor, kind: str) -> BlockMatrix:
     return BlockMatrix(quants.view(torch.int8) if kind == "Q8_0" else quants, head[..., 0], mins)
 
 
-def stored(matrix: EncodedMatrix) -> BlockMatrix | None:
-    """The matrix in groups of 32, a copy; None for a kind that does not fit without another quantization."""
+def groups(matrix: EncodedMatrix) -> BlockMatrix:
+    """The matrix in groups of 32, a copy. A kind that does not fit is quantized again, to 8 bits."""
     decode = _DECODERS.get(matrix.kind)
-    return None if decode is None else decode(matrix.data)
+    return quantize8(matrix.dequantize()) if decode is None else decode(matrix.data)
+
+
+def quantize8(weight: Tensor) -> BlockMatrix:
+    """weight [n, k] float32 in 8 bits: a group's scale is its greatest magnitude / 127."""
+    groups = weight.unflatten(1, (-1, BLOCK_GROUP))
+    scales = (groups.abs().amax(dim=2) / 127).half()
+    q = (groups * inverse(scales)[:, :, None]).round_().clamp_(-127, 127)
+    return BlockMatrix(q.to(torch.int8), scales)
+
+
+def inverse(scales: Tensor) -> Tensor:
+    """1 / scale in float32, 0 for the scale 0."""
+    return torch.where(scales != 0, 1 / scales.float(), 0.0)
 
 
 def _q5_0(rows: Tensor) -> BlockMatrix:

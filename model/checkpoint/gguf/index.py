@@ -36,7 +36,7 @@ STORED: Mapping[str, Stored] = {
     "IQ4_NL": Stored(8),
     "IQ4_XS": Stored(8),
 }
-"""Kinds whose values `gguf.blocks` stores without another quantization."""
+"""Kinds that `gguf.blocks` stores without another quantization."""
 OTHERS = Stored(8)
 """All other kinds are quantized to 8 bits."""
 _JOINED = (re.compile(r"(attention\.w)[qkv]\."), re.compile(r"(w)[13]\.weight$"))

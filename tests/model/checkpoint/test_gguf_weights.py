@@ -10,7 +10,6 @@ from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from model.checkpoint.gguf.blocks import stored as groups_of_32
 from model.checkpoint.gguf.index import Index, read_index
 from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
 from model.checkpoint.open import open_checkpoint
@@ -107,8 +106,7 @@ def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: 
     """Exactly, or with the float16 rounding of a group's scale and minimum."""
     matrix, expected = _stored({"q": kind}, tmp_path / "m.gguf")["q"]
     assert isinstance(matrix, EncodedMatrix)
-    blocks = groups_of_32(matrix)
-    assert blocks is not None
+    blocks = matrix.blocks()
     assert blocks.quants.shape[2] == (16 if kind == "Q4_K" else 32)
     if kind in ("Q5_0", "Q5_1", "IQ4_NL"):
         assert torch.equal(blocks.dequantize(), expected)
