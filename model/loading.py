@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
-from model.machine.host import choose_threads
+from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
@@ -35,6 +36,9 @@ from model.sampling_params import SamplingParams
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
+
+RETURN_AFTER = 2**27
+"""Values that are loaded before free memory is returned to the system: a call takes milliseconds."""
 
 
 def create(progress: Progress, **options: Any) -> ModelRunner:
@@ -185,9 +189,16 @@ def _use_threads(threads: int) -> None:
 
 
 def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:
-    """Names and weights on `device`; GGUF's matrices on the host, where a scheme converts them."""
-    upload = uploader(device)
+    """Names and weights on `device`; GGUF's matrices on the host, where a scheme converts them.
+
+    Between weights it returns memory, which decoded pieces have left behind.
+    """
+    upload, values = uploader(device), 0
     for name, matrix in checkpoint.tensors():
+        if values > RETURN_AFTER:
+            values = 0
+            return_free_memory()
+        values += prod(matrix.shape)
         if isinstance(matrix, torch.Tensor):
             yield name, upload(matrix)
         else:

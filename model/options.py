@@ -103,8 +103,8 @@ class RunnerOptions:
     )
     quantize: str = option(
         "auto",
-        "Quantization of the weights. auto is none on a GPU, with --dtype or without compiled kernels, else int4 for a "
-        "quantized GGUF file, else int8.",
+        "Quantization of the weights. auto is the scheme nearest to a quantized checkpoint, for others none on a GPU "
+        "and int8 on a CPU. On a CPU with --dtype or without compiled kernels it is none.",
         choices=QUANTIZE_NAMES,
         in_plan=True,
     )

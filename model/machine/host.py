@@ -1,5 +1,6 @@
 """The cores and the memory that this process may use, as the machine and its control groups limit them. No torch."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,13 @@ def choose_threads(requested: int | None = None, root: Path = Path("/")) -> int:
 def free_memory(root: Path = Path("/")) -> int:
     """Bytes that this process can still allocate: the minimum of what the machine and its control groups allow."""
     return min([_available(root), *_left_by_groups(root)])
+
+
+def return_free_memory() -> None:
+    """Return memory that was freed to the system. glibc keeps what lies between two pieces that are in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _processors() -> set[int]:

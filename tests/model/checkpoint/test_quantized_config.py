@@ -1,0 +1,150 @@
+"""Where configurations say how weights are quantized, and which tensors belong to a weight."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from model.attention import choose
+from model.checkpoint.files import Shard
+from model.checkpoint.open import open_checkpoint
+from model.checkpoint.quantized.config import Quantization, read_quantization
+from model.checkpoint.quantized.parts import stored_weights
+from model.errors import ModelError
+from model.memory.plan import make_plan
+from model.network import weights
+from model.network.transformer import Transformer
+from model.options import RunnerOptions
+from tests.model.checkpoint.quantized_files import FORMS, VOCAB, save
+from tests.model.driving import CPU, Driver
+
+TOKENS = [(7 * i + 3) % VOCAB for i in range(20)]
+
+
+def read(directory: Path, config: dict[str, Any], name: str = "config.json") -> Quantization | None:
+    (directory / name).write_text(json.dumps(config))
+    return read_quantization(directory)
+
+
+def test_the_places_of_a_quantization(tmp_path: Path) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    wanted = Quantization("fp8", floats=True, block=(128, 128))
+    assert read(tmp_path, {}) is None
+    assert read(tmp_path, {"quantization_config": fp8}) == wanted
+    assert read(tmp_path, {"model_type": "mistral3", "text_config": {"quantization_config": fp8}}) == wanted
+    assert read(tmp_path, {"text_config": {"compression_config": fp8}}) == wanted
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 128, "desc_act": True}))
+    assert read(tmp_path, {}) == Quantization("gptq", 4, 128, ordered=True, zero_offset=1)
+
+
+def test_the_native_place(tmp_path: Path) -> None:
+    own = {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}
+    assert read(tmp_path, {"quantization": own}, "params.json") == Quantization("fp8", floats=True)
+    compressed = FORMS["ct int4 g32"].config
+    found = read(tmp_path, {"quantization": compressed}, "params.json")
+    assert found == Quantization("compressed-tensors", 4, 32)
+    with pytest.raises(ModelError, match="qformat_weight 'nvfp4'; Noria supports 'fp8_e4m3'"):
+        read(tmp_path, {"quantization": {"qformat_weight": "nvfp4"}}, "params.json")
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "bits"),
+    [
+        (Quantization("fp8", floats=True), "fp8", None),
+        (Quantization("compressed-tensors"), "int8", None),
+        (Quantization("gptq", 4, 128), "blocks4", 4.5),
+        (Quantization("awq", 4, 128, symmetric=False), "blocks4", 5.0),
+        (Quantization("gptq", 4, 32), "blocks", 4.5),
+        (Quantization("gptq", 4, 128, ordered=True), "blocks8", 8.5),
+        (Quantization("gptq", 4, 48), "blocks8", 8.5),
+        (Quantization("gptq", 4, 0), "blocks4", 4.5),
+        (Quantization("gptq", 8, 128, symmetric=False), "blocks8", 9.0),
+    ],
+)
+def test_kinds_and_their_bits(found: Quantization, kind: str, bits: float | None) -> None:
+    assert (found.kind, found.block_bits) == (kind, bits)
+
+
+def test_a_plan_from_a_configuration_alone(tmp_path: Path) -> None:
+    """Mistral 7B in AWQ: 4 + 32/32 bits a weight, the head 8.5, embeddings and norms 16."""
+    config = {"model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "rms_norm_eps": 1e-5}
+    config |= {"max_position_embeddings": 32768, "dtype": "float16"}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": awq}))
+    plan = make_plan(tmp_path, RunnerOptions("", device="cpu"), None)
+    head, others = 32000 * 4096, 7_241_732_096 - 2 * 32000 * 4096
+    assert plan.scheme == "int4"
+    assert plan.weights == pytest.approx(head * 2 + head * 8.5 / 8 + others * 5 / 8, rel=1e-6)
+    on_gpu = make_plan(tmp_path, RunnerOptions("", device="cuda"), None)
+    assert on_gpu.scheme == "int4"
+    assert on_gpu.weights == pytest.approx(head * 4 + others * 4.375 / 8, rel=1e-6)
+
+
+def test_fp8_and_int8_on_a_gpu(tmp_path: Path) -> None:
+    for name, scheme in (("fp8 tensor", "fp8"), ("ct int8 channel", "int8"), ("gptq g32 symmetric", "none")):
+        (tmp_path / name).mkdir()
+        save(name, tmp_path / name)
+        assert make_plan(tmp_path / name, RunnerOptions("", device="cuda"), None).scheme == scheme
+
+
+def test_experts_and_what_is_not_used() -> None:
+    module = "model.layers.0.block_sparse_moe.experts.3.w1"
+    roles = {"qweight": "I32", "qzeros": "I32", "scales": "F16", "g_idx": "I32"}
+    more = {"model.layers.0.self_attn.k_scale": "F32", "model.layers.0.self_attn.q_proj.input_scale": "F32"}
+    dtypes = {**{f"{module}.{role}": dtype for role, dtype in roles.items()}, **more}
+    (found,) = stored_weights([Shard(Path("a"), dtypes, dict.fromkeys(dtypes, (1, 1)))], tied_head=False)
+    assert (found.name, found.form, {*found.parts}) == (
+        "layers.0.feed_forward.experts.3.w1.weight",
+        "qweight",
+        {*roles},
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype F8_E5M2; Noria supports BF16, F16, F32, F8_E4M3, I8"),
+        (
+            {"weight": "F8_E4M3", "weight_scale_inv": "U8"},
+            "weight_scale_inv of .* has dtype U8; Noria supports BF16",
+        ),
+        ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
+        ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),
+        ({"weight": "I8"}, "is in I8, but has no scale"),
+    ],
+)
+def test_parts_that_make_no_weight(dtypes: dict[str, str], message: str) -> None:
+    named = {f"model.layers.0.mlp.up_proj.{role}": dtype for role, dtype in dtypes.items()}
+    with pytest.raises(ModelError, match=message):
+        stored_weights([Shard(Path("a"), named, dict.fromkeys(named, (1, 1)))], tied_head=False)
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "awq g64", "ct int8 channel"])
+def test_plain_weights_among_quantized_ones_and_parts_in_other_files(name: str, tmp_path: Path) -> None:
+    """q of a layer is plain, as modules_to_not_convert has it, and all scales lie in a second file."""
+    model = save(name, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    plain = "model.layers.0.self_attn.q_proj"
+    found = {key: part for key, part in found.items() if not key.startswith(f"{plain}.")}
+    parameter = model.get_parameter(f"{plain}.weight")
+    parameter.data = parameter.detach().bfloat16().float()
+    found[f"{plain}.weight"] = parameter.detach().bfloat16()
+    apart = {key for key in found if "scale" in key}
+    files = {"model-00001-of-00002.safetensors": {*found} - apart, "model-00002-of-00002.safetensors": apart}
+    (tmp_path / "model.safetensors").unlink()
+    for file, keys in files.items():
+        save_file({key: found[key] for key in keys}, tmp_path / file)
+    with torch.no_grad():
+        wanted = model(torch.tensor([TOKENS])).logits[0]
+    for scheme, allowed in (("none", 1e-4), ("int4" if name == "awq g64" else "int8", 0.5)):
+        checkpoint = open_checkpoint(tmp_path)
+        with torch.device("meta"):
+            network = Transformer(checkpoint.config, scheme)
+        tensors = checkpoint.tensors()
+        weights.load(network, checkpoint.config, checkpoint.rotation, tensors, torch.float32, CPU, lambda _: None)
+        logits = Driver(network.eval(), choose("auto", CPU)[1]).whole(TOKENS)
+        torch.testing.assert_close(logits, wanted, rtol=0, atol=allowed)
