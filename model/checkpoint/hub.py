@@ -10,7 +10,7 @@ from model.checkpoint.files import Progress
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.errors import ModelError, one_line
 
-log = logging.getLogger("noria")
+log = logging.getLogger(__name__)
 
 _TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
 _TOKENIZER = ("tekken.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")

@@ -207,10 +207,6 @@ def test_rope_fraction(tmp_path: Path) -> None:
         ({"model_type": "pixtral"}, "'pixtral', which needs an image encoder without a text model"),
         ({"model_type": "mistral3"}, "config.json of a mistral3 model must have an object in text_config, it has None"),
         ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "'mistral4', which needs latent"),
-        (
-            {"model_type": "mistral3", "text_config": {**PUBLISHED, "quantization_config": {"quant_method": "fp8"}}},
-            "fp8",
-        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'; Noria supports silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'; Noria supports default, linear"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor of at least 1, it has 0.5"),
