@@ -12,9 +12,13 @@ from model.errors import ModelError, one_line
 
 log = logging.getLogger(__name__)
 
-_TEXT = ("config.json", "params.json", "generation_config.json", "chat_template.jinja", "chat_template.json")
+_TEXT = ("config.json", "params.json", "quantize_config.json", "generation_config.json")
 _TOKENIZER = ("tekken.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tokenizer.model.v*")
-_TEMPLATES = ("additional_chat_templates/*.jinja",)
+_TEMPLATES = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
 
