@@ -1,4 +1,4 @@
-"""Configurations of published dense models of the family, as their files have them, and what they mean by hand.
+"""Configurations of published models of the family, as their files have them, and what they mean by hand.
 
 The numbers of parameters are those that the model cards give (Mistral 7B, Ministral 8B, Llama, SmolLM2), or round to
 what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for Ministral 3. The sizes of Mistral Medium
@@ -78,6 +78,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "rope_theta": 1e6}
 NEMO = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e6}
 SMALL = {"head_dim": 128, "sliding_window": None, "rope_theta": 1e8}
 UNSCALED = {"mscale_all_dim": 1.0}
@@ -113,6 +114,18 @@ ROWS: Mapping[str, Row] = {
     "Codestral 22B": _config(
         *(22_247_282_688, 229376, full(56), 32768),
         hf("mistral", 6144, 56, 48, 8, 16384, 32768, 32768, sliding_window=None, rope_theta=1e6),
+    ),
+    "Mixtral 8x7B": _config(
+        *(46_702_792_704, 131072, full(32), 32768),
+        hf("mixtral", 4096, 32, 32, 8, 14336, 32000, 32768, **EXPERTS),
+    ),
+    "Mixtral 8x7B, native": _params(
+        *(46_702_792_704, 131072, full(32), 32768),
+        native(*V1, moe={"num_experts": 8, "num_experts_per_tok": 2}, rope_theta=1e6),
+    ),
+    "Mixtral 8x22B": _config(
+        *(140_620_634_112, 229376, full(56), 65536),
+        hf("mixtral", 6144, 56, 48, 8, 16384, 32000, 65536, **EXPERTS),
     ),
     "Nemo 12B": _config(
         12_247_782_400, 163840, full(40), 131072, hf("mistral", 5120, 40, 32, 8, 14336, 131072, 131072, **NEMO)
