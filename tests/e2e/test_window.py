@@ -36,7 +36,7 @@ NAMES = {
 def decoded(directory: Path, config: MistralConfig) -> dict[str, torch.Tensor]:
     """The weights by the gguf package's own reader; rows of q and k from adjacent pairs to halves."""
     weights = {}
-    for tensor in GGUFReader(json.loads((directory / "gguf.json").read_text())["path"]).tensors:
+    for tensor in GGUFReader(json.loads((directory / "gguf.json").read_text())["paths"][0]).tensors:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         for part, heads in (("attn_q.", config.num_attention_heads), ("attn_k.", config.num_key_value_heads)):
             if part in tensor.name:

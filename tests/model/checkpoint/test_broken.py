@@ -279,7 +279,7 @@ def test_no_scheme_takes_a_value_that_is_not_finite(
 def test_a_checkpoint_without_a_tokenizer(whole: Callable[[str], Path]) -> None:
     message = fault(lambda: load_tokenizer(whole("plain")))
     assert message
-    assert "has no tokenizer: expected tokenizer.json or tokenizer.model" in message
+    assert "has no tokenizer: expected tokenizer.json, tekken.json or tokenizer.model" in message
 
 
 def test_code_of_a_known_architecture_is_not_run(whole: Callable[[str], Path], tmp_path: Path) -> None:

@@ -235,27 +235,24 @@ def test_both_kinds_of_steps_are_warm(saved: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "value", "quantize", "message"),
     [
-        (
-            "model.layers.0.mlp.up_proj.weight",
-            {"quantize": "int8"},
-            "tensor 'layers.0.feed_forward.w3.weight' .* not finite",
-        ),
-        ("model.layers.1.self_attn.q_proj.weight", {"quantize": "none"}, "the model's logits are not finite"),
-        ("model.norm.weight", {"quantize": "int8"}, "the model's logits are not finite"),
+        ("model.layers.0.mlp.up_proj.weight", "nan", "int8", "'layers.0.feed_forward.w3.weight' .* not finite"),
+        ("model.layers.1.self_attn.q_proj.weight", "nan", "none", "'layers.1.attention.wq.weight' .* not finite"),
+        ("model.norm.weight", "nan", "int8", "'norm.weight' .* not finite"),
+        ("model.norm.weight", "3e38", "none", "the model's logits are not finite"),
     ],
 )
 def test_a_checkpoint_with_numbers_that_are_none_is_refused(
-    saved: Any, tmp_path: Path, name: str, options: dict[str, str], message: str
+    saved: Any, tmp_path: Path, name: str, value: str, quantize: str, message: str
 ) -> None:
     shutil.copytree(saved[0], tmp_path, dirs_exist_ok=True)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)
-    tensors[name].view(-1)[3] = float("nan")
+    tensors[name].view(-1)[:] = float(value)
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=message):
-        create(lambda *_: None, model=str(tmp_path), device="cpu", **options)
+        create(lambda *_: None, model=str(tmp_path), device="cpu", quantize=quantize, dtype="float32")
 
 
 @pytest.mark.parametrize(
