@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
-from model.chat.needs import Needs, needs_of
-from model.chat.reasoning import EFFORT, SWITCHES, style_of_template, way_of_template, with_thought
+from model.chat.needs import Needs, in_parts, needs_of
+from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
 from model.chat.template import FAULTS, call_style, compile_template, takes_functions, with_own_values
 from model.chat.variables import RESERVED, check_variables
 from model.errors import ParameterError, one_line
@@ -33,7 +33,8 @@ class _Template(NamedTuple):
     def of(cls, source: str, special_tokens: Mapping[str, str], tools: Sequence[Any] | None = None) -> "_Template":
         render, declared = compile_template(source)
         complete = with_own_values(render, declared, special_tokens)
-        return cls(complete, declared, needs_of(complete, tools))
+        needs = needs_of(complete, tools)
+        return cls(in_parts(complete) if needs.parts else complete, declared, needs)
 
 
 class JinjaChat:
@@ -57,7 +58,7 @@ class JinjaChat:
         has_tools = bool(own) or "tools" in known
         self.call_style = call_style(tool_source or source, tokenizer, single=single) if has_tools else None
         self.reasoning_style = style_of_template(source, tokenizer)
-        self.efforts: tuple[str, ...] = ()
+        self.efforts = self._template.needs.efforts
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))
         self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
@@ -101,6 +102,7 @@ class JinjaChat:
         tools: Sequence[Any] | None = None,
     ) -> Callable[[Sequence[Message]], str]:
         check_variables(variables, self._variables, self._control)
+        check_effort(variables.get(EFFORT), self.efforts)
         render = self._render_open if continue_final_message else self._render
         return partial(render, values={**variables, "add_generation_prompt": add_generation_prompt, "tools": tools})
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
-from model.chat.reasoning import EFFORT, has_tokens, with_thought
-from model.errors import ModelError, ParameterError, one_line, short
+from model.chat.reasoning import EFFORT, check_effort, has_tokens, with_thought
+from model.errors import ModelError, ParameterError, one_line
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 
@@ -97,9 +97,7 @@ class MistralChat:
                 f"chat_template_kwargs has {unknown[0][:80]!r}, this model's tokenizer {self._version} knows: {known}",
             )
         effort = variables.get(EFFORT)
-        if effort is not None and effort not in self.efforts:
-            allowed = ", ".join(self.efforts)
-            raise ParameterError(EFFORT, f"{EFFORT} of this model must be one of {allowed}, got {short(effort)}")
+        check_effort(effort, self.efforts)
         return effort
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
+from model.chat.reasoning import EFFORT, EFFORTS
 from model.chat.template import FAULTS
 
 Render = Callable[..., str]
@@ -19,12 +20,16 @@ class Needs(NamedTuple):
     `text_arguments`: it takes the arguments of calls as JSON text, not as objects.
     `undefined_tools`: it fails on `tools=None`; the variable is left undefined instead.
     `single_call`: it takes one call in a message, not two.
+    `parts`: it loses contents that are strings; each becomes a list with one part, as for models with images.
+    `efforts`: the values of `reasoning_effort` that it takes, empty if it takes any.
     """
 
     merged_system: bool = False
     text_arguments: bool = False
     undefined_tools: bool = False
     single_call: bool = False
+    parts: bool = False
+    efforts: tuple[str, ...] = ()
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them."""
@@ -37,6 +42,9 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
 
     A template that cannot render a single user message has no needs that are known: requests get its error.
     """
+    parts = not _writes(render, tools) and _writes(in_parts(render), tools)
+    if parts:
+        render = in_parts(render)
     undefined = tools is None and _rendered(render, [USER], tools=None) is None
     values = {} if undefined else {"tools": tools}
     if _rendered(render, [USER], **values) is None:
@@ -45,7 +53,36 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
     system = _rendered(render, [{"role": "system", "content": secret}, USER], **values)
     text = _takes_text(render, values)
     single = _takes_one_call(render, values, json.dumps({}) if text else {})
-    return Needs(system is None or secret not in system, text, undefined, single)
+    merged = system is None or secret not in system
+    return Needs(merged, text, undefined, single, parts, _efforts(render, values))
+
+
+def in_parts(render: Render) -> Render:
+    """`render` with each content that is a string as a list with one part."""
+
+    def rendered(*, messages: Sequence[Message], **values: Any) -> str:
+        return render(messages=[_in_parts(message) for message in messages], **values)
+
+    return rendered
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _writes(render: Render, tools: Any) -> bool:
+    """Whether the content of a user's message is in the rendering."""
+    secret = secrets.token_hex(8)
+    text = _rendered(render, [{"role": "user", "content": secret}], tools=tools)
+    return text is not None and secret in text
+
+
+def _efforts(render: Render, values: Mapping[str, Any]) -> tuple[str, ...]:
+    def takes(effort: str) -> bool:
+        return _rendered(render, [USER], **values, **{EFFORT: effort}) is not None
+
+    return () if takes(secrets.token_hex(8)) else tuple(filter(takes, EFFORTS))
 
 
 def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:

@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from model.errors import ParameterError, short
 from model.tokenizers.base import Tokenizer
 
 THOUGHT = "reasoning_content"
 """The key of a message with the thought before its content."""
 EFFORT = "reasoning_effort"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort` that requests have, in rising order."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off."""
 Way = Literal["field", "chunks", "text"]
@@ -84,7 +87,15 @@ def switched(known: Collection[str], efforts: Collection[str], on: bool | None, 
     if on is None:
         return {}
     values: dict[str, Any] = {name: on for name in SWITCHES if name in known}
-    if EFFORT in known:
+    only_switches = not on and values and efforts and "none" not in efforts
+    if EFFORT in known and not only_switches:
         strongest = efforts[-1] if isinstance(efforts, tuple) and efforts else "high"
         values[EFFORT] = (effort or strongest) if on else "none"
     return values
+
+
+def check_effort(effort: Any, efforts: Collection[str]) -> None:
+    """Raise ParameterError for an effort that the chat format does not know. No `efforts`: it takes any."""
+    if effort is not None and efforts and effort not in efforts:
+        known = ", ".join(efforts)
+        raise ParameterError(EFFORT, f"{EFFORT} of this model must be one of {known}, got {short(effort)}")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from model.chat.reasoning import EFFORT, switched
+from model.chat.reasoning import EFFORT, EFFORTS, switched
 from model.grammar.thinking import Thinking
 from service.api.chat_request import ChatRequest
 from service.generation.served import ServedModel
@@ -10,8 +10,6 @@ from service.generation.thinking import Reasoning
 from service.http.errors import InvalidRequest
 from service.schema.reasoning import EFFORT_BUDGETS, ReasoningOptions
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""In rising order."""
 TAIL_TOKENS = 16
 """Tokens at the end of a prompt in which its last mark may be."""
 

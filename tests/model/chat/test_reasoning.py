@@ -15,10 +15,11 @@ from model.chat.jinja import JinjaChat
 from model.chat.reasoning import switched
 from model.tokenizers.load import load_tokenizer
 from tests.fakes import IntegerTokenizer
+from tests.model.chat.published import FORMATS
+from tests.model.chat.published import source as source_of
 from tests.model.chat.versions import FILES, write_directory
 from tests.model.tokenizers.tekken_files import write_tekken
 
-TEMPLATES = Path(__file__).parent / "templates"
 USER = {"role": "user", "content": "How is it?"}
 CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
 RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "abcdefgh1"}
@@ -99,6 +100,7 @@ def test_templates_of_mistral_common_take_chunks(version: str, tmp_path: Path) -
     assert isinstance(chat, JinjaChat)
     assert chat.reasoning_style == "tokens"
     assert chat.switches == ({"reasoning_effort"} if version == "v15" else set())
+    assert chat.efforts == (("none", "high") if version == "v15" else ())
     oracle = MistralTokenizer.from_file(file)
     for conversation, messages in CONVERSATIONS.items():
         request = ChatCompletionRequest.model_validate({"messages": expected(messages)})
@@ -121,7 +123,7 @@ def test_a_template_with_thoughts_gets_them(conversation: str, values: dict[str,
 
 
 def test_a_template_that_removes_tags_gets_them_in_the_content() -> None:
-    source = (TEMPLATES / "deepseek-r1-distill.jinja").read_text()
+    source = source_of("deepseek_r1_distill")
     chat = JinjaChat(source, IntegerTokenizer(), {"bos_token": ""})
     assert chat.reasoning_style == "tags"
     messages = CONVERSATIONS["one"]
@@ -132,12 +134,10 @@ def test_a_template_that_removes_tags_gets_them_in_the_content() -> None:
 
 
 def test_published_templates_without_reasoning() -> None:
-    for path in TEMPLATES.glob("*.jinja"):
-        chat = JinjaChat(path.read_text(), IntegerTokenizer(), {"bos_token": "", "eos_token": ""})
-        assert chat.reasoning_style == ("tags" if path.stem == "deepseek-r1-distill" else None), path.stem
-        if chat.reasoning_style is None:
-            messages = [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": "secret"}, USER]
-            assert "secret" not in chat.render(messages)
+    for name in (name for name, known in FORMATS.items() if known.reasoning is None):
+        chat = JinjaChat(source_of(name), IntegerTokenizer(), {"bos_token": "", "eos_token": ""})
+        messages = [USER, {"role": "assistant", "content": "Fine.", "reasoning_content": "secret"}, USER]
+        assert "secret" not in chat.render(messages), name
 
 
 def test_variables_that_switch() -> None:
@@ -148,3 +148,6 @@ def test_variables_that_switch() -> None:
     assert switched(["reasoning_effort"], graded, True, None) == {"reasoning_effort": "high"}
     assert switched(["reasoning_effort"], graded, False, None) == {"reasoning_effort": "none"}
     assert switched([], (), True, "low") == {}
+    two, positive = ["enable_thinking", "reasoning_effort"], ("low", "xhigh")
+    assert switched(two, positive, True, None) == {"enable_thinking": True, "reasoning_effort": "xhigh"}
+    assert switched(two, positive, False, "none") == {"enable_thinking": False}, "there is no effort to name"

@@ -8,10 +8,10 @@ from model.tokenizers.load import load_tokenizer
 from service.schema.tools import Function
 from service.structured.call_style import STYLES
 from service.structured.tool_prompt import explained
-from tests.model.chat.published import ANSWER, CALLED, STYLE_OF, SYSTEM, TOOL, USER, source
+from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 
 
-@pytest.mark.parametrize("name", [name for name, style in STYLE_OF.items() if style is None])
+@pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.style is None])
 def test_tools_calls_and_results_reach_the_model(name: str) -> None:
     """Also where the template refuses system messages, or wants users and assistants to take turns."""
     directory = resolve("smollm2-135m-instruct")
@@ -27,4 +27,4 @@ def test_tools_calls_and_results_reach_the_model(name: str) -> None:
 
 
 def test_styles_of_templates_are_declared() -> None:
-    assert {style for style in STYLE_OF.values() if style} <= STYLES.keys()
+    assert {known.style for known in FORMATS.values() if known.style} <= STYLES.keys()
