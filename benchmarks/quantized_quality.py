@@ -177,10 +177,11 @@ def product_error(directory: Path, scheme: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--only", choices=FORMATS, nargs="+", default=tuple(FORMATS))
     args = parser.parse_args()
     tokens = load_tokenizer(resolve(EMBEDDED)).encode(default_text(), add_bos=False, parse_control=False)[: args.tokens]
     print(f"{'file':13} {'served':13} {'W x':>7} {'perplexity':>10} {'':>8} {'|logprob|':>9}")
-    for name in FORMATS:
+    for name in args.only:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), name)
             served = {"none": {"quantize": "none", "dtype": "float32"}}

@@ -1,7 +1,8 @@
-"""docs/models.md names tests: each of them exists, and each case is written in the tests."""
+"""docs/models.md names tests: each of them exists, and so does each case, among those of its own test."""
 
-import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -15,25 +16,20 @@ NAMES = sorted({*LEGEND.values(), *re.findall(r"`(tests/\S+::\S+)`", PAGE)})
 
 
 @cache
-def functions(file: str) -> frozenset[str]:
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
-@cache
-def strings() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+def collected() -> tuple[str, ...]:
+    """The ids of all cases of the named tests, as pytest collects them."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
+    run = subprocess.run([*command, *NAMES], cwd=ROOT, capture_output=True, text=True, check=False)
+    return tuple(line for line in run.stdout.splitlines() if "::" in line)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_test_exists(name: str) -> None:
-    file, _, function = name.partition("::")
-    assert function in functions(file)
+    assert any(found.partition("[")[0] == name for found in collected())
 
 
 @pytest.mark.parametrize(("letter", "case"), sorted(set(CELLS)))
 def test_every_case_exists(letter: str, case: str) -> None:
-    """The name of a case is a string in the tests, or it is made of such strings."""
-    assert letter in LEGEND
-    parts = [case] if f'"{case}"' in strings() else re.split("[- ]", case)
-    assert all(f'"{part}' in strings() or f"/{part}" in strings() for part in parts), case
+    """The name of a case is the id of one of the letter's test, or whole words of it."""
+    own = [found for found in collected() if found.startswith(f"{LEGEND[letter]}[")]
+    assert any(re.search(rf"(?<!\w){re.escape(case)}(?!\w)", found.partition("[")[2]) for found in own), case

@@ -95,8 +95,8 @@ def read_config(directory: Path, *, max_model_len: int | None = None) -> ModelCo
 def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a `config.json` that describes the text model: `text_config` of a model with images, else all.
 
-    The outer dtype and quantization hold for the text model if it has none of its own; whether the outer head is tied
-    means nothing. Raises ModelError for a model with images that has no such part.
+    The outer dtype holds for the text model if it has none of its own; whether the outer head is tied means nothing.
+    Raises ModelError for a model with images that has no such part.
     """
     if raw.get("model_type") not in WRAPPERS:
         return raw
@@ -105,7 +105,7 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(
             f"config.json of a {raw['model_type']} model must have an object in text_config, it has {short(inner)}"
         )
-    shared = ("dtype", "torch_dtype", "quantization_config")
+    shared = ("dtype", "torch_dtype")
     outer = {key: raw.get(key) for key in shared if inner.get(key) is None}
     return {**inner, **outer, "model_type": inner.get("model_type") or "mistral"}
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from model.sampling_params import FREE_END
+from model.tokenizers.pieces import n_begun
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -205,7 +206,7 @@ class ThinkingMatcher:
         closing = 0 if self._closing_id is None else 1 << self._closing_id
         crossing = 0
         if self._closing_id is None and self._start is not None:
-            crossing = self._tables.crossing(self._closing, self._n_matched(state.tail))
+            crossing = self._tables.crossing(self._closing, n_begun(state.tail, self._closing))
         return (self._tables.text | closing) & ~crossing
 
     def _is_over(self, state: State) -> bool:
@@ -213,7 +214,7 @@ class ThinkingMatcher:
         budget = self._thinking.budget
         if budget is None or state.n_thought < budget:
             return False
-        begun = bool(self._closing_id is None and self._n_matched(state.tail))
+        begun = bool(self._closing_id is None and n_begun(state.tail, self._closing))
         ended = SENTENCE_END.search(state.tail) is not None
         return budget == 0 or ended or begun or state.n_thought >= budget + GRACE_TOKENS
 
@@ -221,14 +222,9 @@ class ThinkingMatcher:
         """The next token of the forced end of the thought."""
         if self._closing_id is not None:
             return self._closing_id
-        rest = self._closing[self._n_matched(state.tail) :]
+        rest = self._closing[n_begun(state.tail, self._closing) :]
         token: int = self._tables.tokens_of(rest.decode())[0]
         return token
-
-    def _n_matched(self, tail: bytes) -> int:
-        """The length of the longest beginning of the closing mark with which the thought ends."""
-        lengths = range(min(len(tail), len(self._closing) - 1), 0, -1)
-        return next((n for n in lengths if tail.endswith(self._closing[:n])), 0)
 
     # What a token changes
 

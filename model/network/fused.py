@@ -28,7 +28,7 @@ class FusedLayers:
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
         self._owners = (model, pools)  # keep alive the memory that the layers point to
-        self._widest = {_shape(block): block for block in model.layers}.values()  # type: ignore[arg-type]
+        self._distinct = {_shape(block): block for block in model.layers}.values()  # type: ignore[arg-type]
         self._layers = (records.Layer * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ class FusedLayers:
         for call, rope in zip(calls, ropes, strict=True):
             call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
             point_to(call, rope)
-        scratch_bytes = max(self._scratch_bytes(block, n_rows) for block in self._widest)  # type: ignore[arg-type]
+        scratch_bytes = max(self._scratch_bytes(block, n_rows) for block in self._distinct)  # type: ignore[arg-type]
         pools = (records.AttentionCall * len(calls))(*calls)
         self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)
         return x

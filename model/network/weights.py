@@ -58,11 +58,9 @@ def load(
             raise ModelError(
                 f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(place.shape)}"
             )
-        if (
-            place.rotates
-            and (order := internal_order(len(tensor), config.head_dim, config.rope.dim, rotation)) is not None
-        ):
-            tensor = tensor[order]
+        if place.rotates:
+            order = internal_order(len(tensor), config.head_dim, config.rope.dim, rotation)
+            tensor = tensor if order is None else tensor[order]
         of_embeddings = place.parameter == EMBEDDINGS
         try:
             _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)

@@ -11,18 +11,14 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, one_line
 from model.tokenizers.config import special_token, tokenizer_config
 from model.tokenizers.pieces import decode_pieces, readable
-from model.tokenizers.slicing import CUT, CUT_IN_WORDS, TEKKEN_WORDS, WHOLE, Slicing, words_begin_at_marks
+from model.tokenizers.slicing import CUT, CUT_IN_WORDS, WHOLE, Slicing, words_begin_at_marks
 
 _DECODERS = ("ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
-_WORDS = (
-    # Llama 3
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    TEKKEN_WORDS,
-)
+_WORDS = (LLAMA3_WORDS, TEKKEN_WORDS)
 """Patterns of words that end before a space."""
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, takewhile
+from typing import AnyStr
 
 from model.tokenizers.base import Tokenizer
 
@@ -55,6 +56,15 @@ def _any_of(names: list[str]) -> str:
     if not branches:
         return re.escape(start)
     return f"{re.escape(start)}(?:{branches})" + "?" * (names[0] == start)
+
+
+def n_begun(text: AnyStr, mark: AnyStr) -> int:
+    """The length of the longest beginning of `mark`, but not all of it, with which `text` ends.
+
+    So much of the text may belong to a mark that has not arrived yet. Worked example: "a <th", "<think>" -> 3.
+    """
+    lengths = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(mark[:n])), 0)
 
 
 def encode_with_control(

@@ -7,12 +7,6 @@ from dataclasses import dataclass
 SLICE_CHARS = 2**16
 """A slice takes about 20 ms."""
 
-TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Tekken's pattern of words."""
 CUT = re.compile(r"(?<=[!-~\w])(?= [!-~\w])")
 """A place to cut: before a single space between two characters that are no spaces, of ASCII or of words. A word begins
 there in every tokenizer that `huggingface.py`, `sentencepiece.py` and `tekken.py` let slice."""

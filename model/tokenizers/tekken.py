@@ -7,9 +7,10 @@ from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from model.checkpoint.files import read_json
+from model.checkpoint.words import TEKKEN_WORDS
 from model.errors import ModelError, ParameterError, one_line, short
 from model.tokenizers.pieces import control_pattern, decode_pieces, encode_with_control, readable
-from model.tokenizers.slicing import CUT, TEKKEN_WORDS, WHOLE, Slicing
+from model.tokenizers.slicing import CUT, WHOLE, Slicing
 from model.tokenizers.spaces import MAX_SPACES, parts
 
 if TYPE_CHECKING:

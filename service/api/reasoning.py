@@ -1,19 +1,17 @@
 """The reasoning of a chat request: variables for the chat format, marks in the answer, and the budget."""
 
-from typing import Any, Literal
+from typing import Any
 
 from model.chat.reasoning import EFFORT, EFFORTS, switched
 from model.grammar.thinking import Thinking
 from service.api.chat_request import ChatRequest
 from service.generation.served import ServedModel
-from service.generation.thinking import Reasoning
+from service.generation.thinking import Phase, Reasoning
 from service.http.errors import InvalidRequest
 from service.schema.reasoning import EFFORT_BUDGETS, ReasoningOptions
 
 TAIL_TOKENS = 16
 """Tokens at the end of a prompt in which its last mark may be."""
-
-Phase = Literal["before", "inside", "after"]
 
 
 def check_reasoning(request: ChatRequest, served: ServedModel) -> None:

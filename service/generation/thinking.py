@@ -6,7 +6,11 @@ from typing import Literal
 
 from model.chat.reasoning import Marks
 from model.tokenizers.base import Tokenizer
+from model.tokenizers.pieces import n_begun
 from service.generation.text import Released, TextStream
+
+Phase = Literal["before", "inside", "after"]
+"""Where a place in an answer is, seen from the thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +21,12 @@ class Reasoning:
     """
 
     marks: Marks
-    phase: Literal["before", "inside", "after"]
+    phase: Phase
     opening: int | None = None
     closing: int | None = None
 
     @classmethod
-    def of(cls, marks: Marks, phase: Literal["before", "inside", "after"], tokenizer: Tokenizer) -> "Reasoning":
+    def of(cls, marks: Marks, phase: Phase, tokenizer: Tokenizer) -> "Reasoning":
         control = tokenizer.control
         return cls(marks, phase, control.get(marks.opening), control.get(marks.closing))
 
@@ -129,10 +133,7 @@ class ThinkingStream:
 
     def _n_held(self, text: bytes) -> int:
         """The number of bytes at the end that may belong to the closing mark."""
-        n_mark = 0
-        if self._reasoning.closing is None:
-            lengths = range(min(len(text), len(self._closing) - 1), 0, -1)
-            n_mark = next((n for n in lengths if text.endswith(self._closing[:n])), 0)
+        n_mark = n_begun(text, self._closing) if self._reasoning.closing is None else 0
         before = text[: len(text) - n_mark]
         return n_mark + (len(before) - len(before.rstrip()) if self._reasoning.marks.trims else 0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.tokenizers.pieces import n_begun
 from service.generation.served import ServedModel
 from service.structured.call_style import ID_CHARS, SHORT_ID, Style, style_of
 
@@ -123,8 +124,7 @@ class CallReader:
         marker = self._style.marker
         if self._style.anchored:
             return len(self._unread) if not self._has_text and marker.startswith(self._unread) else 0
-        lengths = range(min(len(self._unread), len(marker) - 1), 0, -1)
-        return next((length for length in lengths if self._unread.endswith(marker[:length])), 0)
+        return n_begun(self._unread, marker)
 
     def _before(self, pieces: list[Piece], final: bool) -> bool:
         return self._past(self._style.opening, self._name) is not None

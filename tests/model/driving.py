@@ -95,13 +95,18 @@ def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU)
     return model
 
 
-def network(directory: Path, scheme: str = "none") -> "Driver":
-    """The network of a model directory in float32, with its projections in a scheme."""
-    opened = open_checkpoint(directory)
+def loaded(source: Path | Checkpoint, scheme: str = "none") -> Transformer:
+    """The network of a model directory or a checkpoint in float32, with its projections in a scheme."""
+    opened = open_checkpoint(source) if isinstance(source, Path) else source
     with torch.device("meta"):
         model = Transformer(opened.config, scheme)
     weights.load(model, opened.config, opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
-    return Driver(model.eval(), choose("auto", CPU)[1])
+    return model.eval()
+
+
+def network(directory: Path, scheme: str = "none") -> "Driver":
+    """The network of a model directory, as `loaded`, with the attention that serves it."""
+    return Driver(loaded(directory, scheme), choose("auto", CPU)[1])
 
 
 @dataclass

@@ -13,18 +13,10 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from model.checkpoint.words import LLAMA3_WORDS, TEKKEN_WORDS
 from model.errors import ModelError, short
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 Metadata = Mapping[str, Any]
@@ -161,12 +153,12 @@ class _Words:
     whole_words: bool = False
 
 
-_LLAMA3 = _Words(lambda: _split_by(_LLAMA3_WORDS), whole_words=True)
+_LLAMA3 = _Words(lambda: _split_by(LLAMA3_WORDS), whole_words=True)
 _PRE_TOKENIZERS: Mapping[str, _Words] = {
     "smollm": _Words(_smollm),
     "llama-bpe": _LLAMA3,
     "gpt-2": _Words(_gpt2),
-    "tekken": _Words(lambda: _split_by(_TEKKEN_WORDS), whole_words=True),
+    "tekken": _Words(lambda: _split_by(TEKKEN_WORDS), whole_words=True),
     **dict.fromkeys(("llama3", "llama-v3", "pixtral"), _LLAMA3),
 }
 """By llama.cpp's names. Those of whole words begin texts with the begin token too, unless the file says otherwise."""

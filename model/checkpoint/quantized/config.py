@@ -16,6 +16,8 @@ Kind = Literal["floats", "fp8", "int8", "blocks4", "blocks8", "blocks"]
 "blocks4" and "blocks8" are groups of integers that schemes can keep on both devices, "blocks" on a CPU only."""
 
 PACKED_BITS = (4, 8)
+OTHER_BITS = 8 + 16 / BLOCK_GROUP
+"""Bits of a weight that the file does not quantize, beside others in blocks: it gets 8, and a scale for 32 channels."""
 _CT_FORMATS = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized")
 
 
@@ -43,9 +45,7 @@ class Quantization:
             return "fp8"
         if self.bits == 8 and not self.group:
             return "int8"
-        if self.ordered or self.group % BLOCK_GROUP:
-            return "blocks8"
-        if self.bits == 8:
+        if self.bits == 8 or not self._fits_blocks:
             return "blocks8"
         return "blocks" if self.group % INT4_GROUP else "blocks4"
 
@@ -54,15 +54,20 @@ class Quantization:
         """Bits of a weight in `matrices.BlockMatrix`; None for a kind that is not in blocks."""
         if self.kind in ("fp8", "int8"):
             return None
-        in_four = self.bits == 4 and not self.ordered and not self.group % BLOCK_GROUP
-        has_minima = not self.symmetric and not self.ordered and not self.group % BLOCK_GROUP
-        return (4 if in_four else 8) + (32 if has_minima else 16) / BLOCK_GROUP
+        if not self._fits_blocks:
+            return OTHER_BITS
+        return self.bits + (16 if self.symmetric else 32) / BLOCK_GROUP
+
+    @property
+    def _fits_blocks(self) -> bool:
+        """Whether each block of 32 neighbouring channels has one scale."""
+        return not self.ordered and not self.group % BLOCK_GROUP
 
     def bits_with_head(self, config: ModelConfig) -> float | None:
         """`block_bits` on average over the projections and a head that is not quantized, which takes 8 bits."""
         own, head = self.block_bits, config.vocab_size * config.dim
         others = config.n_parameters - head * (1 if config.tied_head else 2)
-        return None if own is None else (own * others + (8 + 16 / BLOCK_GROUP) * head) / (others + head)
+        return None if own is None else (own * others + OTHER_BITS * head) / (others + head)
 
     @property
     def summary(self) -> str:

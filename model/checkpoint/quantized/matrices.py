@@ -123,7 +123,7 @@ class PackedMatrix(QuantizedMatrix):
         if self.outputs is not None:
             return _awq_outputs(self.packed, self.outputs)
         rows = self.packed if self.order == "rows" else self.packed.T
-        return unpack(rows, self.bits)[:, : self.n_in]
+        return unpack_words(rows, self.bits)[:, : self.n_in]
 
     def dequantize(self) -> Tensor:
         values = self.integers().float()
@@ -174,14 +174,14 @@ class PackedMatrix(QuantizedMatrix):
         return self.integers().unflatten(1, (-1, group)), check_finite(scales.expand(shape)), zeros.expand(shape)
 
 
-def unpack(packed: Tensor, bits: int) -> Tensor:
+def unpack_words(packed: Tensor, bits: int) -> Tensor:
     """int32 [n, k] -> uint8 [n, k * 32 / bits], from the lowest bits up. Worked example: 0x21, 4 bits -> 1, 2, 0..."""
     octets = packed.contiguous().view(torch.uint8)  # the machine is little-endian, as the file is
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
 
 
 def awq_order(unpacked: Tensor) -> Tensor:
-    """What `unpack` makes of AWQ's int32 [n, k/8], with the outputs [n, k] in their order."""
+    """What `unpack_words` makes of AWQ's int32 [n, k/8], with the outputs [n, k] in their order."""
     return unpacked.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2)
 
 

@@ -11,13 +11,11 @@ from pathlib import Path
 
 from model.checkpoint.files import DTYPES, Shard
 from model.checkpoint.names import canonical_name
-from model.checkpoint.quantized.config import Quantization
+from model.checkpoint.quantized.config import OTHER_BITS, Quantization
 from model.errors import ModelError, short
-from model.kernels.groups import BLOCK_GROUP
 
 SCALES = ("weight_scale_inv", "weight_scale", "qscale_weight")
 """The names that fp8, compressed-tensors and Mistral's native format give to the scale of `weight`."""
-PACKED_SCALES = ("weight_scale", "scales")
 _INTS, _FLOATS = ("I32",), tuple(DTYPES)
 _FORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "weight": {
@@ -101,14 +99,14 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
 
 def block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
     """Bits of a weight of the projections in blocks, on average: those stored otherwise are quantized to 8 bits."""
-    own, other = quantization.block_bits, 8 + 16 / BLOCK_GROUP
+    own = quantization.block_bits
     if own is None:
         return None
     bits = total = 0.0
     for weight in weights:
         if len(weight.values.shape) == 2 and (tied_head or weight.name != "tok_embeddings.weight"):
             size = weight.size(quantization)
-            bits, total = bits + size * (other if weight.is_plain else own), total + size
+            bits, total = bits + size * (OTHER_BITS if weight.is_plain else own), total + size
     return bits / total if total else own
 
 

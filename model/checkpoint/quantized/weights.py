@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.quantized.config import Quantization
-from model.checkpoint.quantized.matrices import PackedMatrix, ScaledMatrix, awq_order, unpack
+from model.checkpoint.quantized.matrices import PackedMatrix, ScaledMatrix, awq_order, unpack_words
 from model.checkpoint.quantized.parts import SCALES, StoredWeight
 from model.errors import ModelError, one_line
 
@@ -102,7 +102,7 @@ def _gptq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
     a_word = 32 // quantization.bits
     n_in = n_rows * a_word
     group = quantization.group or n_in
-    zeros = unpack(_zeros_of(tensors, n_out, n_in, group, a_word), quantization.bits)
+    zeros = unpack_words(_zeros_of(tensors, n_out, n_in, group, a_word), quantization.bits)
     zeros = zeros + quantization.zero_offset & 2**quantization.bits - 1
     channels = _channels(tensors.get("g_idx"), n_in, group)
     scales = tensors["scales"].T
@@ -116,7 +116,7 @@ def _awq(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
     n_in, n_words = _two(tensors["qweight"], "qweight")
     n_out = n_words * 8
     group = quantization.group or n_in
-    zeros = awq_order(unpack(_zeros_of(tensors, n_out, n_in, group, 8), 4))
+    zeros = awq_order(unpack_words(_zeros_of(tensors, n_out, n_in, group, 8), 4))
     scales, outputs = tensors["scales"].T, torch.arange(n_out)
     return PackedMatrix(tensors["qweight"], scales, zeros.T, n_in, group, order="awq", outputs=outputs)
 
@@ -153,7 +153,7 @@ def _packed_zeros(found: Tensor, n_out: int, n_groups: int, bits: int) -> Tensor
         wide = found.reshape(1, 1).expand(n_out, n_groups) if found.numel() == 1 else found
         return (_expect(wide, [n_out, n_groups], "weight_zero_point") + 2 ** (bits - 1)).to(torch.uint8)
     _expect(found, [-(-n_out * bits // 32), n_groups], "weight_zero_point")
-    return unpack(found.T, bits)[:, :n_out].T
+    return unpack_words(found.T, bits)[:, :n_out].T
 
 
 def _channels(groups: Tensor | None, n_in: int, group: int) -> Tensor | None:

@@ -57,7 +57,9 @@ def parts_of(bodies: Mapping[str, type[Body]]) -> Mapping[type[Body], list[Place
     parts: dict[type[Body], list[Place]] = {}
     for path, body in bodies.items():
         for name, part in _inside(body):
-            parts.setdefault(part, []).append(Place(path, name))
+            places = parts.setdefault(part, [])
+            if (place := Place(path, name)) not in places:  # two parts of one place may have this part
+                places.append(place)
     return parts
 
 

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
+from tests.model.checkpoint.native_files import half_to_adjacent, native_name, native_params
+
 Parts = dict[str, Tensor]
 Make = Callable[[np.random.Generator, int, int], tuple[Parts, Tensor]]
 
@@ -244,30 +246,6 @@ FORMS: dict[str, Form] = {
     "gptq channel symmetric": gptq(-1, symmetric=True),
     "gptq 8 bits g32": gptq(32, 8),
 }
-NATIVE_NAMES = {
-    **{f"self_attn.{kind}_proj": f"attention.w{kind}" for kind in "qkvo"},
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "lm_head": "output",
-    "model.layers": "layers",
-}
-
-
-def native(name: str) -> str:
-    for theirs, ours in NATIVE_NAMES.items():
-        name = name.replace(theirs, ours)
-    return name
-
-
-def adjacent(rows: Tensor, n_heads: int) -> Tensor:
-    """Rows for rotation in halves -> rows for rotation in adjacent pairs."""
-    head = len(rows) // n_heads
-    return torch.cat([rows[h * head + torch.arange(head).view(2, -1).T.flatten()] for h in range(n_heads)])
 
 
 def tensors(form: Form, model: MistralForCausalLM, seed: int = 0) -> Parts:
@@ -278,15 +256,17 @@ def tensors(form: Form, model: MistralForCausalLM, seed: int = 0) -> Parts:
         module = name.removesuffix(".weight")
         if "_proj" not in name:
             plain = (parameter.detach() * (5 if module == "lm_head" else 1)).bfloat16()
-            found[native(name) if form.native else name], parameter.data = plain, plain.float()
+            found[native_name(name) if form.native else name], parameter.data = plain, plain.float()
             continue
         parts, expected = form.make(random, *parameter.shape)
         parameter.data = expected
         for role, part in parts.items():
-            heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(module.rpartition(".")[2])
-            if form.native and heads and len(part.shape) and len(part) == len(expected):
-                part = adjacent(part.view(torch.uint8), heads).view(part.dtype) if part.itemsize == 1 else part
-            found[f"{native(module) if form.native else module}.{role}"] = part.contiguous()
+            rotates = module.endswith(("q_proj", "k_proj"))
+            if form.native and rotates and len(part.shape) and len(part) == len(expected):
+                octets = part.view(torch.uint8)  # PyTorch moves no rows of fp8
+                part = half_to_adjacent(octets, DIM // HEADS).view(part.dtype) if part.itemsize == 1 else part
+            known = native_name(name).removesuffix(".weight") if form.native else module
+            found[f"{known}.{role}"] = part.contiguous()
     return found
 
 
@@ -298,15 +278,7 @@ def save(name: str, directory: Path) -> MistralForCausalLM:
     with torch.no_grad():
         found = tensors(form, model)
     if form.native:
-        params: dict[str, Any] = {
-            "dim": DIM,
-            "n_layers": LAYERS,
-            "n_heads": HEADS,
-            "n_kv_heads": KV_HEADS,
-            "head_dim": DIM // HEADS,
-        }
-        params |= {"hidden_dim": HIDDEN, "vocab_size": VOCAB, "norm_eps": 1e-5, "rope_theta": 10_000.0}
-        params |= {"sliding_window": 16, "max_seq_len": 128, "quantization": form.config}
+        params = native_params(json.loads(model.config.to_json_string())) | {"quantization": form.config}
         (directory / "params.json").write_text(json.dumps(params))
         save_file(found, directory / "consolidated.safetensors")
         return model

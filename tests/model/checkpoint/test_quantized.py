@@ -22,24 +22,12 @@ from model.linear.int8 import Int8Linear
 from model.linear.selection import PROJECTIONS
 from model.loading import load_from
 from model.memory.plan import make_plan
-from model.network import weights
-from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from tests.model.checkpoint.quantized_files import FORMS, VOCAB, Form, save
-from tests.model.driving import CPU, Driver, storages
+from tests.model.driving import CPU, Driver, network, storages
 
 TOKENS = [(7 * i + 3) % VOCAB for i in range(40)]
 """More than the window of 16."""
-
-
-def network(directory: Path, scheme: str = "none") -> Driver:
-    checkpoint = open_checkpoint(directory)
-    with torch.device("meta"):
-        model = Transformer(checkpoint.config, scheme)
-    weights.load(
-        model, checkpoint.config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None
-    )
-    return Driver(model.eval(), choose("auto", CPU)[1])
 
 
 def expected(directory: Path, name: str) -> Tensor:

@@ -8,18 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.attention import choose
 from model.checkpoint.files import Shard
-from model.checkpoint.open import open_checkpoint
 from model.checkpoint.quantized.config import Quantization, read_quantization
 from model.checkpoint.quantized.parts import stored_weights
 from model.errors import ModelError
 from model.memory.plan import make_plan
-from model.network import weights
-from model.network.transformer import Transformer
 from model.options import RunnerOptions
 from tests.model.checkpoint.quantized_files import FORMS, VOCAB, save
-from tests.model.driving import CPU, Driver
+from tests.model.driving import network
 
 TOKENS = [(7 * i + 3) % VOCAB for i in range(20)]
 
@@ -141,10 +137,4 @@ def test_plain_weights_among_quantized_ones_and_parts_in_other_files(name: str, 
     with torch.no_grad():
         wanted = model(torch.tensor([TOKENS])).logits[0]
     for scheme, allowed in (("none", 1e-4), ("int4" if name == "awq g64" else "int8", 0.5)):
-        checkpoint = open_checkpoint(tmp_path)
-        with torch.device("meta"):
-            network = Transformer(checkpoint.config, scheme)
-        tensors = checkpoint.tensors()
-        weights.load(network, checkpoint.config, checkpoint.rotation, tensors, torch.float32, CPU, lambda _: None)
-        logits = Driver(network.eval(), choose("auto", CPU)[1]).whole(TOKENS)
-        torch.testing.assert_close(logits, wanted, rtol=0, atol=allowed)
+        torch.testing.assert_close(network(tmp_path, scheme).whole(TOKENS), wanted, rtol=0, atol=allowed)

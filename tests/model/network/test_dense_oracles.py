@@ -15,15 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model.batch import PageTable, Slice, StepBatch
-from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig
+from model.checkpoint.open import open_checkpoint
 from model.loading import create
-from model.network import weights
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import native_name, save_native, tensors_of
-from tests.model.driving import CPU, Driver
+from tests.model.driving import Driver, loaded
 from tests.model.network.oracles import CONFIG, KINDS, LENGTH, NATIVE, TOKENS, WINDOW, rename, save
 
 Saved = Callable[[str], tuple[Path, Tensor]]
@@ -39,18 +37,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         return directory, save(kind, directory)
 
     return made
-
-
-def network(checkpoint: Checkpoint, config: ModelConfig) -> Transformer:
-    with torch.device("meta"):
-        model = Transformer(config)
-    weights.load(model, config, checkpoint.rotation, checkpoint.tensors(), torch.float32, CPU, lambda _: None)
-    return model
-
-
-def loaded(directory: Path) -> Transformer:
-    checkpoint = open_checkpoint(directory)
-    return network(checkpoint, checkpoint.config)
 
 
 def logprobs(model: Transformer, backend: str, chunk: int | None = None) -> Tensor:
@@ -151,7 +137,7 @@ def test_what_is_special_shows(kind: str, change: dict[str, Any], saved: Saved) 
     if change.get("rope_scaling"):
         assert checkpoint.config.rope_scaling is not None
         change = {"rope_scaling": replace(checkpoint.config.rope_scaling, **change["rope_scaling"])}
-    found = logprobs(network(checkpoint, replace(checkpoint.config, **change)), "paged")
+    found = logprobs(loaded(replace(checkpoint, config=replace(checkpoint.config, **change))), "paged")
     assert (found - expected).abs().max() > 0.01
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tests.model.attention.attending import make
 from tests.model.checkpoint.native_files import half_to_adjacent
-from tests.model.driving import Driver
-from tests.model.network.files import load
+from tests.model.driving import Driver, loaded
 
 SHAPE = {
     "vocab_size": 96,
@@ -128,6 +127,6 @@ def test_native_sparse_networks_agree_with_transformers(
     save_file(native_names(network), tmp_path / "consolidated.safetensors")
     with torch.no_grad():
         expected = network(torch.tensor([TOKENS])).logits[0]
-    driver = Driver(load(tmp_path), make("sdpa"), shuffle=0)
+    driver = Driver(loaded(tmp_path), make("sdpa"), shuffle=0)
     torch.testing.assert_close(driver.whole(TOKENS), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(driver.whole(TOKENS, 7), expected, atol=1e-4, rtol=1e-4)

@@ -16,8 +16,7 @@ from model.network import weights
 from model.network.transformer import Transformer
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import save_native
-from tests.model.driving import CPU, EXPERTS, Driver, random_tensors, tiny
-from tests.model.network.files import load
+from tests.model.driving import CPU, EXPERTS, Driver, loaded, random_tensors, tiny
 
 SHAPE = {
     "vocab_size": 96,
@@ -100,7 +99,7 @@ def since_large_3(tensors: dict[str, Tensor], n_experts: int) -> dict[str, Tenso
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "llama-3.1", "mistral", "mixtral", "mixtral-windowed"])
 def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path)
-    driver = Driver(load(tmp_path), make(backend), shuffle=0)
+    driver = Driver(loaded(tmp_path), make(backend), shuffle=0)
     torch.testing.assert_close(driver.whole(TOKENS), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(driver.whole(TOKENS, 7), expected, atol=1e-4, rtol=1e-4)
 
@@ -109,7 +108,7 @@ def test_logits_agree_with_transformers(kind: str, backend: str, tmp_path: Path)
 def test_native_files_agree_with_transformers(kind: str, tmp_path: Path) -> None:
     expected = save_hf(kind, tmp_path / "hf")
     save_native(tmp_path / "hf", tmp_path / "native")
-    driver = Driver(load(tmp_path / "native"), make("sdpa"))
+    driver = Driver(loaded(tmp_path / "native"), make("sdpa"))
     torch.testing.assert_close(driver.whole(TOKENS, 20), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -120,7 +119,7 @@ def test_native_names_of_experts(rename: Callable[[dict[str, Tensor], int], dict
     tensors = load_file(native / "consolidated.safetensors")
     renamed = {name: tensor.contiguous() for name, tensor in rename(tensors, 4).items()}
     save_file(renamed, native / "consolidated.safetensors")
-    driver = Driver(load(tmp_path / "native"), make("sdpa"))
+    driver = Driver(loaded(tmp_path / "native"), make("sdpa"))
     torch.testing.assert_close(driver.whole(TOKENS, 20), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -133,7 +132,7 @@ def test_experts_that_transformers_stores_together(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "together", save_original_format=False)
     names = {name for name, _ in load_file(tmp_path / "together" / "model.safetensors").items()}
     assert "model.layers.0.mlp.experts.gate_up_proj" in names
-    driver = Driver(load(tmp_path / "together"), make("sdpa"))
+    driver = Driver(loaded(tmp_path / "together"), make("sdpa"))
     torch.testing.assert_close(driver.whole(TOKENS), expected, atol=1e-4, rtol=1e-4)
 
 

@@ -16,9 +16,10 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.resolve import resolve
+from model.checkpoint.words import TEKKEN_WORDS
 from model.tokenizers import huggingface
 from model.tokenizers.base import Tokenizer
-from model.tokenizers.slicing import TEKKEN_WORDS, Slicing
+from model.tokenizers.slicing import Slicing
 from tests.model.tokenizers.tekken_files import SPECIAL, VERSIONS, tekken_content, write_tekken
 from tests.model.tokenizers.vocabularies import DATA, V1, gguf_metadata
 

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from model.checkpoint.words import TEKKEN_WORDS
 from model.errors import ModelError, ParameterError
 from model.grammar.archive import pack, unpack
 from model.tokenizers import spaces
 from model.tokenizers.load import load_tokenizer, mistral_tokenizer_file, tokenizer_file
-from model.tokenizers.slicing import TEKKEN_WORDS, Slicing
+from model.tokenizers.slicing import Slicing
 from model.tokenizers.tekken import TekkenTokenizer
 from tests.model.tokenizers.kinds import KINDS, Mistral
 from tests.model.tokenizers.tekken_files import N_SPECIAL, SMALL, SPECIAL, tekken_content, write_tekken
