@@ -46,6 +46,7 @@ class MoE(nn.Module):
         self._exact = SCHEMES[scheme].bit_identical
         self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
         self._packed: PackedExperts | None = None
+        self._alike = True
         self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
         self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
@@ -68,15 +69,17 @@ class MoE(nn.Module):
     @property
     def packed(self) -> PackedExperts | None:
         """The loaded weights for the compiled kernels; None where these do not serve or experts differ in layout."""
-        if self._packed is None and self._kernels is not None:
+        if self._packed is None and self._alike and self._kernels is not None:
             self._packed = self._pack()
         return self._packed
 
     def _pack(self) -> PackedExperts | None:
         experts = [pair for expert in self.experts if (pair := _packed(expert))]  # type: ignore[arg-type]
-        alike = len({(w13.record.format, w2.record.format) for w13, w2 in experts}) == 1
         shared = None if self.shared_experts is None else _packed(self.shared_experts)
-        if not alike or len(experts) < len(self.experts) or (shared is None) != (self.shared_experts is None):
+        if len(experts) < len(self.experts) or (shared is None) != (self.shared_experts is None):
+            return None  # they are not loaded yet
+        self._alike = len({(w13.record.format, w2.record.format) for w13, w2 in experts}) == 1
+        if not self._alike:
             return None
         gate: Tensor = self.gate.weight  # type: ignore[assignment]
         return PackedExperts(gate, experts, shared, self.load, self.n_used, self.routed_scale)
