@@ -42,9 +42,9 @@ class ThinkingStream:
     """The text of one choice, as `TextStream` has it, and its thought: `take_thought` returns new text of it.
 
     An answer has one thought at most, with nothing but white space before it. A later opening mark opens nothing: what
-    follows it is text. `text` gets the answer's bytes, so stop strings end answers only. `n_thought` counts the tokens of the thought, with
-    its marks. Text that may be the beginning of a mark waits until more decides. An incomplete UTF-8 sequence at the
-    end of the thought is dropped.
+    follows it is text. `text` gets the answer's bytes, so stop strings end answers only. `n_thought` counts the tokens
+    of the thought, with its marks. Text that may be the beginning of a mark waits until more decides. An incomplete
+    UTF-8 sequence at the end of the thought is dropped.
     """
 
     def __init__(self, reasoning: Reasoning, text: TextStream) -> None:

@@ -95,7 +95,8 @@ class Message(Body):
         allowed = self.role == "assistant" or (self.role in ("system", "developer") and names == ["content"])
         if names and not allowed:
             raise unsupported(
-                names[0], f"a message of role {self.role} has no {names[0]} with thoughts, only one of role assistant has"
+                names[0],
+                f"a message of role {self.role} has no {names[0]} with thoughts, only one of role assistant has",
             )
         if len({given[name] for name in names}) > 1:
             raise unsupported(names[0], f"{names[0]} and {names[1]} have different thoughts: send one of them")
