@@ -1,6 +1,5 @@
 """The request body of the Responses API, and the internal request made of it."""
 
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -133,9 +132,7 @@ class ResponsesBody(CallingBody):
             constraint=self.format.constraint,
             sampling=SamplingBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
-            reasoning=replace(
-                ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"), hint=True
-            ),
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
             messages_field="input",
             max_tokens_field="max_output_tokens",
         )

@@ -234,14 +234,9 @@ def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
 ) -> None:
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
 
-    class Continuing(ThinkingChat):
-        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-            # the model repeats its prompt from behind the first ":", as much as there is behind it
-            return [*f"u:{'-' * (len(content) + 1)}{said};a:{content}".encode()]
-
     order = order_chat(
         ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat_request(),
-        served(Continuing()),
+        served(),
     )
     assert order.reasoning is not None
     stream = ThinkingStream(order.reasoning, TextStream(IntegerTokenizer()))
