@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from model.chat.reasoning import THOUGHT
+from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import ParameterError
 
 Message = Mapping[str, Any]
@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXTS = ("content", "name", THOUGHT)
-FIELDS = (*TEXTS, "tool_calls", "tool_call_id")
+FIELDS = (*TEXTS, PARTS, "tool_calls", "tool_call_id")
 
 
 def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:

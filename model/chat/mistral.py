@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
+from model.chat.mistral_messages import fitted
 from model.chat.reasoning import EFFORT, check_effort, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line
 from model.tokenizers.base import Tokenizer
@@ -59,8 +60,8 @@ class MistralChat:
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        named = (_with_functions if self._version == "v2" else _without_names)(checked(messages))
-        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in named]
+        told = fitted(checked(messages), self._version, thinks=self.reasoning_style is not None)
+        known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in told]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
         effort = self._checked_effort(variables)
@@ -138,19 +139,3 @@ def _check_same(inner: Any, tokenizer: Tokenizer, name: str) -> None:
                 f"{token} is token {other} in {name} and {index} in tokenizer.json: they are files of two models, "
                 "remove the wrong one"
             )
-
-
-def _without_names(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in message.items() if key != "name"} for message in messages]
-
-
-def _with_functions(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, where each result has the name of its function: v2 writes it, and most clients leave it out."""
-    names: dict[str, str] = {}
-    for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
-    found = [message.get("name") or names.get(message.get("tool_call_id", "")) for message in messages]
-    return [
-        {**message, "name": name} if message["role"] == "tool" and name else message
-        for message, name in zip(_without_names(messages), found, strict=True)
-    ]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
-from model.chat.reasoning import EFFORT, EFFORTS
+from model.chat.reasoning import EFFORT, EFFORTS, PARTS
 from model.chat.template import FAULTS
+from model.errors import ParameterError
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
@@ -22,6 +23,7 @@ class Needs(NamedTuple):
     `single_call`: it takes one call in a message, not two.
     `parts`: it loses contents that are strings; each becomes a list with one part, as for models with images.
     `efforts`: the values of `reasoning_effort` that it takes, empty if it takes any.
+    `system_thoughts`: it writes the thinking parts of a system message.
     """
 
     merged_system: bool = False
@@ -30,9 +32,17 @@ class Needs(NamedTuple):
     single_call: bool = False
     parts: bool = False
     efforts: tuple[str, ...] = ()
+    system_thoughts: bool = False
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them."""
+        """The messages as the template takes them. Raises ParameterError("messages") for parts that it cannot write."""
+        for index, message in enumerate(messages):
+            if PARTS in message and not (self.system_thoughts and message["role"] == "system"):
+                raise ParameterError(
+                    "messages",
+                    f"messages[{index}] of role {message['role']} has a thinking part, which this model's chat "
+                    "template cannot write there: send it as text, or leave it out",
+                )
         fitted = _merged(messages) if self.merged_system else [*messages]
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
 
@@ -54,7 +64,8 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
     text = _takes_text(render, values)
     single = _takes_one_call(render, values, json.dumps({}) if text else {})
     merged = system is None or secret not in system
-    return Needs(merged, text, undefined, single, parts, _efforts(render, values))
+    efforts, thinks = _efforts(render, values), _takes_system_thoughts(render, values)
+    return Needs(merged, text, undefined, single, parts, efforts, thinks)
 
 
 def in_parts(render: Render) -> Render:
@@ -83,6 +94,19 @@ def _efforts(render: Render, values: Mapping[str, Any]) -> tuple[str, ...]:
         return _rendered(render, [USER], **values, **{EFFORT: effort}) is not None
 
     return () if takes(secrets.token_hex(8)) else tuple(filter(takes, EFFORTS))
+
+
+def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
+    """Whether a system message may be text, a thought and text; templates that only print parts write them as JSON."""
+    before, thought, after = (secrets.token_hex(8) for _ in range(3))
+    content = [
+        {"type": "text", "text": before},
+        {"type": "thinking", "thinking": thought, "closed": True},
+        {"type": "text", "text": after},
+    ]
+    text = _rendered(render, [{"role": "system", "content": content}, USER], **values) or ""
+    places = [text.find(secret) for secret in (before, thought, after)]
+    return -1 < places[0] < places[1] < places[2] and "closed" not in text
 
 
 def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:

@@ -11,6 +11,10 @@ from model.tokenizers.base import Tokenizer
 
 THOUGHT = "reasoning_content"
 """The key of a message with the thought before its content."""
+PARTS = "parts"
+"""The key of a message with text and thoughts in order: a system message, or an assistant's whose thought is open.
+
+The parts are those of Mistral's API, of type text or thinking. The content of such a message has the text alone."""
 EFFORT = "reasoning_effort"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Values of `reasoning_effort` that requests have, in rising order."""
@@ -63,6 +67,8 @@ def way_of_template(source: str, style: str | None) -> Way | None:
 
 def with_thought(message: Mapping[str, Any], way: Way | None) -> Mapping[str, Any]:
     """The message with its thought where the format expects it, or without."""
+    if PARTS in message:
+        return {key: value for key, value in message.items() if key != PARTS} | {"content": message[PARTS]}
     if way == "field" or THOUGHT not in message:
         return message
     thought, content = message[THOUGHT], message["content"]
@@ -89,9 +95,14 @@ def switched(known: Collection[str], efforts: Collection[str], on: bool | None, 
     values: dict[str, Any] = {name: on for name in SWITCHES if name in known}
     only_switches = not on and values and efforts and "none" not in efforts
     if EFFORT in known and not only_switches:
-        strongest = efforts[-1] if isinstance(efforts, tuple) and efforts else "high"
-        values[EFFORT] = (effort or strongest) if on else "none"
+        values[EFFORT] = (effort or strongest(efforts)) if on else "none"
     return values
+
+
+def strongest(efforts: Collection[str]) -> str:
+    """The strongest of the efforts; "high" where any passes, or none has a known rank."""
+    known = [effort for effort in EFFORTS if effort in efforts and effort != "none"]
+    return known[-1] if known else next((effort for effort in efforts if effort != "none"), "high")
 
 
 def check_effort(effort: Any, efforts: Collection[str]) -> None:

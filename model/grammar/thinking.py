@@ -40,8 +40,9 @@ Phase = Literal["before", "inside", "gap", "answer"]
 class Thinking:
     """What an answer with a thought must follow.
 
-    `phase` is "before" if the model opens its thought, "inside" if the prompt does. `budget` is in tokens, None for no
-    limit. `answer` is the grammar of the answer as JSON, None for any text.
+    `phase` is "before" if the model opens its thought, "inside" if the prompt does, "answer" if it has ended. `budget`
+    is in tokens, None for no limit. `answer` is the grammar of the answer as JSON, None for any text. An answer has one
+    thought at most: an opening mark that is a control token is not allowed after text.
     """
 
     opening: str
@@ -192,7 +193,7 @@ class ThinkingMatcher:
 
     def _allowed_answer(self, state: State) -> int:
         if state.matcher is None:
-            return self._tables.all
+            return self._tables.all & ~(0 if self._opening_id is None else 1 << self._opening_id)
         return int.from_bytes(state.matcher.compute_bitmask(), "little") if state.alive else 0
 
     def _opening_tokens(self, state: State) -> int:
@@ -235,7 +236,8 @@ class ThinkingMatcher:
         if self._opening_id is None and text.startswith(self._opening):
             return self._thought(State("inside", 0, b"", self._fresh()), text.removeprefix(self._opening), 0)
         after = self._answer(state, token, strict=False)
-        if self._opening_id is None and self._opening.startswith(text) and token not in self._tables.ends:
+        waits = self._opening.startswith(text) if self._opening_id is None else not text and after.alive
+        if waits and token not in self._tables.ends:
             return after._replace(phase="before", tail=text)
         if not after.alive:
             self._error = "the token is not allowed"

@@ -2,11 +2,11 @@
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model.chat.formats import ChatFormat
-from model.chat.reasoning import THOUGHT
+from model.chat.reasoning import EFFORT, PARTS, THOUGHT
 from model.errors import ParameterError
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
@@ -30,14 +30,15 @@ def encode_chat(request: ChatRequest, served: ServedModel) -> list[int]:
     """Token ids of a conversation. Raises ParameterError or InvalidRequest."""
     chat, messages, options = conversation(request, served)
     try:
-        thoughts = [message.get(THOUGHT, "") for message in request.messages]
+        thoughts = [_thought(message) for message in request.messages]
         if _size([*_contents(request), *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
             check_size([chat.render(messages, **options)], request.messages_field, served)
         return chat.encode(messages, **options)
     except ParameterError as error:
-        if error.param != "messages":
+        fields = {"messages": request.messages_field, EFFORT: _effort_field(request)}
+        if error.param not in fields:
             raise
-        raise InvalidRequest(str(error), param=request.messages_field) from error
+        raise InvalidRequest(str(error), param=fields[error.param]) from error
 
 
 def conversation(
@@ -64,6 +65,17 @@ def conversation(
     if served.chat.call_style is None:
         return served.chat, explained(messages, functions), options
     return served.chat, style_of(served).with_ids(messages), options | {"tools": tools or None}
+
+
+def _effort_field(request: ChatRequest) -> str:
+    """The client's name of the field with the effort."""
+    return "chat_template_kwargs" if EFFORT in request.template.variables else request.reasoning.field
+
+
+def _thought(message: Mapping[str, Any]) -> str:
+    """The text of all thoughts of a message."""
+    parts = message.get(PARTS, ())
+    return message.get(THOUGHT, "") + "".join(part.get("thinking", "") for part in parts)
 
 
 def _contents(request: ChatRequest) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from model.chat.reasoning import EFFORT, EFFORTS, switched
 from model.grammar.thinking import Thinking
+from model.tokenizers.base import Tokenizer
 from service.api.chat_request import ChatRequest
 from service.generation.served import ServedModel
 from service.generation.thinking import Phase, Reasoning
@@ -19,7 +20,7 @@ def check_reasoning(request: ChatRequest, served: ServedModel) -> None:
     asked = request.reasoning
     wants = asked.on or asked.budget or (asked.effort and not asked.hint)
     if served.reasoning is None and wants:
-        value = asked.budget or asked.effort
+        value = asked.budget if asked.hint and asked.budget else asked.effort or asked.budget
         message = (
             f"{asked.field} asks for reasoning ({value}), and this model has none: leave the field out, or start the "
             "server with --reasoning-style if this model writes thoughts"
@@ -38,9 +39,9 @@ def reasoning_variables(request: ChatRequest, served: ServedModel) -> dict[str, 
 
 
 def nearest(effort: str, efforts: tuple[str, ...]) -> str:
-    """The effort that the model knows at the least distance, the stronger of two."""
+    """The effort that the model knows at the least distance, the stronger of two. It is never "none"."""
     wanted = EFFORTS.index(effort)
-    known = [name for name in efforts if name in EFFORTS]
+    known = [name for name in efforts if name in EFFORTS and name != "none"]
     return min(known, key=lambda name: (abs(EFFORTS.index(name) - wanted), -EFFORTS.index(name)), default=effort)
 
 
@@ -57,38 +58,72 @@ def budget_of(asked: ReasoningOptions, served: ServedModel) -> int | None:
 
 
 def reasoning_of(request: ChatRequest, served: ServedModel, prompt: list[int]) -> Reasoning | None:
-    """The marks of the thought in the answer to a prompt; None if the answer's text is all of it."""
-    if served.reasoning is None or not request.reasoning.apart:
+    """The marks of the thought in the answer to a prompt.
+
+    None for a model without reasoning, and for structured output with the thought in its text: the client's grammar
+    then holds from the first token, and leaves no place for a thought.
+    """
+    apart = request.reasoning.apart
+    if served.reasoning is None or not (apart or request.constraint is None):
         return None
-    return Reasoning.of(served.reasoning, _phase(request, served, prompt), served.tokenizer)
+    marks, continues = served.reasoning, request.template.continue_final_message
+    opening, closing = (served.tokenizer.control.get(mark) for mark in (marks.opening, marks.closing))
+    if opening is None or closing is None:
+        phase = _phase_of_text(request, served, prompt)
+    else:
+        phase = _phase_of_tokens(prompt, opening, closing, served.tokenizer, continues=continues)
+    return Reasoning.of(marks, phase, served.tokenizer, apart=apart, continues=continues)
 
 
-def _phase(request: ChatRequest, served: ServedModel, prompt: list[int]) -> Phase:
-    """Where the prompt ends: templates may open the thought, or write an empty one."""
-    marks = served.reasoning
+def _phase_of_tokens(prompt: list[int], opening: int, closing: int, tokenizer: Tokenizer, *, continues: bool) -> Phase:
+    """Where a prompt ends whose marks are control tokens. No text of a message is such a token.
+
+    The last mark says it where the answer continues a message. Otherwise that mark is of an earlier answer, unless
+    nothing but white space follows it.
+    """
+    n_last = len(prompt) if continues else TAIL_TOKENS
+    for index, token in enumerate(reversed(prompt[-n_last:])):
+        if token in (opening, closing):
+            return "inside" if token == opening else "after"
+        if not continues and tokenizer.decode(prompt[len(prompt) - 1 - index :], keep_control=True).strip():
+            return "before"
+    return "after" if continues else "before"
+
+
+def _phase_of_text(request: ChatRequest, served: ServedModel, prompt: list[int]) -> Phase:
+    """Where a prompt ends whose marks are text. Templates may open the thought, or write an empty one.
+
+    In the message that the answer continues, only a mark at the beginning opens a thought.
+    """
+    marks, content = served.reasoning, request.messages[-1]["content"].rstrip()
     assert marks is not None
+    if request.template.continue_final_message:
+        opened = content.lstrip().startswith(marks.opening) and marks.closing not in content
+        return "inside" if opened else "after"
     text = served.tokenizer.decode(prompt[-TAIL_TOKENS:], keep_control=True).rstrip()
-    if text.endswith(marks.opening):
-        return "inside"
-    if text.endswith(marks.closing):
-        return "after"
-    if not request.template.continue_final_message:
+    mark = next((mark for mark in (marks.opening, marks.closing) if text.endswith(mark)), None)
+    quoted = mark is not None and len(content) > len(mark) and text.endswith(content[-len(text) :])
+    if mark is None or quoted:
         return "before"
-    content = request.messages[-1]["content"] if served.tokenizer.control.get(marks.opening) is None else ""
-    return "inside" if content.rfind(marks.opening) > content.rfind(marks.closing) else "after"
+    return "inside" if mark == marks.opening else "after"
 
 
 def with_thought(
     reasoning: Reasoning | None, request: ChatRequest, served: ServedModel, grammar: str | None
 ) -> str | None:
     """The grammar of an answer that may begin with a thought; `grammar` is that of its text."""
-    if reasoning is None or reasoning.phase == "after":
+    if reasoning is None:
         return grammar
     budget = budget_of(request.reasoning, served)
-    if budget is None and grammar is None:
-        return None
+    over = reasoning.phase == "after"
+    # after a thought only a control token could open another one, and no client's grammar allows it
+    if over and (reasoning.opening is None or grammar is not None):
+        return grammar
+    if budget is None and (grammar is None or over):
+        return grammar
     if not served.defaults.eos_token_ids:
         message = f"{request.reasoning.field} with a budget needs a model with an end token, and this one has none"
         raise InvalidRequest(message, param=request.reasoning.field)
     marks = reasoning.marks
-    return Thinking(marks.opening, marks.closing, reasoning.phase, budget, grammar).to_json()
+    phase: Literal[before, inside, answer] = "answer" if reasoning.phase == "after" else reasoning.phase
+    return Thinking(marks.opening, marks.closing, phase, budget, grammar).to_json()

@@ -10,7 +10,7 @@ from service.engine.mailbox import Mailbox
 from service.engine.messages import Update
 from service.generation.order import Order, Prompt
 from service.generation.text import TextStream
-from service.generation.thinking import ThinkingStream
+from service.generation.thinking import CountingStream, ThinkingStream
 from service.http.errors import ApiError, InvalidRequest
 
 
@@ -69,7 +69,12 @@ class Choice:
     """One sequence. `index` is its index in the answer."""
 
     def __init__(
-        self, index: int, prompt: Prompt, order: Order, mailbox: Mailbox, text: TextStream | ThinkingStream
+        self,
+        index: int,
+        prompt: Prompt,
+        order: Order,
+        mailbox: Mailbox,
+        text: TextStream | ThinkingStream | CountingStream,
     ) -> None:
         self.index = index
         self.mailbox = mailbox
@@ -95,7 +100,7 @@ class Choice:
     @property
     def n_thought(self) -> int:
         """The number of tokens of its thought so far."""
-        return self._text.n_thought if isinstance(self._text, ThinkingStream) else 0
+        return 0 if isinstance(self._text, TextStream) else self._text.n_thought
 
     @property
     def mean_logprob(self) -> float:
@@ -118,7 +123,7 @@ class Choice:
         cut = self._push(update)
         finish = "stop" if cut else update.finish
         text, starts = self._text.take(final=finish is not None)
-        thought = self._text.take_thought() if isinstance(self._text, ThinkingStream) else ""
+        thought = "" if isinstance(self._text, TextStream) else self._text.take_thought()
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
         tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
         stop = self._text.stopped_by

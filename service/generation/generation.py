@@ -18,7 +18,7 @@ from service.generation.backlog import Backlog
 from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
-from service.generation.thinking import ThinkingStream
+from service.generation.thinking import CountingStream, ThinkingStream
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
@@ -134,7 +134,7 @@ class Generation:
             tenant=self._record.tenant,
         )
 
-    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream:
+    def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:
         params, reasoning = self._order.params, self._order.reasoning
         text = TextStream(
             self._tokenizer,
@@ -144,7 +144,9 @@ class Generation:
             strip_leading_space=self._order.starts_message and self._tokenizer.strips_leading_space,
             keep_control=self._order.visible_control,
         )
-        return text if reasoning is None else ThinkingStream(reasoning, text)
+        if reasoning is None:
+            return text
+        return ThinkingStream(reasoning, text) if reasoning.apart else CountingStream(reasoning, text, self._tokenizer)
 
     def _wait(self, tokens: int, choices: int) -> None:
         self._waiting = (self._waiting[0] + tokens, self._waiting[1] + choices)

@@ -17,26 +17,32 @@ Phase = Literal["before", "inside", "after"]
 class Reasoning:
     """The marks of a thought, and where the prompt ends: "before" it, "inside" it or "after" it.
 
-    A mark that is a control token counts only as that token. `opening` and `closing` are its id then.
+    A mark that is a control token counts only as that token. `opening` and `closing` are its id then. Without `apart`
+    the thought is part of the text. `continues`: the prompt ends with text that the answer continues.
     """
 
     marks: Marks
     phase: Phase
     opening: int | None = None
     closing: int | None = None
+    apart: bool = True
+    continues: bool = False
 
     @classmethod
-    def of(cls, marks: Marks, phase: Phase, tokenizer: Tokenizer) -> "Reasoning":
+    def of(
+        cls, marks: Marks, phase: Phase, tokenizer: Tokenizer, *, apart: bool = True, continues: bool = False
+    ) -> "Reasoning":
         control = tokenizer.control
-        return cls(marks, phase, control.get(marks.opening), control.get(marks.closing))
+        return cls(marks, phase, control.get(marks.opening), control.get(marks.closing), apart, continues)
 
 
 class ThinkingStream:
     """The text of one choice, as `TextStream` has it, and its thought: `take_thought` returns new text of it.
 
-    `text` gets the answer's bytes, so stop strings end answers only. `n_thought` counts the tokens of the thought, with
-    its marks. Text that may be the beginning of a mark waits until more decides. An incomplete UTF-8 sequence at the
-    end of the thought is dropped.
+    An answer has one thought at most, with nothing but white space before it. A later opening mark opens nothing: what
+    follows it is text. `text` gets the answer's bytes, so stop strings end answers only. `n_thought` counts the tokens
+    of the thought, with its marks. Text that may be the beginning of a mark waits until more decides. An incomplete
+    UTF-8 sequence at the end of the thought is dropped.
     """
 
     def __init__(self, reasoning: Reasoning, text: TextStream) -> None:
@@ -49,7 +55,7 @@ class ThinkingStream:
         self._held = b""  # the end of the thought that may belong to its closing mark
         self._thought = b""  # what was not taken
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begun = False  # whether the thought, or the answer after it, has text
+        self._begun = reasoning.continues  # whether the thought, or the answer after it, has text
         self._final = False
 
     @property
@@ -63,10 +69,8 @@ class ThinkingStream:
     def push(self, token: int) -> bool:
         """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
         data = self._text.bytes_of(token)
-        if token == self._reasoning.opening and self._phase != "inside":
-            return self._enter(b"")
         if self._phase == "before":
-            return self._before(data)
+            return self._before(data, token)
         return self._inside(data, token) if self._phase == "inside" else self._after(data)
 
     def take(self, *, final: bool = False) -> Released:
@@ -81,13 +85,16 @@ class ThinkingStream:
         data, self._thought = self._thought, b""
         return self._decoder.decode(data)
 
-    def _before(self, data: bytes) -> bool:
+    def _before(self, data: bytes, token: int) -> bool:
         """A token before the thought, or of an answer without one."""
         self._waiting.append(data)
+        if token == self._reasoning.opening:
+            return self._enter(b"")
         text = b"".join(self._waiting).lstrip()
-        if self._reasoning.opening is None and text.startswith(self._opening):
-            return self._enter(text.removeprefix(self._opening))
-        if self._reasoning.opening is None and self._opening.startswith(text):
+        opening = self._opening if self._reasoning.opening is None else b""
+        if opening and text.startswith(opening):
+            return self._enter(text.removeprefix(opening))
+        if not text or opening.startswith(text):
             return False
         return self._flush()
 
@@ -99,14 +106,11 @@ class ThinkingStream:
         waiting, self._waiting = self._waiting, []
         self._phase = "after" if self._phase == "before" else self._phase
         self._begun = True
-        ended = False
-        for data in waiting:
-            ended = self._text.add(data) or ended
-        return ended
+        return any(self._text.add(data) for data in waiting)  # nothing follows a stop string
 
     def _enter(self, rest: bytes) -> bool:
         """The thought begins; `rest` is its first text."""
-        n_marks = max(1, len(self._waiting))
+        n_marks = len(self._waiting)
         self.n_thought += n_marks
         self._waiting = []
         self._phase, self._begun = "inside", False
@@ -152,7 +156,42 @@ class ThinkingStream:
 
     def _after(self, data: bytes) -> bool:
         """Bytes of the answer. White space before it belongs to the mark."""
-        if self._reasoning.marks.trims and not self._begun and self.n_thought:
+        if self._reasoning.marks.trims and not self._begun:
             data = data.lstrip()
         self._begun = self._begun or bool(data)
         return self._text.add(data)
+
+
+class CountingStream:
+    """The text of one choice with its thought in it. `n_thought` counts the tokens of the thought, with its marks."""
+
+    def __init__(self, reasoning: Reasoning, text: TextStream, tokenizer: Tokenizer) -> None:
+        self._text = text
+        self._counter = ThinkingStream(reasoning, TextStream(tokenizer))
+
+    @property
+    def n_thought(self) -> int:
+        return self._counter.n_thought
+
+    @property
+    def stopped_by(self) -> str | None:
+        return self._text.stopped_by
+
+    @property
+    def length(self) -> int:
+        return self._text.length
+
+    def push(self, token: int) -> bool:
+        """Add a token. True if it completes a stop string: the text ends, and no token may follow."""
+        self._counter.push(token)
+        return self._text.push(token)
+
+    def take(self, *, final: bool = False) -> Released:
+        """The new text; with `final` all that is left."""
+        self._counter.take(final=final)
+        self._counter.take_thought()
+        return self._text.take(final=final)
+
+    def take_thought(self) -> str:
+        """Nothing: the thought is in the text."""
+        return ""

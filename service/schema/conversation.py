@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from model.chat.reasoning import THOUGHT
+from model.chat.reasoning import PARTS, THOUGHT
 from service.http.errors import InvalidRequest, quoted
 from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
@@ -20,13 +20,20 @@ class TextPart(Body):
 
 
 class ThinkingPart(Body):
-    """The thought before an answer, as Mistral's API has it. Only an assistant message may have it."""
+    """A thought, as Mistral's API has it. A system or an assistant message may have it."""
 
-    harmless = only(closed=(True,))
     type: Literal["thinking"] = Field(description='"thinking".')
     thinking: Annotated[
         str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)], expect("a string or a list of text parts")
     ] = Field(description="The thought: a string, or a list of text parts.")
+    closed: bool | None = optional(
+        "false: the answer continues the thought. It needs `continue_final_message`, and a last part of the last "
+        "message. Default: true."
+    )
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed is False
 
 
 Content = Annotated[
@@ -85,12 +92,25 @@ class Message(Body):
             "content": text_of(self.content, ThinkingPart),
         }
         names = [name for name, text in given.items() if text]
-        if names and self.role != "assistant":
+        allowed = self.role == "assistant" or (self.role in ("system", "developer") and names == ["content"])
+        if names and not allowed:
             raise unsupported(
-                names[0], f"a message of role {self.role} has no thoughts, only one of role assistant has"
+                names[0],
+                f"a message of role {self.role} has no {names[0]} with thoughts, only one of role assistant has",
             )
         if len({given[name] for name in names}) > 1:
             raise unsupported(names[0], f"{names[0]} and {names[1]} have different thoughts: send one of them")
+
+    @property
+    def thinking(self) -> list[ThinkingPart]:
+        parts = self.content if isinstance(self.content, list) else []
+        return [part for part in parts if isinstance(part, ThinkingPart)]
+
+    @property
+    def ends_open(self) -> bool:
+        """Whether its last part is a thought that is not closed."""
+        last = self.content[-1] if isinstance(self.content, list) and self.content else None
+        return isinstance(last, ThinkingPart) and last.is_open
 
     @property
     def thought(self) -> str:
@@ -101,7 +121,10 @@ class Message(Body):
         plain: dict[str, Any] = {"role": self.role, "content": text_of(self.content, TextPart)}
         calls = [call.plain() for call in self.tool_calls or ()]
         others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
-        others[THOUGHT] = self.thought or None
+        if isinstance(self.content, list) and self.thinking and (self.role != "assistant" or self.ends_open):
+            others[PARTS] = [_plain_part(part) for part in self.content]
+        else:
+            others[THOUGHT] = self.thought or None
         return plain | {name: value for name, value in others.items() if value is not None}
 
 
@@ -110,6 +133,13 @@ def text_of(content: Any, kind: type[TextPart] | type[ThinkingPart]) -> str:
     if not isinstance(content, list):
         return (content or "") if kind is TextPart else ""
     return "".join(_part_text(part) for part in content if isinstance(part, kind))
+
+
+def _plain_part(part: TextPart | ThinkingPart) -> dict[str, Any]:
+    """The part as chat formats take it."""
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "thinking", "thinking": _part_text(part), "closed": not part.is_open}
 
 
 def _part_text(part: TextPart | ThinkingPart) -> str:
@@ -147,6 +177,7 @@ class TemplateBody(Body):
         return TemplateOptions(opens, continues, self.chat_template_kwargs or {})
 
     def check_continuation(self, messages: list[Message]) -> None:
+        self._check_open_thoughts(messages)
         if not self.continue_final_message:
             return
         if self.add_generation_prompt:
@@ -155,3 +186,14 @@ class TemplateBody(Body):
         if messages[-1].role != "assistant":
             message = f"continue_final_message needs a last message of role assistant, got {messages[-1].role}"
             raise InvalidRequest(message, param="continue_final_message")
+
+    def _check_open_thoughts(self, messages: list[Message]) -> None:
+        last = messages[-1] if self.continue_final_message and messages else None
+        for index, message in enumerate(messages):
+            n_open = sum(part.is_open for part in message.thinking)
+            if n_open and not (message is last and n_open == 1 and message.ends_open):
+                refusal = (
+                    f"messages[{index}] has a thinking part with closed false: only the last part of the last message, "
+                    "of role assistant, may be open, with continue_final_message true; close it, or leave out closed"
+                )
+                raise InvalidRequest(refusal, param="messages")

@@ -31,7 +31,9 @@ class ReasoningOptions:
     field: str = dataclasses.field(default="reasoning_effort", compare=False)
 
     @classmethod
-    def of_effort(cls, effort: str | None, field: str, *, budget: int | None = None) -> "ReasoningOptions":
+    def of_effort(
+        cls, effort: str | None, field: str, *, budget: int | None = None, hint: bool = False
+    ) -> "ReasoningOptions":
         """The options of a field with an effort, in which "none" means no reasoning."""
         on = None if effort is None else effort != "none"
-        return cls(on, effort if on else None, budget, field=field)
+        return cls(on, effort if on else None, budget, hint=hint and bool(on), field=field)

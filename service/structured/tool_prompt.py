@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from model.chat.reasoning import THOUGHT
+from model.chat.reasoning import PARTS, THOUGHT
 from service.schema.tools import Function
 
 Json = dict[str, Any]
-KEPT = ("role", "name", THOUGHT)
+KEPT = ("role", "name", THOUGHT, PARTS)
 
 EXPLANATION = """You may call functions to help with the request. These are their signatures:
 <tools>
@@ -51,5 +51,7 @@ def _with_signatures(messages: list[Json], functions: Sequence[Function]) -> lis
     words = EXPLANATION.format(tools="\n".join(signatures))
     first, *others = messages
     if first["role"] in ("system", "developer"):
-        return [first | {"content": f"{first['content']}\n\n{words}"}, *others]
+        told = first | {"content": f"{first['content']}\n\n{words}"}
+        parts = {PARTS: [*first[PARTS], {"type": "text", "text": f"\n\n{words}"}]} if PARTS in first else {}
+        return [told | parts, *others]
     return [{"role": "system", "content": words}, *messages]

@@ -65,17 +65,19 @@ class KeepAll(Body):
 
 class KeepTurns(Body):
     type: Literal["thinking_turns"] = Field(description='"thinking_turns".')
-    value: int = Field(ge=1, le=2**31 - 1, description="The number of the last answers that keep their thoughts.")
+    value: int = Field(ge=1, le=2**31 - 1, description="The number of the last turns with thoughts that keep them.")
 
 
 class ClearThinking(Body):
-    """Leave out thoughts of earlier answers."""
+    """Leave out thoughts of earlier turns. A turn is what the assistant says between two user messages with text, so a
+    loop of calls and results is one turn.
+    """
 
     type: Literal["clear_thinking_20251015"] = Field(description='"clear_thinking_20251015", the only type.')
     keep: (
         Annotated[Literal["all"] | KeepAll | KeepTurns, expect('"all" or {"type": "thinking_turns", "value": ...}')]
         | None
-    ) = optional("Which thoughts stay. Default: those of the last answer.")
+    ) = optional("Which thoughts stay. Default: those of the last turn that has any.")
 
     def apply(self, messages: Sequence[Json]) -> list[Json]:
         """The messages without the thoughts that do not stay."""
@@ -83,9 +85,12 @@ class ClearThinking(Body):
             return [*messages]
         left = self.keep.value if isinstance(self.keep, KeepTurns) else 1
         kept: list[Json] = []
+        thinks = False  # whether the turn has a thought
         for message in reversed(messages):
+            if message["role"] == "user":
+                left, thinks = left - thinks, False
+            thinks = thinks or bool(message.get(THOUGHT))
             known = message if left > 0 else {key: value for key, value in message.items() if key != THOUGHT}
-            left -= message["role"] == "assistant"
             kept.append(known)
         return kept[::-1]
 

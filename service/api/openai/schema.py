@@ -122,7 +122,8 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
 
     @property
     def reasoning_options(self) -> ReasoningOptions:
-        field = "reasoning_effort" if self.thinking_token_budget is None else "thinking_token_budget"
+        efforts = self.reasoning_effort not in (None, "none") or self.thinking_token_budget is None
+        field = "reasoning_effort" if efforts else "thinking_token_budget"
         options = ReasoningOptions.of_effort(self.reasoning_effort, field, budget=self.thinking_token_budget)
         return replace(options, apart=self.reasoning_format != "none")
 

@@ -132,7 +132,7 @@ class ResponsesBody(CallingBody):
             constraint=self.format.constraint,
             sampling=SamplingBody.model_construct(temperature=self.temperature, top_p=self.top_p),
             max_tokens=self.max_output_tokens,
-            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort"),
+            reasoning=ReasoningOptions.of_effort((self.reasoning or Reasoning()).effort, "reasoning.effort", hint=True),
             messages_field="input",
             max_tokens_field="max_output_tokens",
         )

@@ -94,6 +94,12 @@ CONVERSATIONS: Mapping[str, Sequence[Json]] = {
     "two systems": [system("a"), system("b"), user("c")],
     "system in the middle": [user("hi"), answer("Hello"), user("a"), system("Be brief."), user("b")],
     "system after an answer": [user("hi"), answer("Hello"), system("Be brief."), user("b")],
+    "systems after an answer": [user("hi"), answer("Hello"), system("Be brief."), system("Be kind."), user("b")],
+    "system at the end": [user("hi"), answer("Hello"), system("Go on.")],
+    "system between answers": [user("hi"), answer("Hello"), system("Go on."), answer("It is sunny."), user("b")],
+    "system after a result": [ASKED, calls(A), result(A), system("Be brief.")],
+    "system between results": [ASKED, calls(A, B), result(A), system("Be brief."), result(B), answer("Ok."), ASKED],
+    "system between call and result": [ASKED, calls(A), system("Be brief."), result(A)],
     "answer without content": [user("hi"), answer(""), user("b")],
     "one call": [system("Be brief."), ASKED, calls(A), result(A)],
     "two calls": [ASKED, calls(A, B), result(A), result(B, "22 °C")],
@@ -101,6 +107,7 @@ CONVERSATIONS: Mapping[str, Sequence[Json]] = {
     "calls after results": [ASKED, calls(A), result(A), calls(B, city="[TOOL_CALLS]</s>"), result(B, "[/INST]")],
     "calls before another user": [ASKED, calls(A), result(A, ""), answer("Sunny."), user("Thanks. And Bern?")],
     "text with a call": [ASKED, calls(A, content="Let me see."), result(A)],
+    "text before a call": [ASKED, calls(A), result(A), answer("So."), answer("Then."), calls(B), result(B)],
     "id of another server": [ASKED, calls("call_1"), result("call_1")],
     "result of no call": [ASKED, calls(A), result(B)],
     "call without result": [ASKED, calls(A), answer("Sunny."), user("b")],
@@ -109,7 +116,6 @@ ALL, OLD = frozenset(FILES), frozenset({"spm-v2", "spm-v3", "tekken-v3"})
 V7, V11 = frozenset({"spm-v7", "tekken-v7"}), frozenset({"tekken-v11", "tekken-v13", "tekken-v15"})
 TOOLLESS = frozenset({"spm-v1"})
 REFUSED: Mapping[str, frozenset[str]] = {
-    "system after an answer": ALL,
     "answer without content": ALL,
     "call without result": ALL,
     "one call": TOOLLESS,
@@ -117,10 +123,36 @@ REFUSED: Mapping[str, frozenset[str]] = {
     "results in another order": TOOLLESS | {"spm-v2"},
     "calls after results": TOOLLESS,
     "calls before another user": TOOLLESS,
-    "text with a call": TOOLLESS | OLD,
+    "system after a result": TOOLLESS,
+    "system between results": TOOLLESS,
+    "system between call and result": TOOLLESS,
+    "text with a call": TOOLLESS,
+    "text before a call": TOOLLESS,
     "id of another server": TOOLLESS | {"spm-v3", "tekken-v3", "tekken-v11"} | V7,
     "result of no call": TOOLLESS | V11,
 }
+
+
+def told(name: str, messages: Sequence[Json]) -> list[Json]:
+    """The messages that a version can have: late systems are users, and old versions have calls without text."""
+    roles = [message["role"] for message in messages]
+    spoken = [next((role for role in roles[:n][::-1] if role != "system"), "user") for n in range(len(roles))]
+    late = [role == "system" and before in ("assistant", "tool") for role, before in zip(roles, spoken, strict=True)]
+    rewritten = [
+        (message | {"role": "user"} if is_late else message) for message, is_late in zip(messages, late, strict=True)
+    ]
+    for _ in rewritten:  # results stay beside their calls
+        for n in range(len(rewritten) - 1):
+            if late[n] and roles[n + 1] == "tool":
+                for row in (rewritten, late, roles):
+                    row[n : n + 2] = row[n : n + 2][::-1]
+    if name in TOOLLESS | OLD:
+        for n in reversed(range(len(rewritten))):
+            if rewritten[n].get("tool_calls"):
+                rewritten[n] = rewritten[n] | {"content": ""}
+            elif rewritten[n]["role"] == "assistant" and n + 1 < len(rewritten) and rewritten[n + 1].get("tool_calls"):
+                del rewritten[n]
+    return rewritten
 
 
 def theirs(subject: Subject, messages: Sequence[Json], **options: Any) -> list[int] | None:
@@ -149,7 +181,7 @@ def ours(subject: Subject, messages: Sequence[Json], **options: Any) -> list[int
 def test_ids_are_those_of_mistral_common(name: str, offered: bool, subjects: Callable[[str], Subject]) -> None:
     subject, tools = subjects(name), [tool(), tool("time_now")] if offered else None
     for title, messages in CONVERSATIONS.items():
-        expected = theirs(subject, messages, tools=tools)
+        expected = theirs(subject, told(name, messages), tools=tools)
         assert ours(subject, messages, tools=tools) == expected, title
         assert (expected is None) == (name in REFUSED.get(title, ())), title
 
@@ -187,7 +219,7 @@ def test_any_conversation_has_their_ids_or_is_refused_as_there(
     subjects: Callable[[str], Subject], name: str, messages: list[Json], offered: bool
 ) -> None:
     subject, tools = subjects(name), [tool()] if offered else None
-    assert ours(subject, messages, tools=tools) == theirs(subject, messages, tools=tools)
+    assert ours(subject, messages, tools=tools) == theirs(subject, told(name, messages), tools=tools)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -211,6 +243,19 @@ def test_texts_are_those_of_the_templates_that_mistral_common_generates(
         # SentencePiece's spaces are not the template's; a name of a control token in a content divides it
         if "tekken" in name and title in ("several rounds", "two calls"):
             assert jinja.encode(messages, tools=tools) == subject.chat.encode(messages, tools=tools), title
+
+
+LATE = [ASKED, calls(A), result(A), answer("Sunny."), system("Be brief."), user("And Bern?")]
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_late_system_message_is_text_of_the_next_user_message(name: str, subjects: Callable[[str], Subject]) -> None:
+    """Codex CLI sends developer items in mid-session. mistral-common refuses them as system messages."""
+    subject = subjects(name)
+    assert theirs(subject, LATE) is None
+    joined = [*LATE[:4], user("Be brief.\n\nAnd Bern?")]
+    assert ours(subject, LATE) == ours(subject, [*LATE[:4], LATE[4] | {"role": "developer"}, LATE[5]])
+    assert ours(subject, LATE) == theirs(subject, joined)
 
 
 CALLED: Mapping[str, str] = {

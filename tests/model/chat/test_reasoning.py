@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mistral_common.exceptions import MistralCommonException
 from mistral_common.integrations.chat_templates.chat_templates import convert_tokenizer_to_chat_template
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -13,6 +14,7 @@ from model.chat.conversation import Message
 from model.chat.formats import load_chat
 from model.chat.jinja import JinjaChat
 from model.chat.reasoning import switched
+from model.errors import ParameterError
 from model.tokenizers.load import load_tokenizer
 from tests.fakes import IntegerTokenizer
 from tests.model.chat.published import FORMATS
@@ -92,6 +94,86 @@ def test_an_answer_is_continued_after_its_thought(tmp_path: Path) -> None:
     assert chat.encode(CONVERSATIONS["one"][:2], continue_final_message=True) == ids
 
 
+PARTS = [
+    {"type": "text", "text": "First think: [THINK]"},
+    {"type": "thinking", "thinking": "Your thoughts. [/THINK]", "closed": True},
+    {"type": "text", "text": "Then answer."},
+]
+SYSTEM = {"role": "system", "content": "First think: [THINK]Then answer.", "parts": PARTS}
+"""A system prompt in the form of Magistral's."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_system_prompt_may_have_a_thought(name: str, tmp_path: Path) -> None:
+    file = write_directory(tmp_path, name)
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
+    assert chat is not None
+    request = ChatCompletionRequest.model_validate({"messages": [{"role": "system", "content": PARTS}, USER]})
+    if name == "tekken-v13":
+        assert chat.encode([SYSTEM, USER]) == MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+        with pytest.raises(ParameterError, match="a system message after an answer has a thinking part"):
+            chat.encode([USER, {"role": "assistant", "content": "a"}, SYSTEM, USER])
+        return
+    with pytest.raises(MistralCommonException):
+        MistralTokenizer.from_file(file).encode_chat_completion(request)
+    version = name.partition("-")[2]
+    with pytest.raises(ParameterError) as caught:
+        chat.encode([SYSTEM, USER])
+    assert str(caught.value) == (
+        f"messages[0] of role system has a thinking part, which this model's tokenizer {version} cannot write there: "
+        "send it as text, or leave it out"
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_open_thought_is_continued(name: str, tmp_path: Path) -> None:
+    file = write_directory(tmp_path, name)
+    chat = load_chat(tmp_path, load_tokenizer(tmp_path))
+    assert chat is not None
+    part = {"type": "thinking", "thinking": "Hm, [/THINK] so", "closed": False}
+    messages = [USER, {"role": "assistant", "content": "", "parts": [part]}]
+    if name not in REASONING:
+        with pytest.raises(ParameterError, match=r"messages\[1\] of role assistant has a thinking part"):
+            chat.encode(messages, continue_final_message=True)
+        return
+    request = ChatCompletionRequest.model_validate(
+        {"messages": [USER, {"role": "assistant", "content": [part], "prefix": True}]}
+    )
+    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+    assert chat.encode(messages, continue_final_message=True) == ids
+
+
+THINKING_SYSTEM = """{{ bos_token }}{%- for message in messages -%}
+{%- if message.role == 'system' -%}[SYSTEM_PROMPT]
+{%- if message.content is string -%}{{ message.content }}
+{%- else -%}{%- for block in message.content -%}
+{%- if block.type == 'text' -%}{{ block.text }}
+{%- elif block.type == 'thinking' -%}[THINK]{{ block.thinking }}[/THINK]
+{%- endif -%}{%- endfor -%}{%- endif -%}[/SYSTEM_PROMPT]
+{%- else -%}[INST]{{ message.content }}[/INST]{%- endif -%}{%- endfor -%}"""
+"""A template that writes a system prompt as Magistral's does."""
+
+
+def test_a_template_may_take_a_thought_in_the_system_prompt(tmp_path: Path) -> None:
+    file = write_directory(tmp_path, "tekken-v13")
+    tokenizer = load_tokenizer(tmp_path)
+    chat = load_chat(tmp_path, tokenizer, THINKING_SYSTEM)
+    assert isinstance(chat, JinjaChat)
+    harmless = [part | {key: "A b." for key in ("text", "thinking") if key in part} for part in PARTS]
+    request = ChatCompletionRequest.model_validate({"messages": [{"role": "system", "content": harmless}, USER]})
+    ids = MistralTokenizer.from_file(file).encode_chat_completion(request).tokens
+    assert chat.encode([SYSTEM | {"content": "A b.A b.", "parts": harmless}, USER]) == ids
+    marks = [token for token in ids if token in tokenizer.control.values()]
+    assert [token for token in chat.encode([SYSTEM, USER]) if token in tokenizer.control.values()] == marks
+    part = {"type": "thinking", "thinking": "Hm", "closed": False}
+    with pytest.raises(ParameterError, match=r"messages\[1\] of role assistant has a thinking part, which this model"):
+        chat.encode([USER, {"role": "assistant", "content": "", "parts": [part]}], continue_final_message=True)
+    with pytest.raises(
+        ParameterError, match=r"messages\[0\] of role system has a thinking part, which this model's chat"
+    ):
+        JinjaChat(QWEN, IntegerTokenizer(), {}).encode([SYSTEM, USER])
+
+
 @pytest.mark.parametrize("version", ["v13", "v15"])
 def test_templates_of_mistral_common_take_chunks(version: str, tmp_path: Path) -> None:
     file = write_tekken(tmp_path, version)
@@ -150,4 +232,6 @@ def test_variables_that_switch() -> None:
     assert switched([], (), True, "low") == {}
     two, positive = ["enable_thinking", "reasoning_effort"], ("low", "xhigh")
     assert switched(two, positive, True, None) == {"enable_thinking": True, "reasoning_effort": "xhigh"}
+    assert switched(["reasoning_effort"], ("high", "none"), True, None) == {"reasoning_effort": "high"}
+    assert switched(["reasoning_effort"], ("high", "low", "none"), True, None) == {"reasoning_effort": "high"}
     assert switched(two, positive, False, "none") == {"enable_thinking": False}, "there is no effort to name"

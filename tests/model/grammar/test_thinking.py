@@ -106,6 +106,27 @@ def test_a_budget_of_nothing_ends_the_thought_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("phase", ["before", "inside", "answer"])
+@pytest.mark.parametrize("budget", [0, 4])
+def test_a_budget_holds_for_the_whole_answer(phase: Any, budget: int) -> None:
+    """A model that would open a thought after every word, and end it at once or never, opens one at most."""
+    grammar = Thinking(*TOKENS, phase, budget).to_json()
+    space, word = VOCABULARY.pieces.index(b"\n"), VOCABULARY.pieces.index(b"a")
+    assert walk(grammar, lambda found: THINK if THINK in found else word if word in found else found[0], 300).count(
+        THINK
+    ) == (phase == "before")
+    tokens = walk(grammar, lambda found: END_THINK if END_THINK in found else word, 9)
+    assert THINK not in tokens
+    for first in (END_THINK, word):
+        matcher = COMPILER.compile(Thinking(*TOKENS, "before", budget).to_json())
+        assert matcher.consume_tokens([space, first])
+        assert THINK not in allowed(matcher.compute_bitmask())
+        assert END in allowed(matcher.compute_bitmask())
+    matcher = COMPILER.compile(Thinking(*TOKENS, "before", budget).to_json())
+    assert matcher.consume_tokens([space])
+    assert THINK in allowed(matcher.compute_bitmask()), "white space before a thought is no answer"
+
+
 def test_an_answer_without_a_thought_follows_its_grammar_from_the_start() -> None:
     for marks in (TAGS, TOKENS):
         text = spelled(walk(Thinking(*marks, "before", 5, JSON).to_json(), writing('{"a": 22}')))

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response as ResponseModel
 
-from model.chat.reasoning import STYLES
+from model.chat.reasoning import STYLES, check_effort
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import OptionError, ParameterError
 from model.grammar.thinking import Thinking
@@ -21,6 +21,8 @@ from service.api.orders import order_chat
 from service.api.responses.schema import ResponsesBody
 from service.generation.served import ServedModel
 from service.generation.startup import marks_of
+from service.generation.text import TextStream
+from service.generation.thinking import ThinkingStream
 from service.http.errors import InvalidRequest
 from service.settings import Settings
 from tests.fakes import END, END_THINK, THINK, IntegerTokenizer, make_info
@@ -97,6 +99,7 @@ def test_a_thought_can_be_left_out_or_left_in(live: Live) -> None:
     assert out["usage"]["completion_tokens_details"]["reasoning_tokens"] == N_THOUGHT
     left = post(live, CHAT, messages=USER, reasoning_format="none")
     assert left["choices"][0]["message"] == {"role": "assistant", "content": SAID, "refusal": None}
+    assert left["usage"]["completion_tokens_details"]["reasoning_tokens"] == N_THOUGHT
 
 
 def test_logprobs_and_ids_cover_the_thought_too(live: Live) -> None:
@@ -216,6 +219,76 @@ def test_a_prompt_may_close_the_thought() -> None:
     assert message == {"role": "assistant", "content": "<think>Yes</think>", "refusal": None}
 
 
+@pytest.mark.parametrize(
+    ("content", "said", "expected"),
+    [
+        ("To write a thought use <think>, then", "<think>Yes", ("<think>Yes", None)),
+        ("Use </think> or <think>", " Yes", (" Yes", None)),
+        ("<think>a</think> b <think>", "Yes", ("Yes", None)),
+        (" <think>\nI see", " it.</think> Yes", ("Yes", " it.")),
+        ("<think>a</think>", "  b", ("  b", None)),
+    ],
+)
+def test_only_a_mark_at_the_beginning_opens_a_thought_that_is_continued(
+    content: str, said: str, expected: tuple[str, str | None]
+) -> None:
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": content}]
+
+    order = order_chat(
+        ChatBody.model_validate({"messages": messages, "continue_final_message": True}).chat_request(),
+        served(),
+    )
+    assert order.reasoning is not None
+    stream = ThinkingStream(order.reasoning, TextStream(IntegerTokenizer()))
+    for byte in said.encode():
+        stream.push(byte)
+    assert (stream.take(final=True).text, stream.take_thought() or None) == expected
+
+
+def test_a_mark_at_the_end_of_a_users_text_is_text() -> None:
+    class Bare(ThinkingChat):
+        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+            return [*messages[-1]["content"].encode()]
+
+    for text, phase in (("How do I use <think>", "before"), ("And </think>", "before"), ("a<think>", "before")):
+        order = order_chat(
+            ChatBody.model_validate({"messages": [{"role": "user", "content": text}]}).chat_request(), served(Bare())
+        )
+        assert order.reasoning is not None
+        assert order.reasoning.phase == phase
+
+
+@pytest.mark.parametrize(
+    ("ids", "continues", "phase"),
+    [
+        ([*b"The token is [THINK]"], True, "after"),
+        ([*b"[THINK]"], False, "before"),
+        ([THINK, *b"Hm, [/THINK] so" * 9], True, "inside"),
+        ([THINK, *b"Hm", END_THINK, *b"Fine"], True, "after"),
+        ([THINK, *b"Hm", END_THINK, *b"Fine"], False, "before"),
+        ([*b"u:", THINK, *b"\n"], False, "inside"),
+        ([*b"u:", THINK, END_THINK], False, "after"),
+    ],
+)
+def test_marks_that_are_tokens_say_where_a_prompt_ends(ids: list[int], continues: bool, phase: str) -> None:
+    class Written(FakeChat):
+        reasoning_style = "tokens"
+
+        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+            return ids
+
+    messages = [*USER, {"role": "assistant", "content": "[THINK] is [THINK]"}] if continues else USER
+    model = replace(served(Written(), style="tokens"), tokenizer=MarkTokenizer())
+    body = {"messages": messages, "continue_final_message": continues}
+    order = order_chat(ChatBody.model_validate(body).chat_request(), model)
+    assert order.reasoning is not None
+    assert order.reasoning.phase == phase
+    budgeted = order_chat(ChatBody.model_validate(body | {"thinking_token_budget": 3}).chat_request(), model)
+    thinking = Thinking.from_json(budgeted.params.grammar or "")
+    assert thinking is not None
+    assert (thinking.phase, thinking.budget) == ("answer" if phase == "after" else phase, 3)
+
+
 # Earlier thoughts
 
 
@@ -247,6 +320,15 @@ def test_chat_takes_earlier_thoughts(spoken: dict[str, Any]) -> None:
     [
         ({"role": "user", "content": "a", "reasoning_content": "t"}, ["user", "thoughts"]),
         ({"role": "user", "content": [{"type": "thinking", "thinking": "t"}]}, ["user", "thoughts"]),
+        ({"role": "system", "content": "a", "reasoning_content": "t"}, ["system", "reasoning_content", "thoughts"]),
+        (
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "closed": False}]},
+            ["messages[0] has a thinking part with closed false", "continue_final_message"],
+        ),
+        (
+            {"role": "system", "content": [{"type": "thinking", "thinking": "t", "closed": False}]},
+            ["messages[0] has a thinking part with closed false", "close it"],
+        ),
         ({**SPOKEN, "reasoning_content": "t", "reasoning": "u"}, ["reasoning_content and reasoning", "different"]),
         ({**SPOKEN, "reasoning_content": 5}, ["reasoning_content", "string"]),
     ],
@@ -283,8 +365,63 @@ def test_messages_take_earlier_thoughts() -> None:
     assert thoughts() == ["t", "u"]
     assert thoughts(**cleared("all")) == thoughts(**cleared({"type": "all"})) == ["t", "u"]
     assert thoughts(**cleared({"type": "thinking_turns", "value": 2})) == ["t", "u"]
-    assert thoughts(**cleared({"type": "thinking_turns", "value": 1})) == [None, "u"]
-    assert thoughts(**cleared(None)) == [None, "u"]
+    assert thoughts(**cleared(None)) == ["t", "u"], "a loop of calls and results is one turn"
+
+
+def test_a_turn_without_a_thought_does_not_count() -> None:
+    def thinking(text: str) -> dict[str, Any]:
+        return {"type": "thinking", "thinking": text, "signature": "s"}
+
+    call = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": "r"}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [thinking("1"), {"type": "text", "text": "c"}]},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": [thinking("2"), call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": [thinking("3"), call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": "e"},
+    ]
+
+    def left(keep: Any) -> list[str]:
+        edit = {"type": "clear_thinking_20251015", "keep": keep}
+        fields = {"messages": messages, "max_tokens": 9, "context_management": {"edits": [edit]}}
+        told = MessagesBody.model_validate(fields).chat_request().messages
+        return [message["reasoning_content"] for message in told if "reasoning_content" in message]
+
+    assert left(None) == left({"type": "thinking_turns", "value": 1}) == ["2", "3"]
+    assert left({"type": "thinking_turns", "value": 2}) == ["1", "2", "3"]
+
+
+PARTS = [
+    {"type": "text", "text": "a"},
+    {"type": "thinking", "thinking": [{"type": "text", "text": "t"}], "closed": True},
+    {"type": "text", "text": "b"},
+]
+
+
+def test_a_system_message_may_have_thoughts() -> None:
+    """As Magistral's published system prompt."""
+    for role in ("system", "developer"):
+        body = ChatBody.model_validate({"messages": [{"role": role, "content": PARTS}, *USER]})
+        told = {"type": "thinking", "thinking": "t", "closed": True}
+        assert body.chat_request().messages[0] == {
+            "role": role,
+            "content": "ab",
+            "parts": [PARTS[0], told, PARTS[2]],
+        }
+
+
+def test_an_open_thought_is_continued() -> None:
+    part = {"type": "thinking", "thinking": "t", "closed": False}
+    body = ChatBody.model_validate(
+        {"messages": [*USER, {"role": "assistant", "content": [part]}], "continue_final_message": True}
+    )
+    body.check()
+    assert body.chat_request().messages[1] == {"role": "assistant", "content": "", "parts": [part]}
 
 
 def test_responses_take_earlier_thoughts() -> None:
@@ -405,6 +542,46 @@ def test_efforts_that_the_chat_format_knows() -> None:
     chat = Graded()
     chat_order(served(chat), reasoning_effort="medium")
     assert chat.seen == {"reasoning_effort": "medium"}, "the format refuses it"
+
+
+@pytest.mark.parametrize(
+    ("effort", "used"), [("minimal", "high"), ("medium", "high"), ("max", "high"), ("none", "none")]
+)
+def test_an_effort_of_responses_is_a_hint(effort: str, used: str) -> None:
+    """Codex CLI sends "medium" unless its user says otherwise."""
+    chat = Graded()
+    order_chat(
+        ResponsesBody.model_validate({"input": "a", "reasoning": {"effort": effort}}).chat_request(), served(chat)
+    )
+    assert chat.seen == {"reasoning_effort": used}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning_effort": "medium"}, "reasoning_effort"),
+        ({"reasoning_effort": "medium", "thinking_token_budget": 5}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"reasoning_effort": "medium"}}, "chat_template_kwargs"),
+    ],
+)
+def test_an_effort_that_the_format_refuses_has_the_clients_field(fields: dict[str, Any], param: str) -> None:
+    class Refusing(Graded):
+        def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+            check_effort(options["variables"].get("reasoning_effort"), self.efforts)
+            return super().encode(messages, **options)
+
+    with pytest.raises(InvalidRequest, match="must be one of none, high, got 'medium'") as caught:
+        chat_order(served(Refusing()), **fields)
+    assert caught.value.param == param
+
+
+def test_a_thought_in_the_text_has_its_budget_too() -> None:
+    left = {"reasoning_format": "none"}
+    assert budget(chat_order(served(), thinking_token_budget=7, **left)) == 7
+    assert budget(chat_order(served(), reasoning_effort="none", **left)) == 0
+    assert budget(chat_order(served(budget=9), **left)) == 9
+    form = {"type": "json_object"}
+    assert chat_order(served(budget=9), response_format=form, **left) is None, "all of the text is JSON"
 
 
 def test_structured_output_constrains_what_follows_the_thought() -> None:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.chat.reasoning import STYLES
 from service.generation.text import StopString, TextStream
-from service.generation.thinking import Reasoning, ThinkingStream
+from service.generation.thinking import CountingStream, Reasoning, ThinkingStream
 from tests.fakes import IntegerTokenizer
 
 TAGS, TOKENS = STYLES["tags"], STYLES["tokens"]
@@ -76,7 +77,10 @@ def test_an_answer_without_a_thought_is_whole(answer: str, places: list[int], ev
     tokenizer = PieceTokenizer(pieces)
     tokens = [*range(len(pieces))]
     assert read(tokenizer, tokens, Reasoning.of(TAGS, "before", tokenizer), every)[:2] == ("", answer)
-    assert read(tokenizer, tokens, Reasoning.of(TAGS, "after", tokenizer), every)[:2] == ("", answer)
+    continued = Reasoning.of(TAGS, "after", tokenizer, continues=True)
+    assert read(tokenizer, tokens, continued, every)[:2] == ("", answer)
+    closed = Reasoning.of(TAGS, "after", tokenizer)
+    assert read(tokenizer, tokens, closed, every)[:2] == ("", answer.lstrip()), "white space belongs to the mark"
 
 
 @given(thought=WORDS, answer=WORDS, places=st.lists(st.integers(0, 60), max_size=8), every=st.integers(1, 3))
@@ -91,10 +95,42 @@ def test_control_tokens_keep_every_character(thought: str, answer: str, places: 
     assert stream.n_thought == 2 + len(first)
 
 
-def test_a_later_thought_is_never_text() -> None:
-    tokenizer = PieceTokenizer([b"a", b"b", b"c", b"d"])
-    tokens = [1000, 0, 1001, 1, 1000, 2, 1001, 3]
-    assert read(tokenizer, tokens, Reasoning.of(TOKENS, "before", tokenizer))[:2] == ("ac", "bd")
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_an_answer_has_one_thought_and_it_comes_first(every: int) -> None:
+    """As whole answers of every dialect have it. What follows a later mark is text."""
+    tokenizer = PieceTokenizer([b"a", b"b", b"c", b"d", b" \n"])
+
+    def found(tokens: list[int], phase: Any = "before") -> tuple[str, str, int]:
+        thought, text, stream = read(tokenizer, tokens, Reasoning.of(TOKENS, phase, tokenizer), every)
+        return thought, text, stream.n_thought
+
+    assert found([1000, 0, 1001, 1, 1000, 2, 1001, 3]) == ("a", "bcd", 3)
+    assert found([0, 1000, 1, 1001, 2]) == ("", "abc", 0)
+    assert found([1000, 1], "after") == ("", "b", 0)
+    assert found([0, 1001, 1000, 1], "inside") == ("a", "b", 2)
+    assert found([4, 1000, 0, 1001, 1]) == ("a", "b", 4), "white space before a thought is no answer"
+    assert found([4, 0]) == ("", " \na", 0)
+
+
+def test_a_thought_in_the_text_is_counted() -> None:
+    tokenizer = PieceTokenizer([b"<think>", b"one", b"</think>", b"two"])
+    reasoning = Reasoning.of(TAGS, "before", tokenizer, apart=False)
+    stream = CountingStream(reasoning, TextStream(tokenizer), tokenizer)
+    assert not any(stream.push(token) for token in range(4))
+    assert (stream.take(final=True).text, stream.take_thought()) == ("<think>one</think>two", "")
+    assert stream.n_thought == 3
+
+
+def test_text_that_a_stop_string_ends_has_nothing_after_it() -> None:
+    tokenizer = PieceTokenizer([b"\n", b" <th", b"x"])
+    reasoning = Reasoning.of(TAGS, "before", tokenizer)
+    assert read(tokenizer, [0, 1, 2], reasoning, stops=("\n",))[1] == ""
+
+
+def test_a_thought_that_is_continued_keeps_its_space() -> None:
+    tokenizer = PieceTokenizer([b" well", b"</think>", b"\n", b"Yes"])
+    reasoning = Reasoning.of(TAGS, "inside", tokenizer, continues=True)
+    assert read(tokenizer, [0, 1, 2, 3], reasoning)[:2] == (" well", "Yes")
 
 
 def test_stop_strings_end_answers_only() -> None:

@@ -1,0 +1,88 @@
+"""Messages as the versions of mistral-common take them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from model.chat.reasoning import PARTS
+from model.errors import ParameterError
+
+Known = Mapping[str, Any]
+CALLS_OR_TEXT = ("v1", "v2", "v3")
+"""Versions in which a message has either calls or text."""
+SYSTEM_THOUGHTS = ("v13",)
+"""Versions in which a system message may have a thinking part."""
+
+
+def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dict[str, Any]]:
+    """The messages for a version. `thinks`: its tokenizer has the marks of thoughts.
+
+    Raises ParameterError("messages") for thinking parts that the version does not have.
+    """
+    for index, message in enumerate(messages):
+        _check_parts(message, index, version, thinks=thinks)
+    told = _with_functions(messages) if version == "v2" else _without_names(messages)
+    told = _with_late_systems(told)
+    return _with_calls_alone(told) if version in CALLS_OR_TEXT else told
+
+
+def _check_parts(message: Known, index: int, version: str, *, thinks: bool) -> None:
+    if PARTS in message and not (thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS):
+        raise ParameterError(
+            "messages",
+            f"messages[{index}] of role {message['role']} has a thinking part, which this model's tokenizer {version} "
+            "cannot write there: send it as text, or leave it out",
+        )
+
+
+def _without_names(messages: Sequence[Known]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in message.items() if key != "name"} for message in messages]
+
+
+def _with_functions(messages: Sequence[Known]) -> list[dict[str, Any]]:
+    """The messages, where each result has the name of its function: v2 writes it, and most clients leave it out."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+    found = [message.get("name") or names.get(message.get("tool_call_id", "")) for message in messages]
+    return [
+        {**message, "name": name} if message["role"] == "tool" and name else message
+        for message, name in zip(_without_names(messages), found, strict=True)
+    ]
+
+
+def _with_late_systems(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """System messages after an answer or a result as user messages: mistral-common refuses them as such.
+
+    Results stay beside their calls. mistral-common joins a user message with the next one, with a blank line.
+    """
+    told: list[dict[str, Any]] = []
+    late: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "system" and (late or (told and told[-1]["role"] in ("assistant", "tool"))):
+            late.append(_as_user(message))
+            continue
+        if message["role"] != "tool":
+            told, late = told + late, []
+        told.append(message)
+    return told + late
+
+
+def _as_user(message: Known) -> dict[str, Any]:
+    if PARTS in message:
+        raise ParameterError(
+            "messages",
+            "a system message after an answer has a thinking part, which only one before all answers may have: "
+            "send it as text, or leave it out",
+        )
+    return {"role": "user", "content": message["content"]}
+
+
+def _with_calls_alone(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without the text of the assistant that stands directly before its calls."""
+    told: list[dict[str, Any]] = []
+    for message in reversed(messages):
+        if message.get("tool_calls"):
+            told.append({**message, "content": ""})
+        elif not (message["role"] == "assistant" and told and told[-1].get("tool_calls")):
+            told.append(message)
+    return told[::-1]
