@@ -1,6 +1,6 @@
 """The reasoning of a chat request: variables for the chat format, marks in the answer, and the budget."""
 
-from typing import Any
+from typing import Any, Literal
 
 from model.chat.reasoning import EFFORT, EFFORTS, switched
 from model.grammar.thinking import Thinking
@@ -125,5 +125,5 @@ def with_thought(
         message = f"{request.reasoning.field} with a budget needs a model with an end token, and this one has none"
         raise InvalidRequest(message, param=request.reasoning.field)
     marks = reasoning.marks
-    phase: Literal[before, inside, answer] = "answer" if reasoning.phase == "after" else reasoning.phase
+    phase: Literal["before", "inside", "answer"] = "answer" if reasoning.phase == "after" else reasoning.phase
     return Thinking(marks.opening, marks.closing, phase, budget, grammar).to_json()
