@@ -6,7 +6,7 @@ All else about a family is read from its checkpoint: windows, RoPE, head sizes a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from model.checkpoint.configs.fields import dtype_of, number, number_of_layers, present_shards, repeated, tied_head
 from model.checkpoint.configs.native import read_params
@@ -22,7 +22,8 @@ FILE = "config.json"
 class Family:
     """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers.
 
-    `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads.
+    `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads. `windows` says what
+    the family has: none whatever the file says, one for all layers, or one for the layers that `layer_types` names.
     """
 
     name: str
@@ -32,13 +33,14 @@ class Family:
     head_dim: int | None = None
     n_kv_heads: int | None = 8
     rope_parameters: Mapping[str, Any] | None = None
+    windows: Literal["none", "one", "by type"] = "one"
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        Family("mistral", sliding_window=4096),
-        Family("ministral", sliding_window=4096),
+        Family("mistral", sliding_window=4096, windows="by type"),
+        Family("ministral", sliding_window=4096, windows="by type"),
         Family(
             "ministral3",
             head_dim=128,
@@ -53,7 +55,7 @@ FAMILIES: Mapping[str, Family] = {
             },
         ),
         Family("mixtral", rope_theta=1_000_000.0, sparse=True),
-        Family("llama", n_kv_heads=None),
+        Family("llama", n_kv_heads=None, windows="none"),
     )
 }
 WRAPPERS = ("mistral3",)
