@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
+from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.families import read_config
-from model.checkpoint.files import find_shards, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.quantized.config import Kind, read_quantization
 from model.checkpoint.quantized.parts import block_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
-from model.errors import ModelError
 from model.linear import schemes
 from model.linear.schemes import cache_format
 from model.memory import sizes as memory
@@ -124,9 +123,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
     quantization = read_quantization(directory)
     if quantization is None:
         return "floats", None
-    try:
-        shards = [read_shard(path) for path in find_shards(directory)]
-    except ModelError:
+    if not (shards := present_shards(directory)):
         return quantization.kind, quantization.bits_with_head(config)
     weights = stored_weights(shards)
     return quantization.kind, block_bits(weights, quantization, tied_head=config.tied_head)

@@ -48,8 +48,8 @@ def choose(name: str, kinds: Mapping[str, Sequence[str]], kind: str | None) -> s
     models = {whole_name(PurePosixPath(file).stem) for file in kinds[chosen]}
     if len(models) > 1:
         raise ModelError(
-            f"{name} has {len(models)} models of {described(chosen)} on the hub ({', '.join(sorted(models)[:3])}, ...); "
-            "download one of them and name its file"
+            f"{name} has {len(models)} models of {described(chosen)} on the hub "
+            f"({', '.join(sorted(models)[:3])}, ...); download one of them and name its file"
         )
     return chosen
 

@@ -18,6 +18,7 @@ import pytest
 
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
+from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import new_file, write
 
 SHA = "0123456789abcdef0123456789abcdef01234567"

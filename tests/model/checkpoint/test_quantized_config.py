@@ -107,10 +107,10 @@ def test_experts_and_what_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype F8_E5M2; Noria supports BF16, F16, F32, F8_E4M3, I8"),
+        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8"),
         (
             {"weight": "F8_E4M3", "weight_scale_inv": "U8"},
-            "weight_scale_inv of .* has dtype U8; Noria supports BF16",
+            "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16",
         ),
         ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
         ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),

@@ -141,6 +141,7 @@ KINDS: Mapping[str, Callable[[], nn.Module]] = {
     "ministral3 tied": lambda: ministral3(tie_word_embeddings=True),
     "mistral3": mistral3,
     "llama": llama,
+    "llama with a window": lambda: llama(sliding_window=WINDOW),
     "llama tied": lambda: llama(tie_word_embeddings=True),
     "llama 3": lambda: llama(rope_parameters={**LLAMA3, "original_max_position_embeddings": 24}),
     "partial": partial,
