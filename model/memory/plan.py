@@ -44,13 +44,14 @@ class Fit:
 class MemoryPlan:
     """The memory plan of a model. All sizes are in bytes, and None if they depend on an unknown amount of memory.
 
-    `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
+    `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
     context. `cache` is for pages. `context` is the longest sequence by the model or by --max-model-len, `served` the
     longest that fits.
     """
 
     parameters: int
     scheme: str
+    stored: str
     dtype: str
     kv_dtype: str
     weights: int
@@ -95,6 +96,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     return MemoryPlan(
         parameters=config.n_parameters,
         scheme=chosen.quantize,
+        stored=schemes.stored_as(scheme, dtype, own_bits),
         dtype=dtype,
         kv_dtype=cache_format(options.kv_dtype, dtype).name,
         weights=weights,
