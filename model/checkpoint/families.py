@@ -67,8 +67,8 @@ FAMILIES: Mapping[str, Family] = {
         Family("llama", n_kv_heads=None, windows="none"),
     )
 }
-WRAPPERS = ("mistral3",)
-"""Models of text and images: the family is in `text_config`."""
+WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
+"""Models of text and images, each with the family of its text if `text_config` names none. Pixtral 12B is a llava."""
 
 _LATENT, _AUDIO = "latent attention", "an audio encoder"
 _MISSING: Mapping[str, str] = {
@@ -109,16 +109,15 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     The outer dtype and quantization hold for the text model if it has none of its own; whether the outer head is tied
     means nothing. Raises ModelError for a model with images that has no such part.
     """
-    if raw.get("model_type") not in WRAPPERS:
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in WRAPPERS:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
-        raise ModelError(
-            f"config.json of a {raw['model_type']} model must have an object in text_config, it has {short(inner)}"
-        )
+        raise ModelError(f"config.json of a {kind} model must have an object in text_config, it has {short(inner)}")
     shared = ("dtype", "torch_dtype", "quantization_config")
     outer = {key: raw.get(key) for key in shared if inner.get(key) is None}
-    return {**inner, **outer, "model_type": inner.get("model_type") or "mistral"}
+    return {**inner, **outer, "model_type": inner.get("model_type") or WRAPPERS[kind]}
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:

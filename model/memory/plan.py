@@ -44,9 +44,9 @@ class Fit:
 class MemoryPlan:
     """The memory plan of a model. All sizes are in bytes, and None if they depend on an unknown amount of memory.
 
-    `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
-    context. `cache` is for pages. `context` is the longest sequence by the model or by --max-model-len, `served` the
-    longest that fits.
+    `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
+    `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
+    `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
     """
 
     parameters: int

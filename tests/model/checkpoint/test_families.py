@@ -201,7 +201,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
     [
         (
             {"model_type": "qwen2"},
-            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3$",
+            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3, llava$",
         ),
         ({"model_type": "mistral4"}, r"'mistral4', which needs latent attention \(Mistral Small 4, .*: Noria has none"),
         ({"model_type": "mistral_large4"}, r"'mistral_large4', which needs latent attention \(Mistral Large 4\)"),

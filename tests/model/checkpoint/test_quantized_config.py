@@ -46,6 +46,10 @@ def test_the_native_place(tmp_path: Path) -> None:
     compressed = FORMS["ct int4 g32"].config
     found = read(tmp_path, {"quantization": compressed}, "params.json")
     assert found == Quantization("compressed-tensors", 4, 32)
+    with pytest.raises(ModelError, match=r"quantization in params.json has 'mystery' \(1\), which Noria does not know"):
+        read(tmp_path, {"quantization": {**own, "mystery": 1}}, "params.json")
+    with pytest.raises(ModelError, match=r"quantization in params.json must be a JSON object, it is False"):
+        read(tmp_path, {"quantization": False}, "params.json")
     with pytest.raises(ModelError, match="qformat_weight 'nvfp4'; Noria supports 'fp8_e4m3'"):
         read(tmp_path, {"quantization": {"qformat_weight": "nvfp4"}}, "params.json")
 
