@@ -23,7 +23,7 @@ from model.grammar.archive import pack
 from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
-from model.linear.schemes import Scheme, cache_format, nearest, serving
+from model.linear.schemes import Scheme, cache_format, nearest, serving, stored_as
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
 from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
@@ -141,7 +141,7 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     needed = memory.weight_bytes(pools.config, setup.scheme, dtype, block_bits)
     free = free_bytes(device)
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(pools.config, needed, _stored_as(setup), free, where)
+    memory.check_weights(pools.config, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
@@ -251,6 +251,7 @@ def _check(options: RunnerOptions) -> None:
 
 def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
     device = setup.device
+    stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.block_bits)
     return {
         "family": setup.config.family,
         "parameters": str(setup.config.n_parameters),
@@ -260,15 +261,10 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,
         "quantize": setup.chosen.name,
-        **({"checkpoint": f"{checkpoint.summary}; served as {_stored_as(setup)}"} if checkpoint.summary else {}),
+        **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
-
-
-def _stored_as(setup: Setup) -> str:
-    """A weight scheme, or a dtype, in which projections are stored."""
-    return name_of(setup.dtype) if setup.scheme.value_bits is None else setup.scheme.name
 
 
 def _first_steps(runner: ModelRunner) -> None:

@@ -4,11 +4,20 @@ All else about a family is read from its checkpoint: windows, RoPE, head sizes a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from model.checkpoint.configs.fields import dtype_of, number, number_of_layers, present_shards, repeated, tied_head
+from model.checkpoint.configs.fields import (
+    dtype_of,
+    number,
+    number_of_layers,
+    optional_size,
+    present_shards,
+    repeated,
+    size,
+    tied_head,
+)
 from model.checkpoint.configs.native import read_params
 from model.checkpoint.files import layout, read_json
 from model.checkpoint.rope_config import RopeConfig, read_rope
@@ -22,7 +31,8 @@ FILE = "config.json"
 class Family:
     """Defaults of a `model_type` for fields that its `config.json` does not set, as in transformers.
 
-    `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads.
+    `head_dim` None is hidden_size / num_attention_heads, `n_kv_heads` None is num_attention_heads. `windows` says what
+    the family has: none whatever the file says, one for all layers, or one for the layers that `layer_types` names.
     """
 
     name: str
@@ -32,13 +42,14 @@ class Family:
     head_dim: int | None = None
     n_kv_heads: int | None = 8
     rope_parameters: Mapping[str, Any] | None = None
+    windows: Literal["none", "one", "by type"] = "one"
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        Family("mistral", sliding_window=4096),
-        Family("ministral", sliding_window=4096),
+        Family("mistral", sliding_window=4096, windows="by type"),
+        Family("ministral", sliding_window=4096, windows="by type"),
         Family(
             "ministral3",
             head_dim=128,
@@ -53,11 +64,11 @@ FAMILIES: Mapping[str, Family] = {
             },
         ),
         Family("mixtral", rope_theta=1_000_000.0, sparse=True),
-        Family("llama", n_kv_heads=None),
+        Family("llama", n_kv_heads=None, windows="none"),
     )
 }
-WRAPPERS = ("mistral3",)
-"""Models of text and images: the family is in `text_config`."""
+WRAPPERS: Mapping[str, str] = {"mistral3": "mistral", "llava": "llama"}
+"""Models of text and images, each with the family of its text if `text_config` names none. Pixtral 12B is a llava."""
 
 _LATENT, _AUDIO = "latent attention", "an audio encoder"
 _MISSING: Mapping[str, str] = {
@@ -98,38 +109,40 @@ def text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     The outer dtype holds for the text model if it has none of its own; whether the outer head is tied means nothing.
     Raises ModelError for a model with images that has no such part.
     """
-    if raw.get("model_type") not in WRAPPERS:
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in WRAPPERS:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
-        raise ModelError(
-            f"config.json of a {raw['model_type']} model must have an object in text_config, it has {short(inner)}"
-        )
+        raise ModelError(f"config.json of a {kind} model must have an object in text_config, it has {short(inner)}")
     shared = ("dtype", "torch_dtype")
     outer = {key: raw.get(key) for key in shared if inner.get(key) is None}
-    return {**inner, **outer, "model_type": inner.get("model_type") or "mistral"}
+    return {**inner, **outer, "model_type": inner.get("model_type") or WRAPPERS[kind]}
 
 
 def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
-    raw = text_config(read_json(directory / FILE))
+    whole = read_json(directory / FILE)
+    raw = text_config(whole)
     family = _hf_family(raw)
-    n_heads, dim = (number(raw, key, FILE) for key in ("num_attention_heads", "hidden_size"))
+    if raw is not whole and family.name == "mistral":  # transformers takes it for ministral only where it stands alone
+        family = replace(family, windows="one")
+    n_heads, dim = (size(raw, key, FILE) for key in ("num_attention_heads", "hidden_size"))
     n_layers = number_of_layers(raw, "num_hidden_layers", FILE)
-    head_dim = raw.get("head_dim", family.head_dim) or dim // n_heads
+    head_dim = optional_size(raw, "head_dim", FILE, family.head_dim) or dim // n_heads
     windows = _hf_windows(raw, family, n_layers)
     rope = _hf_rope(raw, family, head_dim, max_model_len)
     if rope.full_rope is not None:
-        _check_layer_types(raw, windows)
+        _check_layer_types(raw, family, windows)
     shards = present_shards(directory)
     return ModelConfig(
         family=family.name,
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads=raw.get("num_key_value_heads", family.n_kv_heads) or n_heads,
+        n_kv_heads=optional_size(raw, "num_key_value_heads", FILE, family.n_kv_heads) or n_heads,
         head_dim=head_dim,
-        hidden_dim=number(raw, "intermediate_size", FILE),
-        vocab_size=number(raw, "vocab_size", FILE),
+        hidden_dim=size(raw, "intermediate_size", FILE),
+        vocab_size=size(raw, "vocab_size", FILE),
         norm_eps=number(raw, "rms_norm_eps", FILE),
         rope_theta=rope.rope.theta,
         rope_fraction=rope.rope.fraction,
@@ -139,8 +152,8 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
         query_temperature=rope.query_temperature,
         max_position=rope.max_position,
         windows=windows,
-        n_experts=number(raw, "num_local_experts", FILE) if family.sparse else 0,
-        n_experts_per_token=number(raw, "num_experts_per_tok", FILE) if family.sparse else 0,
+        n_experts=size(raw, "num_local_experts", FILE) if family.sparse else 0,
+        n_experts_per_token=size(raw, "num_experts_per_tok", FILE) if family.sparse else 0,
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
     )
@@ -148,6 +161,8 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
 
 def _hf_family(raw: Mapping[str, Any]) -> Family:
     kind = raw.get("model_type", "")
+    if not isinstance(kind, str):
+        raise ModelError(f"config.json must have a name in model_type, it has {short(kind)}")
     served = f"Noria supports {', '.join((*FAMILIES, *WRAPPERS))}"
     if kind in _MISSING:
         raise ModelError(f"config.json has model_type {kind!r}, which needs {_MISSING[kind]}: Noria has none; {served}")
@@ -175,26 +190,41 @@ def _hf_rope(raw: Mapping[str, Any], family: Family, head_dim: int, max_model_le
         raw,
         default_theta=family.rope_theta,
         head_dim=head_dim,
-        max_position=number(raw, "max_position_embeddings", FILE),
+        max_position=size(raw, "max_position_embeddings", FILE),
         max_model_len=max_model_len,
     )
 
 
 def _hf_windows(raw: Mapping[str, Any], family: Family, n_layers: int) -> tuple[int | None, ...]:
-    """`layer_types` names the layers that have the window; without it, all have it. A list of windows repeats."""
+    """`layer_types` names the layers that have the window; without it, all have it. A list of windows repeats.
+
+    Some families read less, as in transformers; layer types that say otherwise are then refused.
+    """
+    if family.windows == "none":
+        return (None,) * n_layers
     window = raw.get("sliding_window", family.sliding_window)
-    kinds = raw.get("layer_types")
-    if not kinds:
-        return repeated(window if isinstance(window, list) and window else [window], n_layers)
-    windows = {"sliding_attention": window, "full_attention": None}
+    every = repeated(window, n_layers, f"sliding_window in {FILE}")
+    if not (kinds := raw.get("layer_types")):
+        return every
+    of_types = {"sliding_attention": window, "full_attention": None}
     for kind in kinds:
-        if kind not in windows:
-            raise ModelError(f"config.json has {kind!r} in layer_types; Noria supports {', '.join(windows)}")
-    return tuple(windows[kind] for kind in kinds)
+        if kind not in of_types:
+            raise ModelError(f"config.json has {short(kind)} in layer_types; Noria supports {', '.join(of_types)}")
+    windows = tuple(of_types[kind] for kind in kinds)
+    if family.windows == "one" and windows != every:
+        raise ModelError(
+            f"config.json has sliding_window {short(window)} and {short(kinds)} in layer_types; a {family.name} model "
+            "has its window in all layers: remove one of them"
+        )
+    return windows
 
 
-def _check_layer_types(raw: Mapping[str, Any], windows: tuple[int | None, ...]) -> None:
+def _check_layer_types(raw: Mapping[str, Any], family: Family, windows: tuple[int | None, ...]) -> None:
     """Raise ModelError if the window does not say of which type a layer is: its RoPE belongs to that."""
+    if family.windows != "by type":
+        raise ModelError(
+            f"config.json has RoPE parameters per layer type; a {family.name} model has none: remove all but one"
+        )
     kinds = raw.get("layer_types") or ()
     if any(kind == "sliding_attention" and window is None for kind, window in zip(kinds, windows, strict=False)):
         raise ModelError(

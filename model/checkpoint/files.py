@@ -77,18 +77,29 @@ def layout(directory: Path) -> Layout:
 
 def find_shards(directory: Path) -> tuple[Path, ...]:
     """The safetensors files of a directory, in order. Raises ModelError if one is missing."""
-    if layout(directory) == "hf":
-        shards = _hf_shards(directory)
-    else:
-        shards = tuple(sorted(directory.glob("consolidated*.safetensors")))
+    shards = _named_shards(directory)
     if not shards:
         raise ModelError(_without_weights(directory))
     for path in shards:
+        if path.is_dir():
+            raise ModelError(f"{path.name} is a directory; it must be a safetensors file: download the model again")
         if not path.is_file():
             raise ModelError(f"the model's shard {path.name} is missing; download the model again")
     if (match := _SHARD.fullmatch(shards[0].name)) and int(match[1]) != len(shards):
         raise ModelError(f"the model has only {len(shards)} of its {int(match[1])} shards; download the model again")
     return shards
+
+
+def has_shards(directory: Path) -> bool:
+    """Whether any safetensors file of the model is there. Raises ModelError for a damaged index."""
+    return any(path.exists() for path in _named_shards(directory))
+
+
+def _named_shards(directory: Path) -> tuple[Path, ...]:
+    """The files that the index names, or else those that are there."""
+    if layout(directory) == "hf":
+        return _hf_shards(directory)
+    return tuple(sorted(directory.glob("consolidated*.safetensors")))
 
 
 def read_shard(path: Path) -> Shard:
@@ -191,7 +202,7 @@ def _hf_shards(directory: Path) -> tuple[Path, ...]:
                     f"{INDEX} names the file {short(name)}; it must be a *.safetensors file beside the index"
                 )
         return tuple(directory / name for name in sorted(set(weight_map.values())))
-    if (single := directory / "model.safetensors").is_file():
+    if (single := directory / "model.safetensors").exists():
         return (single,)
     return tuple(sorted(directory.glob("model-*-of-*.safetensors")))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint.files import Progress
-from model.checkpoint.gguf.kinds import choose, find_kinds
+from model.checkpoint.gguf.kinds import choose, described, find_kinds
 from model.errors import ModelError, one_line
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def _fetch_gguf(name: str, kind: str | None, files: Iterable[str], fetch: Fetch,
     chosen = choose(name, kinds, kind)
     if kind is None:
         others = ", ".join(sorted(filter(None, kinds.keys() - {chosen}))) or "no other"
-        log.info("%s has no safetensors: serving its GGUF file of kind %s (%s:KIND chooses)", name, chosen or "?", name)
+        log.info("%s has no safetensors: serving its GGUF file of %s (%s:KIND chooses)", name, described(chosen), name)
         log.info("other kinds of %s: %s", name, others)
     directory = fetch(map(escape, kinds[chosen]), _bar(progress))
     progress("downloading", 1.0)

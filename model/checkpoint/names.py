@@ -85,7 +85,7 @@ _INNER = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-"""Beginnings of names in a model of text and images (`mistral3`), new and old, and what its text model calls them."""
+"""Beginnings of names in a model of text and images (`mistral3`, `llava`), new and old, and those of its text model."""
 
 
 def native_name(name: str, names: Names) -> str | None:

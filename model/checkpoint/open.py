@@ -13,7 +13,7 @@ from model.checkpoint.gguf.weights import GgufWeights
 from model.checkpoint.matrices import Matrix, split_experts
 from model.checkpoint.names import canonical_name
 from model.checkpoint.quantized.config import Kind, Quantization, read_quantization
-from model.checkpoint.quantized.parts import StoredWeight, block_bits, stored_weights
+from model.checkpoint.quantized.parts import StoredWeight, block_bits, quantized_part, stored_weights
 from model.checkpoint.quantized.weights import matrices
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
@@ -150,7 +150,7 @@ def open_checkpoint(directory: Path, *, max_model_len: int | None = None) -> Che
         weights = stored_weights(shards)
         return Checkpoint(config, rotation, QuantizedSafetensors(shards, weights, quantization, config.tied_head))
     for shard in shards:
-        _check_weights(shard)
+        _check_weights(shard, rotation)
     return Checkpoint(config, rotation, Safetensors(shards, config.n_experts))
 
 
@@ -159,8 +159,13 @@ def _fingerprint(shards: tuple[Shard, ...]) -> str:
     return f"{zlib.crc32(prints.encode()):08x}"
 
 
-def _check_weights(shard: Shard) -> None:
+def _check_weights(shard: Shard, rotation: str) -> None:
+    if (part := quantized_part(shard)) is not None:
+        lacks = "config.json has no quantization_config" if rotation == "half" else "params.json has no quantization"
+        raise ModelError(
+            f"the checkpoint has quantized weights ({short(part)} in {short(shard.dtypes[part])}), but {lacks}; "
+            "download the model again, with its configuration"
+        )
     for name, dtype in shard.dtypes.items():
         if canonical_name(name) is not None and dtype not in DTYPES:
-            found = " ".join(dtype.split())[:20]
-            raise ModelError(f"the weight {short(name)} has dtype {found}; Noria supports {', '.join(DTYPES)}")
+            raise ModelError(f"the weight {short(name)} has dtype {short(dtype)}; Noria supports {', '.join(DTYPES)}")

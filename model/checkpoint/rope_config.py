@@ -36,7 +36,7 @@ def read_rope(
 
     Raises ModelError for a type or a combination that is not supported.
     """
-    parameters = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    parameters = {**_object(raw, "rope_scaling"), **_object(raw, "rope_parameters")}
     served = max_model_len or max_position
     if not any(isinstance(value, dict) for value in parameters.values()):
         return _read(raw, parameters, default_theta, head_dim, max_position, served)
@@ -53,6 +53,13 @@ def read_rope(
     if missing := set(raw.get("layer_types") or ()) & set(_LAYER_TYPES) - found.keys():
         raise ModelError(f"config.json has no RoPE parameters for the layer type {min(missing)}; add them")
     return _of_both(found.get("sliding_attention"), found.get("full_attention"))
+
+
+def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ModelError(f"config.json must have an object or null in {key}, it has {short(value)}")
+    return value or {}
 
 
 def _of_both(sliding: RopeConfig | None, full: RopeConfig | None) -> RopeConfig:
@@ -82,11 +89,13 @@ def _read(
     if kind == "default":
         return RopeConfig(rope, max_position, temperature)
     if kind == "dynamic":
+        if rope.dim <= 2:
+            raise ModelError(f"config.json has rope_type 'dynamic', which needs a head_dim above 2, it has {rope.dim}")
         factor, served = _factor(parameters), max(served, max_position)
         theta = dynamic_theta(theta, factor, served / max_position, rope.dim)
         return RopeConfig(replace(rope, theta=theta), min(served, int(factor * max_position)), temperature)
-    if kind not in _SCALINGS:
-        raise ModelError(f"config.json has rope_type {kind!r}; Noria supports {_SUPPORTED}")
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        raise ModelError(f"config.json has rope_type {short(kind)}; Noria supports {_SUPPORTED}")
     scaling = _SCALINGS[kind](parameters, _original(raw, parameters) or max_position)
     return RopeConfig(replace(rope, scaling=scaling), max_position, temperature)
 

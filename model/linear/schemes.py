@@ -138,6 +138,15 @@ def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
     return SCHEMES["bfloat16"] if (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
 
 
+def stored_as(scheme: Scheme, dtype: str, block_bits: float | None) -> str:
+    """What most projections become, for a message: `block_bits` are the checkpoint's own, which the scheme may keep."""
+    if scheme.value_bits is None:
+        return dtype
+    if scheme.keeps_blocks and block_bits is not None and block_bits >= 8:
+        return f"8 bits in groups of {scheme.group}"
+    return scheme.name
+
+
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
     """A format of keys and values: `dtype` is PyTorch's name of it.

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
+from model.checkpoint.configs.fields import present_shards
 from model.checkpoint.families import read_config
-from model.checkpoint.files import find_shards, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.quantized.config import Kind, read_quantization
 from model.checkpoint.quantized.parts import block_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
-from model.errors import ModelError
 from model.linear import schemes
 from model.linear.schemes import cache_format
 from model.memory import sizes as memory
@@ -45,13 +44,14 @@ class Fit:
 class MemoryPlan:
     """The memory plan of a model. All sizes are in bytes, and None if they depend on an unknown amount of memory.
 
-    `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its
-    context. `cache` is for pages. `context` is the longest sequence by the model or by --max-model-len, `served` the
-    longest that fits.
+    `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
+    `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
+    `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
     """
 
     parameters: int
     scheme: str
+    stored: str
     dtype: str
     kv_dtype: str
     weights: int
@@ -96,6 +96,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     return MemoryPlan(
         parameters=config.n_parameters,
         scheme=chosen.quantize,
+        stored=schemes.stored_as(scheme, dtype, own_bits),
         dtype=dtype,
         kv_dtype=cache_format(options.kv_dtype, dtype).name,
         weights=weights,
@@ -124,9 +125,7 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
     quantization = read_quantization(directory)
     if quantization is None:
         return "floats", None
-    try:
-        shards = [read_shard(path) for path in find_shards(directory)]
-    except ModelError:
+    if not (shards := present_shards(directory)):
         return quantization.kind, quantization.bits_with_head(config)
     weights = stored_weights(shards)
     return quantization.kind, block_bits(weights, quantization, tied_head=config.tied_head)

@@ -38,8 +38,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
 
 def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
     """The lines of the plan, each as its title and its text."""
-    stored = plan.dtype if plan.scheme == "none" else plan.scheme
-    yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {stored}"
+    yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {plan.stored}"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:

@@ -36,8 +36,9 @@ class TextSide:
 
 
 async def load_served(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
-    """The served model: its files are found, then tokenizer and network load at the same time. Raises NoriaError.
+    """The served model: its files are found, then tokenizer and network load at the same time.
 
+    Raises NoriaError as soon as either fails; the caller closes the client, which ends an engine that still loads.
     The tokenizer encodes long texts by `slicing`.
     """
     directory = await _in_thread(
@@ -50,11 +51,12 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
         return runner_options(settings, await _in_thread(find))
 
     text = asyncio.create_task(_in_thread(lambda: load_text_side(directory, settings.chat_template, slicing)))
+    network = asyncio.create_task(client.start(runner_options(settings, directory), renew))
     try:
-        await client.start(runner_options(settings, directory), renew)
-        side = await text
+        side, _ = await asyncio.gather(text, network)
     finally:
         text.cancel()
+        network.cancel()
     assert client.info is not None
     gc.collect()
     gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait

@@ -23,7 +23,7 @@ TRAINING = ("expert_parallel", "expert_model_parallel")
 
 def read_experts(raw: Any) -> dict[str, Any]:
     """The fields of ModelConfig about experts; none for a dense model. A key that is null is not set."""
-    known = check_keys(raw or {}, (*FIELDS, *GROUPS, *TRAINING), "moe in params.json")
+    known = check_keys({} if raw is None else raw, (*FIELDS, *GROUPS, *TRAINING), "moe in params.json")
     moe = {key: value for key, value in known.items() if value is not None}
     for key in GROUPS:
         if moe.get(key, 1) != 1:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint.files import DTYPES, Shard, find_shards, read_shard
+from model.checkpoint.files import DTYPES, Shard, find_shards, has_shards, read_shard
 from model.checkpoint.names import is_head
 from model.errors import ModelError, short
 
@@ -19,16 +19,44 @@ def number(raw: Mapping[str, Any], key: str, file: str) -> Any:
     return value
 
 
-def number_of_layers(raw: Mapping[str, Any], key: str, file: str) -> Any:
+def size(raw: Mapping[str, Any], key: str, file: str) -> int:
+    """The whole number of at least 1 in a field. Raises ModelError, which names the field and `file`."""
+    value = raw.get(key)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ModelError(f"{file} must have a whole number of at least 1 in {key}, it has {short(value)}")
+
+
+def optional_size(raw: Mapping[str, Any], key: str, file: str, default: int | None = None) -> int | None:
+    """`size`; None for null, `default` for a field that is not there."""
+    if raw.get(key) is None:
+        return None if key in raw else default
+    return size(raw, key, file)
+
+
+def positive(raw: Mapping[str, Any], key: str, file: str, default: float) -> float:
+    """The number above 0 in a field; `default` for one that is null or not there."""
+    if raw.get(key) is None:
+        return default
+    value: float = number(raw, key, file)
+    if value <= 0:
+        raise ModelError(f"{file} must have a number above 0 in {key}, it has {short(value)}")
+    return value
+
+
+def number_of_layers(raw: Mapping[str, Any], key: str, file: str) -> int:
     """The number of layers, checked early: a list with an entry for each is made before ModelConfig checks values."""
-    n_layers = number(raw, key, file)
+    n_layers = size(raw, key, file)
     if n_layers > MAX_LAYERS:
         raise ModelError(f"the checkpoint has {n_layers} layers; Noria supports {MAX_LAYERS}")
     return n_layers
 
 
-def repeated(pattern: Sequence[int | None], n_layers: int) -> tuple[int | None, ...]:
-    """A list of windows that repeats over the layers: [4, None] on 3 layers is (4, None, 4)."""
+def repeated(window: Any, n_layers: int, where: str) -> tuple[int | None, ...]:
+    """A window in every layer, or a list of windows that repeats: [4, None] on 3 layers is (4, None, 4)."""
+    pattern = window if isinstance(window, list) else [window]
+    if not pattern:
+        raise ModelError(f"{where} is an empty list; it must be a window, null, or a list of them")
     return tuple(pattern[layer % len(pattern)] for layer in range(n_layers))
 
 
@@ -45,11 +73,11 @@ def check_keys(raw: object, known: Collection[str], where: str) -> Mapping[str, 
 
 
 def present_shards(directory: Path) -> tuple[Shard, ...]:
-    """The headers of a directory's safetensors files; nothing if they are not all there, or damaged."""
-    try:
-        return tuple(read_shard(path) for path in find_shards(directory))
-    except ModelError:
-        return ()
+    """The headers of a directory's safetensors files; none for a directory without these files.
+
+    Raises ModelError for files that are not all there, or damaged.
+    """
+    return tuple(map(read_shard, find_shards(directory))) if has_shards(directory) else ()
 
 
 def tied_head(shards: Sequence[Shard], declared: bool) -> bool:
@@ -69,7 +97,7 @@ def dtype_of(declared: str | None, shards: Sequence[Shard]) -> str:
         declared = DTYPES.get(first, first)
     dtype = declared.removeprefix("torch.")
     if dtype not in DTYPES.values():
-        raise ModelError(f"the checkpoint's dtype is {dtype!r}; Noria supports {', '.join(DTYPES.values())}")
+        raise ModelError(f"the checkpoint's dtype is {short(dtype)}; Noria supports {', '.join(DTYPES.values())}")
     return dtype
 
 

@@ -10,8 +10,11 @@ from model.checkpoint.configs.fields import (
     dtype_of,
     number,
     number_of_layers,
+    optional_size,
+    positive,
     present_shards,
     repeated,
+    size,
     tied_head,
 )
 from model.checkpoint.files import read_json
@@ -61,7 +64,7 @@ def read_params(directory: Path) -> ModelConfig:
     raw = read_json(directory / FILE)
     _check(raw)
     experts = read_experts(raw.get("moe"))
-    dim, n_heads = (number(raw, key, FILE) for key in ("dim", "n_heads"))
+    dim, n_heads = (size(raw, key, FILE) for key in ("dim", "n_heads"))
     n_layers = number_of_layers(raw, "n_layers", FILE)
     windows = _windows(raw, n_layers)
     scaling = _yarn(raw)
@@ -71,13 +74,13 @@ def read_params(directory: Path) -> ModelConfig:
         dim=dim,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads=raw.get("n_kv_heads") or n_heads,
-        head_dim=raw.get("head_dim") or dim // n_heads,
-        hidden_dim=number(raw, "hidden_dim", FILE),
-        vocab_size=number(raw, "vocab_size", FILE),
+        n_kv_heads=optional_size(raw, "n_kv_heads", FILE) or n_heads,
+        head_dim=optional_size(raw, "head_dim", FILE) or dim // n_heads,
+        hidden_dim=size(raw, "hidden_dim", FILE),
+        vocab_size=size(raw, "vocab_size", FILE),
         norm_eps=number(raw, "norm_eps", FILE),
-        rope_theta=raw.get("rope_theta") or (10_000.0 if any(windows) else 1_000_000.0),
-        rope_fraction=raw.get("rope_fraction", 1.0),
+        rope_theta=positive(raw, "rope_theta", FILE, 10_000.0 if any(windows) else 1_000_000.0),
+        rope_fraction=1.0 if raw.get("rope_fraction") is None else raw["rope_fraction"],
         rope_scaling=scaling,
         query_temperature=_temperature(raw),
         max_position=_max_position(raw, scaling),
@@ -98,19 +101,30 @@ def _check(raw: Mapping[str, Any]) -> None:
         )
     if kind != "transformer":
         raise ModelError(f"params.json has model_type {short(kind)}; Noria supports transformer")
+    for key in ("multimodal", "vision_encoder"):
+        if raw.get(key) is not None and not isinstance(raw[key], dict):
+            raise ModelError(f"params.json must have an object or null in {key}, it has {short(raw[key])}")
     if "whisper_model_args" in (raw.get("multimodal") or {}):
         raise ModelError(
             "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text"
         )
     for key, what in MISSING.items():
-        if raw.get(key):
+        if not _is_off(raw.get(key)):
             raise ModelError(
                 f"params.json has {key} {short(raw[key])}, which needs {what}: Noria has none; choose another model"
             )
     check_keys(raw, KNOWN, FILE)
+    check_keys(raw.get("multimodal") or {}, (), "multimodal in params.json")
     for key, values in ONLY.items():
         if raw.get(key) is not None and raw[key] not in values:
             raise ModelError(f"params.json has {key} {short(raw[key])}; Noria supports {values[0]!r}")
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a feature that Noria does not have is unused: null, 0, or an object that is empty or says so."""
+    if not isinstance(value, dict):
+        return value is None or value == 0
+    return not value or value.get("enable") is False or value.get("rank") == 0
 
 
 def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
@@ -122,7 +136,7 @@ def _windows(raw: Mapping[str, Any], n_layers: int) -> tuple[int | None, ...]:
             "they mean the same, remove one"
         )
     value: Any = raw[names[0]] if names else None
-    return repeated(value if isinstance(value, list) and value else [value], n_layers)
+    return repeated(value, n_layers, f"{names[0] if names else 'sliding_window'} in {FILE}")
 
 
 def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
@@ -138,8 +152,8 @@ def _yarn(raw: Mapping[str, Any]) -> RopeScaling | None:
         "yarn",
         number(yarn, "factor", "yarn in params.json"),
         number(yarn, "original_max_position_embeddings", "yarn in params.json"),
-        beta_fast=yarn.get("beta") or 32.0,
-        beta_slow=yarn.get("alpha") or 1.0,
+        beta_fast=positive(yarn, "beta", "yarn in params.json", 32.0),
+        beta_slow=positive(yarn, "alpha", "yarn in params.json", 1.0),
         attention_factor=None if apply else 1.0,
     )
 
@@ -155,7 +169,7 @@ def _temperature(raw: Mapping[str, Any]) -> QueryTemperature | None:
 
 
 def _max_position(raw: Mapping[str, Any], scaling: RopeScaling | None) -> Any:
-    declared = raw.get("max_seq_len") or raw.get("max_position_embeddings")
+    declared = optional_size(raw, "max_seq_len", FILE) or optional_size(raw, "max_position_embeddings", FILE)
     if declared or scaling is None:
         return declared or MAX_POSITION
     return int(scaling.factor * scaling.original_max_position)

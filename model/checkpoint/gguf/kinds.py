@@ -13,10 +13,12 @@ PREFERENCE = (
     *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
 )
 """Kinds in the order of the choice where none is named: 4 bits first, then what is larger, then what loses more."""
-_KIND = re.compile(r"[-._]((?:UD-)?(?:I?Q\d(?:_\w+)?|TQ\d_\d|BF16|F16|F32|FP16|FP32|MXFP4(?:_\w+)?))", re.IGNORECASE)
+_NAMES = r"(?:UD-)?I?Q\d_\w+|TQ\d_\d|BF16|F16|F32|FP16|FP32|MXFP4(?:_\w+)?"
+_KIND = re.compile(rf"[-._]({_NAMES}|I?Q\d)(?![a-z0-9])|({_NAMES})$", re.IGNORECASE)
+"""A kind after a separator, or at the end of a name: devstralQ4_K_M."""
 _ALIASES = {"FP16": "F16", "FP32": "F32"}
-_NO_MODEL = ("mmproj", "imatrix")
-"""Beginnings of the names of files that are no language model."""
+_PROJECTOR, _STATISTICS = (re.compile(rf"(?<![a-z0-9]){word}(?![a-z0-9])", re.I) for word in ("mmproj", "imatrix"))
+"""Words in the names of files that are no language model. A model may say that it was made with an imatrix."""
 
 
 def find_kinds(files: Iterable[str]) -> Mapping[str, Sequence[str]]:
@@ -27,7 +29,7 @@ def find_kinds(files: Iterable[str]) -> Mapping[str, Sequence[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for file in sorted(files):
         path = PurePosixPath(file)
-        if path.suffix.lower() == ".gguf" and not path.name.lower().startswith(_NO_MODEL):
+        if path.suffix.lower() == ".gguf" and _is_model(path.stem):
             found[_kind(path)].append(file)
     return found
 
@@ -37,23 +39,41 @@ def choose(name: str, kinds: Mapping[str, Sequence[str]], kind: str | None) -> s
 
     Raises ModelError, which lists the kinds that there are, if it is not there or not one model.
     """
-    listed = ", ".join(sorted(filter(None, kinds))) or "no GGUF file"
-    if kind is not None and kind.upper() not in kinds:
+    wanted = None if kind is None else _wanted(kind.upper(), kinds)
+    if wanted is not None and wanted not in kinds:
+        listed = ", ".join(sorted(filter(None, kinds))) or ("GGUF files of no named kind" if kinds else "no GGUF file")
         raise ModelError(f"{name} has no GGUF file of kind {kind} on the hub; it has {listed}")
     ranked = [one for one in PREFERENCE if one in kinds] or sorted(kinds)
-    chosen = ranked[0] if kind is None else kind.upper()
+    chosen = ranked[0] if wanted is None else wanted
     models = {whole_name(PurePosixPath(file).stem) for file in kinds[chosen]}
     if len(models) > 1:
         raise ModelError(
-            f"{name} has {len(models)} models of kind {chosen} on the hub ({', '.join(sorted(models)[:3])}, ...); "
-            "download one of them and name its file"
+            f"{name} has {len(models)} models of {described(chosen)} on the hub "
+            f"({', '.join(sorted(models)[:3])}, ...); download one of them and name its file"
         )
     return chosen
 
 
+def described(kind: str) -> str:
+    """A kind in a message: the name of a file may say none."""
+    return f"kind {kind}" if kind else "no named kind"
+
+
+def _wanted(kind: str, kinds: Mapping[str, Sequence[str]]) -> str:
+    """The kind there is for a wanted one: its other name, or the only one there of dynamic quantization ("UD-")."""
+    kind = _ALIASES.get(kind, kind)
+    return f"UD-{kind}" if kind not in kinds and f"UD-{kind}" in kinds else kind
+
+
+def _is_model(stem: str) -> bool:
+    return not _PROJECTOR.search(stem) and (_STATISTICS.search(stem) is None or bool(_named(stem)))
+
+
 def _kind(path: PurePosixPath) -> str:
     """The last kind in the file's name, else in its folder's."""
-    for part in (whole_name(path.stem), path.parent.name):
-        if found := _KIND.findall(f"-{part}"):
-            return _ALIASES.get(found[-1].upper(), found[-1].upper())
-    return ""
+    return _named(whole_name(path.stem)) or _named(path.parent.name)
+
+
+def _named(text: str) -> str:
+    found = [(after or at_end).upper() for after, at_end in _KIND.findall(f"-{text}")]
+    return _ALIASES.get(found[-1], found[-1]) if found else ""

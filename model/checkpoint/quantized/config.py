@@ -1,10 +1,11 @@
 """What a configuration says about quantized weights: FP8, compressed-tensors, AWQ or GPTQ. No torch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from model.checkpoint.configs.fields import check_keys
 from model.checkpoint.files import file_names, layout, read_json
 from model.config import ModelConfig
 from model.errors import ModelError, one_line, short
@@ -18,6 +19,8 @@ Kind = Literal["floats", "fp8", "int8", "blocks4", "blocks8", "blocks"]
 PACKED_BITS = (4, 8)
 OTHER_BITS = 8 + 16 / BLOCK_GROUP
 """Bits of a weight that the file does not quantize, beside others in blocks: it gets 8, and a scale for 32 channels."""
+_NATIVE = ("qformat_weight", "qscheme_act")
+"""Mistral's own keys; the scheme of activations means nothing here."""
 _CT_FORMATS = ("float-quantized", "int-quantized", "pack-quantized", "naive-quantized")
 
 
@@ -85,7 +88,7 @@ def read_quantization(directory: Path) -> Quantization | None:
     Raises ModelError, one line, for what is not supported.
     """
     raw, where = _found(directory)
-    if not raw:
+    if raw is None or raw == {}:
         return None
     if not isinstance(raw, dict):
         raise ModelError(f"{where} must be a JSON object, it is {short(raw)}")
@@ -125,6 +128,7 @@ def _of_native(raw: Any) -> Any:
         raise ModelError(
             f"quantization in params.json has qformat_weight {short(raw['qformat_weight'])}; Noria supports 'fp8_e4m3'"
         )
+    check_keys(raw, _NATIVE, "quantization in params.json")
     return {"quant_method": "fp8"}
 
 
@@ -161,7 +165,7 @@ def _gptq(raw: Mapping[str, Any], where: str) -> Quantization:
 
 
 def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
-    """The scheme of the first group of modules; the tensors say how each weight is stored."""
+    """The scheme with the fewest bits; the tensors say how each weight is stored, 4 bits or 8."""
     sparsity = (raw.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ModelError(f"{where} has sparse weights (format {short(sparsity)}); Noria supports dense ones")
@@ -175,7 +179,12 @@ def _compressed(raw: Mapping[str, Any], where: str) -> Quantization:
         if written not in (None, *_CT_FORMATS):
             raise ModelError(f"{where} has format {short(written)}; Noria supports {', '.join(_CT_FORMATS)}")
     schemes = [_compressed_group(group["weights"], where) for group in groups]
-    return min(schemes, key=lambda scheme: scheme.bits)
+    grouped = [scheme for scheme in schemes if scheme.group]
+    for name, found in (("group_size", {s.group for s in grouped}), ("actorder", {s.ordered for s in grouped})):
+        if len(found) > 1:
+            raise ModelError(f"{where} has config_groups that differ in {name}; Noria supports one for all groups")
+    block = next((scheme.block for scheme in schemes if scheme.block), None)
+    return replace(min(schemes, key=lambda scheme: (scheme.bits, not scheme.group)), block=block)
 
 
 def _compressed_group(raw: Mapping[str, Any], where: str) -> Quantization:

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from model.checkpoint.files import DTYPES, Shard
-from model.checkpoint.names import canonical_name
+from model.checkpoint.names import canonical_name, is_vision
 from model.checkpoint.quantized.config import OTHER_BITS, Quantization
 from model.errors import ModelError, short
 
@@ -70,9 +70,27 @@ class StoredWeight:
         """The part with the scales of fp8 or int8 values."""
         return next((self.parts[role] for role in SCALES if role in self.parts), None)
 
+    def bits(self, quantization: Quantization) -> int:
+        """Bits of a quantized value. Packed ones may have 4 or 8 among others: the scales say how many channels."""
+        if self.form == "weight":
+            return 8
+        group, shape = quantization.group, self.parts[_NEEDED[self.form][0]].shape
+        if self.form == "qweight" or quantization.bits == 8 or not group or len(shape) != 2:
+            return quantization.bits
+        in_words = 8 * self.values.shape[-1]
+        return 8 if in_words >= 2 * group * shape[1] else 4
+
     def size(self, quantization: Quantization) -> int:
         """The number of values. Packed rows of compressed-tensors count with their padding."""
-        return prod(self.values.shape) * (1 if self.form == "weight" else 32 // quantization.bits)
+        return prod(self.values.shape) * (1 if self.form == "weight" else 32 // self.bits(quantization))
+
+
+def quantized_part(shard: Shard) -> str | None:
+    """The name of a tensor that only a quantized weight of text has, None if there is none."""
+    for name, dtype in shard.dtypes.items():
+        if not is_vision(name) and (name.rpartition(".")[2] in _ROLES - {"weight"} or dtype.startswith("F8_")):
+            return name
+    return None
 
 
 def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
@@ -106,7 +124,8 @@ def block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, t
     for weight in weights:
         if len(weight.values.shape) == 2 and (tied_head or weight.name != "tok_embeddings.weight"):
             size = weight.size(quantization)
-            bits, total = bits + size * (OTHER_BITS if weight.is_plain else own), total + size
+            is_other = weight.is_plain or weight.bits(quantization) != quantization.bits
+            bits, total = bits + size * (OTHER_BITS if is_other else own), total + size
     return bits / total if total else own
 
 
@@ -136,5 +155,4 @@ def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:
 
 def _check_dtype(name: str, role: str, part: Part, allowed: Sequence[str]) -> None:
     if part.dtype not in allowed:
-        found = " ".join(part.dtype.split())[:20]
-        raise ModelError(f"the {role} of {name!r} has dtype {found}; Noria supports {', '.join(allowed)}")
+        raise ModelError(f"the {role} of {name!r} has dtype {short(part.dtype)}; Noria supports {', '.join(allowed)}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.matrices import Matrix
-from model.checkpoint.quantized.config import Quantization
+from model.checkpoint.quantized.config import PACKED_BITS, Quantization
 from model.checkpoint.quantized.matrices import PackedMatrix, ScaledMatrix, awq_order, unpack_words
 from model.checkpoint.quantized.parts import SCALES, StoredWeight
 from model.errors import ModelError, one_line
@@ -92,7 +92,8 @@ def _by_output(scale: Tensor, n_out: int, n_in: int, quantization: Quantization)
         rows, group = 1, quantization.group or n_in
         expected = [n_out, -(-n_in // group)]
     if list(scale.shape) != expected:
-        raise ValueError(f"its scale has shape {list(scale.shape)}, expected {expected}, [{n_out}, 1] or [1]")
+        others = "" if expected == [n_out, 1] else f"{expected}, "
+        raise ValueError(f"its scale has shape {list(scale.shape)}, expected {others}[{n_out}, 1] or [1]")
     return (scale if rows == 1 else scale[torch.arange(n_out) // rows]), group
 
 
@@ -131,21 +132,30 @@ def _zeros_of(tensors: Tensors, n_out: int, n_in: int, group: int, a_word: int) 
 def _packed(tensors: Tensors, quantization: Quantization) -> PackedMatrix:
     """weight_packed [n_out, n_in * bits / 32], weight_scale [n_out, n_groups], weight_zero_point packed by columns."""
     packed, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
-    a_word, middle = 32 // quantization.bits, 2 ** (quantization.bits - 1)
     n_out, n_words = _two(packed, "weight_packed")
-    if not isinstance(shape, list) or len(shape) != 2 or shape[0] != n_out or -(-shape[1] // a_word) != n_words:
-        raise ValueError(f"its weight_shape is {shape}, weight_packed {list(packed.shape)} holds {a_word} a value")
+    fits = isinstance(shape, list) and len(shape) == 2 and shape[0] == n_out
+    bits = _bits_of(shape[1], n_words, quantization) if fits else None
+    if bits is None:
+        held = 32 // quantization.bits
+        raise ValueError(f"its weight_shape is {shape}, weight_packed {list(packed.shape)} holds {held} a value")
     n_in = shape[1]
-    group = quantization.group or n_in
     scales = tensors["weight_scale"]
     if scales.numel() == 1:
         scales = scales.reshape(1, 1).expand(n_out, 1)
+    one_scale = list(scales.shape) == [n_out, 1]
+    group = n_in if one_scale else quantization.group or n_in
     _expect(scales, [n_out, -(-n_in // group)], "weight_scale")
-    zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
+    zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
     if (found := tensors.get("weight_zero_point")) is not None:
-        zeros = _packed_zeros(found, n_out, scales.shape[1], quantization.bits)
+        zeros = _packed_zeros(found, n_out, scales.shape[1], bits)
     channels = _channels(tensors.get("weight_g_idx"), n_in, group)
-    return PackedMatrix(packed, scales, zeros, n_in, group, quantization.bits, channels=channels)
+    return PackedMatrix(packed, scales, zeros, n_in, group, bits, channels=channels)
+
+
+def _bits_of(n_in: int, n_words: int, quantization: Quantization) -> int | None:
+    """Bits of a packed value: the declared ones if `n_words` hold them, else what they hold; None for neither."""
+    both = (quantization.bits, *PACKED_BITS)
+    return next((bits for bits in both if -(-n_in * bits // 32) == n_words), None)
 
 
 def _packed_zeros(found: Tensor, n_out: int, n_groups: int, bits: int) -> Tensor:

@@ -149,6 +149,23 @@ def cut(directory: Path) -> None:
     (directory / MODEL).write_bytes(data[:-1000])
 
 
+def folder(directory: Path) -> None:
+    (directory / MODEL).unlink()
+    (directory / MODEL).mkdir()
+
+
+def second_group(**changes: Any) -> Break:
+    """Another group of compressed-tensors, whose weights differ from those of the first."""
+
+    def write(directory: Path) -> None:
+        found = json.loads((directory / "config.json").read_text())
+        first = found["quantization_config"]["config_groups"]["group_0"]
+        second = {**first, "weights": first["weights"] | changes}
+        quantized(config_groups={"group_0": first, "group_1": second})(directory)
+
+    return write
+
+
 NORM = "model.norm.weight"
 AGAIN = "; download it again"
 BROKEN: list[tuple[str, Break, str]] = [
@@ -207,7 +224,7 @@ BROKEN: list[tuple[str, Break, str]] = [
     (
         "ct int8 channel",
         replaced(f"{Q_PROJ}weight_scale", lambda scale: scale[:5]),
-        r"wq\.weight' is damaged: its scale has shape \[5, 1\], expected \[128, 1\]",
+        r"wq\.weight' is damaged: its scale has shape \[5, 1\], expected \[128, 1\] or \[1\]",
     ),
     ("fp8 tensor", twice, r"has the tensor 'model\.norm\.weight' twice; download it again"),
     (
@@ -245,6 +262,28 @@ BROKEN: list[tuple[str, Break, str]] = [
         "gptq g128",
         quantized(quant_method="bitsandbytes"),
         "has quant_method 'bitsandbytes'; Noria supports fp8, compressed",
+    ),
+    ("plain", folder, r"^model\.safetensors is a directory; it must be a safetensors file: download the model again$"),
+    (
+        "plain",
+        header(NORM, dtype="\x1b[31mRED"),
+        r"the weight 'model\.norm\.weight' has dtype '\\x1b\[31mRED'; Noria supports BF16, F16, F32$",
+    ),
+    (
+        "ct int8 channel",
+        header(NORM, dtype="\x1b[31mRED"),
+        r"the weight of 'norm\.weight' has dtype '\\x1b\[31mRED'; Noria supports",
+    ),
+    (
+        "fp8 tensor",
+        config(quantization_config=None),
+        r"has quantized weights \('.*' in '(F8_E4M3|BF16)'\), but config\.json has no quantization_config; download",
+    ),
+    ("ct int4 g32", second_group(group_size=64), "has config_groups that differ in group_size; Noria supports one for"),
+    (
+        "ct int4 g32",
+        second_group(actorder="group"),
+        "has config_groups that differ in actorder; Noria supports one",
     ),
     ("gptq g128", config(quantization_config="gptq"), "quantization_config in config.json must be a JSON object"),
 ]

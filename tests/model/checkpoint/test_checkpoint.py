@@ -116,7 +116,7 @@ def test_the_files_decide_whether_the_head_is_tied(declared: bool, tmp_path: Pat
 def test_unknown_weights_and_dtypes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"weight 'vision\.conv\.weight', which no supported model family"):
         open_checkpoint(_native(tmp_path, {"vision.conv.weight": torch.ones(1)}))
-    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype I8; Noria supports BF16, F16, F32"):
+    with pytest.raises(ModelError, match=r"weight 'norm\.weight' has dtype 'I8'; Noria supports BF16, F16, F32"):
         open_checkpoint(_native(tmp_path, {"norm.weight": torch.ones(8, dtype=torch.int8)}, dtype="bfloat16"))
 
 

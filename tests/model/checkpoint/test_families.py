@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, LlamaConfig, MinistralConfig, MistralConfig, MixtralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MinistralConfig, MistralConfig, MixtralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.checkpoint.families import FAMILIES, read_config
@@ -39,7 +39,11 @@ NATIVE = {
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-MIXED = {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 5}
+MIXED = {
+    "model_type": "ministral",
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "sliding_window": 5,
+}
 TWO_ROPES = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
@@ -197,7 +201,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
     [
         (
             {"model_type": "qwen2"},
-            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3$",
+            "model_type 'qwen2'; Noria supports mistral, ministral, ministral3, mixtral, llama, mistral3, llava$",
         ),
         ({"model_type": "mistral4"}, r"'mistral4', which needs latent attention \(Mistral Small 4, .*: Noria has none"),
         ({"model_type": "mistral_large4"}, r"'mistral_large4', which needs latent attention \(Mistral Large 4\)"),
@@ -223,7 +227,7 @@ def test_rope_fraction(tmp_path: Path) -> None:
             {**MIXED, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {}}},
             "RoPE rotates 8 values of a head in one type of layer and 4 in another; Noria supports one number",
         ),
-        ({"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
+        ({**MIXED, "layer_types": ["chunked_attention"] * 3}, "'chunked_attention' in layer_types"),
         ({"mlp_bias": True}, "mlp_bias true; Noria supports models without it"),
         ({"attention_bias": True}, "attention_bias true; Noria supports models without it"),
         ({"partial_rotary_factor": 1.5}, r"partial_rotary_factor 1\.5; Noria supports numbers above 0 and up to 1"),
@@ -246,7 +250,28 @@ def test_rope_fraction(tmp_path: Path) -> None:
             {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
             r"low_freq_factor of the RoPE scaling must be below high_freq_factor, they are 4\.0 and 4\.0",
         ),
-        ({"hidden_size": None}, "a number in hidden_size, it has None"),
+        ({"hidden_size": None}, "a whole number of at least 1 in hidden_size, it has None"),
+        (
+            {"num_attention_heads": 0},
+            "a whole number of at least 1 in num_attention_heads, it has 0",
+        ),
+        ({"num_hidden_layers": 4.0}, r"a whole number of at least 1 in num_hidden_layers, it has 4\.0"),
+        ({"rope_scaling": "linear"}, "config.json must have an object or null in rope_scaling, it has 'linear'"),
+        ({"model_type": ["llama"]}, r"config.json must have a name in model_type, it has \['llama'\]"),
+        (
+            {"head_dim": 2, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type 'dynamic', which needs a head_dim above 2, it has 2",
+        ),
+        ({"model_type": "mistral", "sliding_window": []}, "sliding_window in config.json is an empty list"),
+        (
+            {**MIXED, "model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1},
+            r"sliding_window 5 and \['full_attention', .*\] in layer_types; a mixtral model has its window",
+        ),
+        (
+            {"model_type": "mistral3", "text_config": {**PUBLISHED, **MIXED, "model_type": "mistral"}},
+            "a mistral model has its window in all layers: remove one of them",
+        ),
+        (TWO_ROPES, "RoPE parameters per layer type; a llama model has none: remove all but one"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; Noria supports bfloat16"),
     ],
 )
@@ -343,6 +368,26 @@ def test_native_experts_of_every_kind(tmp_path: Path) -> None:
         ({"model_type": "rwkv"}, "params.json has model_type 'rwkv'; Noria supports transformer"),
         ({"kv_lora_rank": 512}, r"kv_lora_rank 512, which needs latent attention \(Mistral Small 4, Mistral Large 3\)"),
         ({"multimodal": {"whisper_model_args": {}}}, "whisper_model_args, which need an audio encoder"),
+        ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
+        ({"multimodal": {"some": 1}}, r"multimodal in params.json has 'some' \(1\), which Noria does not know"),
+        ({"vision_encoder": 3}, "params.json must have an object or null in vision_encoder, it has 3"),
+        ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),
+        ({"n_kv_heads": 0}, "params.json must have a whole number of at least 1 in n_kv_heads, it has 0"),
+        ({"max_seq_len": 0}, "params.json must have a whole number of at least 1 in max_seq_len, it has 0"),
+        ({"rope_theta": 0}, "params.json must have a number above 0 in rope_theta, it has 0"),
+        (
+            {"yarn": {"factor": 2, "original_max_position_embeddings": 4, "beta": 0}},
+            "yarn in params.json must have a number above 0 in beta, it has 0",
+        ),
+        ({"moe": False}, "moe in params.json must be an object, it is False"),
+        (
+            {"sliding_window": []},
+            "sliding_window in params.json is an empty list; it must be a window, null",
+        ),
+        (
+            {"lora": {"enable": True, "rank": 4}},
+            r"has lora \{'enable': True, 'rank': 4\}, which needs LoRA",
+        ),
         ({"lora": {"rank": 4}}, r"params.json has lora \{'rank': 4\}, which needs LoRA adapters: Noria has none"),
         ({"activation": "gelu"}, "params.json has activation 'gelu'; Noria supports 'silu'"),
         ({"use_biases": True}, "params.json has use_biases True; Noria supports False"),
@@ -367,8 +412,24 @@ def test_layer_types_have_their_rope(tmp_path: Path) -> None:
     assert (config.full_rope, config.rope_theta) == (None, 7e4)
 
 
+@pytest.mark.parametrize("lora", [{"enable": False, "rank": 8}, {"rank": 0, "scaling": 0.0}, {}, None])
+def test_native_lora_that_is_off_is_nothing(lora: object, tmp_path: Path) -> None:
+    assert _native(tmp_path, lora=lora) == _native(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "windows"),
+    [("llama", (None, None, None)), ("mistral", (None, 5, 5)), ("ministral", (None, 5, 5))],
+)
+def test_each_family_has_the_windows_that_transformers_gives_it(family: str, windows: tuple, tmp_path: Path) -> None:
+    assert _hf(tmp_path, **{**MIXED, "model_type": family}, head_dim=8).windows == windows
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).model.layers
+    kinds = [getattr(layer.self_attn, "sliding_window", None) for layer in theirs]
+    assert tuple(kinds) == windows
+
+
 def test_hf_window_list_repeats(tmp_path: Path) -> None:
-    assert _hf(tmp_path, sliding_window=[None, 7]).windows == (None, 7, None)
+    assert _hf(tmp_path, model_type="mistral", sliding_window=[None, 7]).windows == (None, 7, None)
 
 
 def test_partial_rotary_factor(tmp_path: Path) -> None:

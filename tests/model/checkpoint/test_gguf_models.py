@@ -121,6 +121,8 @@ def window(writer: GGUFWriter) -> None:
 
 
 CASES: dict[str, tuple[str, Callable[[], torch.nn.Module], Callable[[GGUFWriter], None]]] = {
+    "llama": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG)), lambda _: None),
+    "llama tied": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG, tie_word_embeddings=True)), lambda _: None),
     "llama 3": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**LONG, rope_parameters=LLAMA3)), llama3),
     "mistral with a window": (
         "llama",

@@ -16,8 +16,9 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from model.checkpoint.gguf.kinds import find_kinds
+from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
+from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import new_file, write
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -241,10 +242,39 @@ def test_names_of_files_say_their_kind() -> None:
         "model-fp16.gguf": "F16",
         "BF16/Model-BF16-00001-of-00002.gguf": "BF16",
         "Q6_K/model-00001-of-00001.gguf": "Q6_K",
+        "Ministral-3-8B-Instruct-2512-Q5_K_M.gguf": "Q5_K_M",
+        "devstralQ8_0.gguf": "Q8_0",
+        "devstralbf16.gguf": "BF16",
+        "Mistral-7B-imatrix-Q3_K_S.gguf": "Q3_K_S",
+        "mistral_Q2.gguf": "Q2",
         "Llama-3.2-1B.gguf": "",
     }
     assert {name: kind for kind, names in find_kinds(files).items() for name in names} == files
     assert not find_kinds(["mmproj-BF16.gguf", "imatrix_unsloth.gguf", "README.md", "model.Q4_0.bin"])
+    assert not find_kinds(["Ministral-3-8B-Instruct-2512-BF16-mmproj.gguf", "a.MMPROJ.f16.gguf", "a-imatrix.gguf"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"),
+    [("Q4_K_XL", "UD-Q4_K_XL"), ("ud-q4_k_xl", "UD-Q4_K_XL"), ("Q8_0", "Q8_0"), ("fp16", "F16"), (None, "Q8_0")],
+)
+def test_a_kind_is_chosen_by_any_of_its_names(kind: str | None, chosen: str) -> None:
+    assert (
+        choose("org/a", find_kinds(["a-UD-Q4_K_XL.gguf", "a-Q8_0.gguf", "a-UD-Q8_0.gguf", "a-f16.gguf"]), kind)
+        == chosen
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "message"),
+    [
+        (["a.gguf"], "Q4_0", "org/a has no GGUF file of kind Q4_0 on the hub; it has GGUF files of no named kind"),
+        (["a.gguf", "b.gguf"], None, r"org/a has 2 models of no named kind on the hub \(a, b, \.\.\.\); download one"),
+    ],
+)
+def test_no_message_has_an_empty_kind(files: list[str], kind: str | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        choose("org/a", find_kinds(files), kind)
 
 
 def test_the_name_of_a_served_gguf() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -24,6 +25,7 @@ from model.loading import load_from
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
 from tests.model.checkpoint.quantized_files import FORMS, VOCAB, Form, save
+from tests.model.checkpoint.quantized_files import packed as packed_form
 from tests.model.driving import CPU, Driver, network, storages
 
 TOKENS = [(7 * i + 3) % VOCAB for i in range(40)]
@@ -196,6 +198,10 @@ AUTO = {"awq": "int4", "gptq": "int4", "ct int4": "int4", "ct int8 packed g": "i
 """What --quantize auto is on a CPU; int8 for all others."""
 
 
+EIGHT = ("ct int4 g64 ordered", "ct int8 packed g128 zeros", "gptq g64 ordered", "gptq 8 bits g32")
+"""The forms whose groups a scheme keeps with 8 bits."""
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.skipif(native.kernels() is None, reason="the choice is for compiled kernels")
 def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) -> None:
@@ -205,11 +211,41 @@ def test_a_cpu_serves_the_nearest_scheme_and_says_so(name: str, tmp_path: Path) 
     found = open_checkpoint(tmp_path)
     runner = load_from(found, options, lambda *_: None)
     about = runner.info.description
-    assert (about["quantize"], about["checkpoint"]) == (nearest, f"{found.summary}; served as {nearest}")
+    stored = "8 bits in groups of 32" if name in EIGHT else nearest
+    assert (about["quantize"], about["checkpoint"]) == (nearest, f"{found.summary}; served as {stored}")
     plan = make_plan(tmp_path, options, 2**30)
-    assert plan.scheme == nearest
+    assert (plan.scheme, plan.stored) == (nearest, stored)
     assert storages(runner._model) == pytest.approx(plan.weights, rel=0.03)
     driver = Driver(runner._model, choose("auto", CPU)[1])
     logits = driver.whole(TOKENS)
     assert torch.nn.functional.cosine_similarity(logits.log_softmax(dim=-1), wanted).median() > 0.98
     assert torch.equal(driver.whole(TOKENS, chunk=7), logits)
+
+
+@pytest.mark.parametrize("other", ["ct int8 packed g32", "ct int8 packed channel", "ct int8 channel", "ct fp8 channel"])
+def test_one_file_has_weights_of_4_and_of_8_bits(other: str, tmp_path: Path) -> None:
+    """Attention with 8 bits, the rest with 4, in two groups of compressed-tensors. Oracle: the dequantized weights."""
+    form = {**FORMS, "ct int8 packed g32": packed_form(32, 8)}[other]
+    model, random = save("ct int4 g32", tmp_path), np.random.default_rng(1)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if "self_attn" in name:
+            module = name.removesuffix("weight")
+            stored = {key: part for key, part in stored.items() if not key.startswith(module)}
+            parts, parameter.data = form.make(random, *parameter.shape)
+            stored |= {module + role: part.contiguous() for role, part in parts.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    quantization = config["quantization_config"]
+    second = form.config["config_groups"]["group_0"] | {"format": form.config["format"]}
+    first = quantization["config_groups"]["group_0"] | {"format": quantization["format"]}
+    quantization |= {"format": "mixed-precision", "config_groups": {"group_0": first, "group_1": second}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.no_grad():
+        wanted = model(torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    served = network(tmp_path).whole(TOKENS).log_softmax(-1)
+    torch.testing.assert_close(served, wanted, rtol=0, atol=1e-4)
+    own = sum(p.numel() for name, p in model.named_parameters() if "mlp" in name)
+    total = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
+    bits = open_checkpoint(tmp_path).block_bits
+    assert bits == pytest.approx((4.5 * own + 8.5 * (total - own)) / total, rel=0.05)

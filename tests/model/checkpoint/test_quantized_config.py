@@ -42,6 +42,10 @@ def test_the_native_place(tmp_path: Path) -> None:
     compressed = FORMS["ct int4 g32"].config
     found = read(tmp_path, {"quantization": compressed}, "params.json")
     assert found == Quantization("compressed-tensors", 4, 32)
+    with pytest.raises(ModelError, match=r"quantization in params.json has 'mystery' \(1\), which Noria does not know"):
+        read(tmp_path, {"quantization": {**own, "mystery": 1}}, "params.json")
+    with pytest.raises(ModelError, match=r"quantization in params.json must be a JSON object, it is False"):
+        read(tmp_path, {"quantization": False}, "params.json")
     with pytest.raises(ModelError, match="qformat_weight 'nvfp4'; Noria supports 'fp8_e4m3'"):
         read(tmp_path, {"quantization": {"qformat_weight": "nvfp4"}}, "params.json")
 
@@ -103,10 +107,10 @@ def test_experts_and_what_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype F8_E5M2; Noria supports BF16, F16, F32, F8_E4M3, I8"),
+        ({"weight": "F8_E5M2", "weight_scale": "F32"}, "dtype 'F8_E5M2'; Noria supports BF16, F16, F32, F8_E4M3, I8"),
         (
             {"weight": "F8_E4M3", "weight_scale_inv": "U8"},
-            "weight_scale_inv of .* has dtype U8; Noria supports BF16",
+            "weight_scale_inv of .* has dtype 'U8'; Noria supports BF16",
         ),
         ({"weight": "BF16", "weight_scale": "F32"}, "in BF16 has a weight_scale, which cannot belong to it"),
         ({"weight_scale": "F32"}, "has only weight_scale; download the model again"),

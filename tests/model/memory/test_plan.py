@@ -146,6 +146,27 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         make_plan(tmp_path, options(), None)
 
 
+@pytest.mark.parametrize("quantization", [None, {"quant_method": "fp8"}])
+def test_a_damaged_file_is_not_passed_over(quantization: dict[str, Any] | None, tmp_path: Path) -> None:
+    write(tmp_path, MISTRAL | {"quantization_config": quantization})
+    (tmp_path / "model.safetensors").write_bytes(b"no header at all")
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged: .*; download it again"):
+        make_plan(tmp_path, options(), None)
+
+
+def test_an_index_alone_is_a_model_without_files(tmp_path: Path) -> None:
+    """A name on the hub has an index before its files are downloaded; a part of them is a fault."""
+    write(tmp_path, MISTRAL)
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert make_plan(tmp_path, options(), None).parameters == 7_241_732_096
+    (tmp_path / names["a"]).touch()
+    with pytest.raises(
+        ModelError, match=r"shard model-00002-of-00002.safetensors is missing; download the model again"
+    ):
+        make_plan(tmp_path, options(), None)
+
+
 def test_a_gguf_keeps_its_blocks_on_a_cpu(tmp_path: Path) -> None:
     """Half of the projections' weights in 4.5 bits, half in 8.5, the embeddings in 16."""
     file = tmp_path / "file.gguf"

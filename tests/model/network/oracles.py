@@ -83,6 +83,14 @@ def mistral3() -> nn.Module:
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
+def llava() -> nn.Module:
+    """Text and images, as Pixtral 12B in Hugging Face's form."""
+    text = {**SHAPE, "model_type": "mistral", "sliding_window": None}
+    vision = {"model_type": "pixtral", **VISION}
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
 def ministral_with_two_ropes() -> Any:
     """No model of transformers' Mistral family has this: each layer gets the rotations of its own type."""
     model = ministral()
@@ -140,7 +148,9 @@ KINDS: Mapping[str, Callable[[], nn.Module]] = {
     "ministral3": ministral3,
     "ministral3 tied": lambda: ministral3(tie_word_embeddings=True),
     "mistral3": mistral3,
+    "llava": llava,
     "llama": llama,
+    "llama with a window": lambda: llama(sliding_window=WINDOW),
     "llama tied": lambda: llama(tie_word_embeddings=True),
     "llama 3": lambda: llama(rope_parameters={**LLAMA3, "original_max_position_embeddings": 24}),
     "partial": partial,

@@ -1,0 +1,60 @@
+"""The tokenizer and the network load at the same time: what fails first ends the start."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.errors import ModelError, NoriaError, OptionError
+from model.tokenizers.slicing import WHOLE
+from service.generation.startup import load_served
+from service.settings import Settings
+
+
+class Client:
+    """An engine's client whose network never ends loading, or fails."""
+
+    def __init__(self, error: NoriaError | None = None) -> None:
+        self.info = None
+        self.error = error
+        self.ended = False
+
+    def note(self, stage: str, progress: float) -> None:
+        pass
+
+    async def start(self, options: Any, renew: Any) -> None:
+        try:
+            if self.error is not None:
+                raise self.error
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Settings:
+    """A model whose tokenizer is damaged."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer.json").write_text("{")
+    return Settings(model=str(tmp_path))
+
+
+def load(settings: Settings, client: Client) -> None:
+    asyncio.run(asyncio.wait_for(load_served(settings, client, WHOLE), 20))  # type: ignore[arg-type]
+
+
+def test_a_broken_tokenizer_does_not_wait_for_the_network(model: Settings) -> None:
+    client = Client()
+    with pytest.raises(ModelError, match="tokenizer"):
+        load(model, client)
+    assert client.ended
+
+
+def test_a_network_that_fails_does_not_wait_for_the_tokenizer(model: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr("service.generation.startup.load_text_side", lambda *_: never.wait())
+    with pytest.raises(OptionError, match="too small"):
+        load(model, Client(OptionError("too small")))
