@@ -4,7 +4,7 @@ answers in messages.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from model.errors import ParameterError, short
 from model.tokenizers.base import Tokenizer
@@ -16,7 +16,8 @@ PARTS = "parts"
 
 The parts are those of Mistral's API, of type text or thinking. The content of such a message has the text alone."""
 EFFORT = "reasoning_effort"
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
 """Values of `reasoning_effort` that requests have, in rising order."""
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off."""

@@ -4,10 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""In rising order."""
 MAX_BUDGET = 2**31 - 1
 EFFORT_BUDGETS: Mapping[str, int] = MappingProxyType({"minimal": 1024, "low": 4096, "medium": 16384})
 """The budget in tokens of an effort, for a model that does not know efforts. Higher efforts have no limit."""

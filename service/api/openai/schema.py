@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from model.chat.reasoning import Effort
 from service.api.chat_request import ChatRequest
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
@@ -13,7 +14,7 @@ from service.schema.conversation import Message, TemplateBody
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
-from service.schema.reasoning import MAX_BUDGET, Effort, ReasoningOptions
+from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 

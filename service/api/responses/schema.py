@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from model.chat.reasoning import Effort
 from model.sampling_params import RANGES
 from service.api.chat_request import ChatRequest
 from service.api.responses.items import Item, as_messages
@@ -12,7 +13,7 @@ from service.http.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_SALT, MAX_USER
-from service.schema.reasoning import Effort, ReasoningOptions
+from service.schema.reasoning import ReasoningOptions
 from service.schema.sampling import SamplingBody
 from service.structured.constraint import ANY_OBJECT, Constraint, json_constraint
 
