@@ -3,6 +3,7 @@
 #   make serve PIP_ARGS="--index-url ..."      (another PyTorch build or package index)
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
+#   make test-page                             (the page at / in a real browser, Chromium)
 #   make drill ARGS="--hours=1"                (attacks and faults on a live server, ten minutes without ARGS)
 MODEL ?=
 PORT ?= 8000
@@ -14,13 +15,17 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-clients drill check clean
+.PHONY: serve test test-page test-clients drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
 test: .venv/.ready-dev
 	.venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-page: .venv/.ready-dev
+	@scripts/setup-browser
+	.venv/bin/python -m pytest -m page tests/page $(ARGS)
 
 test-clients: .venv/.ready-dev
 	.venv/bin/python -m tests.clients.run $(CLIENTS)

@@ -37,6 +37,7 @@ from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
 from service.metrics import Metrics
+from service.page.routes import PAGES
 from service.settings import Settings
 from service.structured.trial import Grammars
 
@@ -168,10 +169,11 @@ def _assemble(
 ) -> FastAPI:
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.routes = routes
-    for route in routes:
+    served = (*routes, *PAGES)
+    for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
-    policies = Policies((route.path, route.policy) for route in routes)
+    policies = Policies((route.path, route.policy) for route in served)
     app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(

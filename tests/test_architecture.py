@@ -32,7 +32,7 @@ SERVICE_ROOMS = """
     settings; logs
     engine; metrics; http
     schema; generation; structured
-    api; app; commands; cli; __main__
+    api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
     work; writing; admission; body; examples; chat_request; reasoning; encoding; orders; answering; routes

@@ -1,0 +1,84 @@
+"""The frame of the page: what is sent, views, key, colours, width of a phone."""
+
+import re
+from collections.abc import Callable
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from service.page.files import files
+from tests.page.conftest import PHONE
+from tests.service.live import Live, running
+
+
+def test_every_file_is_served_from_here_alone(live: Live) -> None:
+    for name, file in files().items():
+        response = live.http.get("/" if name == "index.html" else f"/page/{name}")
+        assert response.content == file.content
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
+        again = live.http.get(response.url, headers={"if-none-match": response.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize("path", ["/page/nothing.js", "/page/../files.py", "/page/%2e%2e/files.py", "/page/"])
+def test_nothing_else_is_served(live: Live, path: str) -> None:
+    response = httpx.get(live.url + path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+
+
+def test_views_by_link_and_by_key(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    for name in ("The wheel", "Completions", "Chat"):
+        page.get_by_role("link", name=name).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("region", name=name)).to_be_visible()
+        expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
+    assert len(page.locator("main > section:visible").all()) == 1
+
+
+def test_it_asks_for_a_key_and_keeps_it_in_the_tab(page: Page) -> None:
+    with running(api_keys=("secret",)) as live:
+        page.goto(live.url)
+        key = page.get_by_label("API key")
+        key.fill("wrong")
+        key.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+        key.fill("secret")
+        key.press("Enter")
+        expect(page.locator("#model")).to_have_text("fake")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("fake")
+        assert page.evaluate("JSON.stringify(localStorage)").find("secret") < 0
+        other = page.context.new_page()
+        other.goto(live.url)
+        expect(other.get_by_label("API key")).to_be_visible()
+
+
+def test_colours(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    back = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(back)
+    page.get_by_role("button", name="Colours").click()  # light
+    assert page.evaluate(back) != dark
+    page.reload()
+    expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+
+
+@pytest.mark.parametrize("view", ["chat", "wheel", "completions"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_screen_reader_and_a_phone(
+    live: Live, page: Page, accessible: Callable[[Page], None], view: str, scheme: str
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    for size in (PHONE, {"width": 1280, "height": 800}):
+        page.set_viewport_size(size)
+        page.goto(f"{live.url}/#{view}")
+        expect(page.locator("#model")).to_have_text(re.compile("fake"))
+        accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
