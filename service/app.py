@@ -37,7 +37,7 @@ from service.http.middleware import RequestMiddleware
 from service.http.policy import Policies
 from service.http.server import Server
 from service.metrics import Metrics
-from service.page.routes import PAGES
+from service.page.routes import PAGES, Page
 from service.settings import Settings
 from service.structured.trial import Grammars
 
@@ -169,7 +169,7 @@ def _assemble(
 ) -> FastAPI:
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.routes = routes
-    served = (*routes, *PAGES)
+    served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
