@@ -5,17 +5,14 @@ several such blocks, one after the other, with the norm before and the sum after
 in a step. With --against both revisions alternate call by call, as in `benchmarks.kernels`.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from benchmarks.kernels import ROOT, Measurer, measure, seconds, table, worktree
+from benchmarks.kernels import compare, seconds
 from model.linear.base import RMSNorm
 from model.network.moe import MoE
 
@@ -57,24 +54,5 @@ def answer(scheme: str) -> None:
         print(seconds(known[line.strip()]) / LAYERS, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", metavar="REV", help="git revision to compare with")
-    parser.add_argument("--repeat", type=int, default=11)
-    parser.add_argument("--scheme", default="int8")
-    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.answer:
-        answer(args.scheme)
-        return
-    with ExitStack() as stack:
-        trees = [ROOT] + ([stack.enter_context(worktree(args.against))] if args.against else [])
-        measurers = [Measurer(tree, args.scheme, __file__) for tree in trees]
-        found = measure(measurers, args.repeat)
-        for measurer in measurers:
-            measurer.end()
-    Console().print(table(found, args.against, 1.1))
-
-
 if __name__ == "__main__":
-    main()
+    compare(__doc__, __file__, answer)

@@ -118,7 +118,7 @@ def answer(scheme: str) -> None:
 class Measurer:
     """A process that runs `script`, this file or one with the same --answer, on the kernels of one source tree."""
 
-    def __init__(self, tree: Path, scheme: str, script: str = __file__) -> None:
+    def __init__(self, tree: Path, scheme: str, script: str) -> None:
         command = [sys.executable, "-P", script, "--answer", "--scheme", scheme]
         environment = os.environ | {"PYTHONPATH": str(tree)}
         self._process = subprocess.Popen(
@@ -183,8 +183,9 @@ def table(found: dict[str, list[float]], against: str | None, limit: float) -> T
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def compare(description: str | None, script: str, answer: Callable[[str], None]) -> None:
+    """The command line of a benchmark whose `answer(scheme)` times the cases, here and in the tree of --against."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="REV", help="git revision to compare with")
     parser.add_argument("--limit", type=float, default=1.10, help="greatest ratio that is no regression")
     parser.add_argument("--repeat", type=int, default=11)
@@ -196,7 +197,7 @@ def main() -> None:
         return
     with ExitStack() as stack:
         trees = [ROOT] + ([stack.enter_context(worktree(args.against))] if args.against else [])
-        measurers = [Measurer(tree, args.scheme) for tree in trees]
+        measurers = [Measurer(tree, args.scheme, script) for tree in trees]
         found = measure(measurers, args.repeat)
         for measurer in measurers:
             measurer.end()
@@ -206,4 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, __file__, answer)

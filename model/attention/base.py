@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
-from model.attention.rope import RopeRows, rotated_float32
+from model.attention.rope import RopeRows, rotate
 
 
 class Attention(ABC):
@@ -61,7 +61,7 @@ class Attention(ABC):
         """
         n_rotated = (qkv.shape[1] + n_heads) // 2
         dtype = cache.k.dtype if cache.k.dtype is not torch.float8_e4m3fn else qkv.dtype
-        rotated = rotated_float32(qkv[:, :n_rotated], rope.rotations)
+        rotated = rotate(qkv[:, :n_rotated], rope.rotations)
         if rope.q_factors is not None:
             rotated[:, :n_heads] *= rope.q_factors[:, None, None]
         rotated = rotated.to(qkv.dtype).to(dtype)

@@ -127,12 +127,7 @@ def rotation_table(rope: Rope, head_dim: int, length: int, device: torch.device)
 
 
 def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Every head of x [T, heads, head_dim] rotated by `rotations` [T, 2, head_dim/2], in float32; same dtype out."""
-    return rotated_float32(x, rotations).to(x.dtype)
-
-
-def rotated_float32(x: Tensor, rotations: Tensor) -> Tensor:
-    """The result of `rotate` in float32."""
+    """Every head of x [T, heads, head_dim] rotated by `rotations` [T, 2, head_dim/2], in float32."""
     cos, sin = rotations[:, None].unbind(2)  # [T, 1, head_dim/2] each
     first, second = x.float().chunk(2, dim=-1)  # [T, heads, head_dim/2] each
     rotated = (first * cos).addcmul_(second, sin, value=-1), (second * cos).addcmul_(first, sin)

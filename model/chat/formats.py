@@ -51,7 +51,7 @@ class ChatFormat(Protocol):
         before an assistant's content. `tools` are OpenAI's. `variables` are for the template, or settings of a Mistral
         tokenizer (`reasoning_effort`). With `continue_final_message` the ids end with the content of the last message.
         Raises ParameterError("messages") or ParameterError("tools") for what the format cannot express, and
-        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for variables that it lacks.
+        ParameterError("chat_template_kwargs") or ParameterError("reasoning_effort") for unknown variables.
         """
         ...
 
@@ -84,15 +84,12 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The directory's templates by name; a single template is called "default". The order is that of transformers."""
     if (path := directory / "chat_template.jinja").is_file():
         others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
-        return {name: path.read_text(encoding="utf-8") for name, path in [("default", path), *_by_stem(others)]}
+        named = [("default", path), *((other.stem, other) for other in others)]
+        return {name: template.read_text(encoding="utf-8") for name, template in named}
     template = config.get("chat_template") or _processor_template(directory)
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}
     return {} if template is None else {"default": template}
-
-
-def _by_stem(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    return [(path.stem, path) for path in paths]
 
 
 def _processor_template(directory: Path) -> Any:

@@ -161,9 +161,9 @@ def _fingerprint(shards: tuple[Shard, ...]) -> str:
 
 def _check_weights(shard: Shard, rotation: str) -> None:
     if (part := quantized_part(shard)) is not None:
-        lacks = "config.json has no quantization_config" if rotation == "half" else "params.json has no quantization"
+        absent = "config.json has no quantization_config" if rotation == "half" else "params.json has no quantization"
         raise ModelError(
-            f"the checkpoint has quantized weights ({short(part)} in {short(shard.dtypes[part])}), but {lacks}; "
+            f"the checkpoint has quantized weights ({short(part)} in {short(shard.dtypes[part])}), but {absent}; "
             "download the model again, with its configuration"
         )
     for name, dtype in shard.dtypes.items():
