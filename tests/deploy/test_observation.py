@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from service.engine.messages import PoolStats, Report, Stats
+from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.metrics import Metrics
+from tests.fakes import make_info
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCS = [DEPLOY.parent / "README.md", *sorted((DEPLOY.parent / "docs").rglob("*.md"))]
@@ -26,6 +27,9 @@ def known_metrics() -> set[str]:
     metrics = Metrics(lambda: Stats(pools=pools))
     metrics.observe_key("team", "stop", 1, 1)
     metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
+    metrics.observe_beat(Beat(resident=1))
+    metrics.observe_response("GET", "/", 200)
+    metrics.describe_model("model", make_info())
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 
