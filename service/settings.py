@@ -100,6 +100,12 @@ class Settings(RunnerOptions):
         "Keep a second engine process, without a model, that replaces one that dies. This saves a second or more, and "
         "needs about 150 MB.",
     )
+    otlp_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
+        "needs the packages of noria[otel].",
+        unset="no traces",
+    )
     log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
     log_level_file: Path | None = option(
@@ -121,6 +127,8 @@ class Settings(RunnerOptions):
         _check_file("--chat-template", self.chat_template)
         self.level()
         self._check_tls()
+        if self.otlp_endpoint is not None:
+            _check_collector(self.otlp_endpoint)
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:
@@ -148,6 +156,25 @@ class Settings(RunnerOptions):
         if level not in LEVELS:
             raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
         return level
+
+
+def _check_collector(url: str) -> None:
+    from importlib.util import find_spec
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or parts.query or parts.fragment:
+        raise OptionError(f"--otlp-endpoint must be an http or https URL such as http://127.0.0.1:4318, got {url!r}")
+    try:
+        installed = find_spec("opentelemetry.sdk.trace") and find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:  # of the package around it
+        installed = None
+    if installed is None:
+        raise OptionError("--otlp-endpoint needs packages that are not installed: pip install 'noria[otel]'")
 
 
 def _check_file(flag: str, path: Path | None) -> None:

@@ -73,6 +73,12 @@ def processor_ticks(pid: int) -> int:
     return sum(map(int, _stat(pid)[11:13]))
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Memory of a process that is in RAM, mapped files included, in bytes; None where the system cannot tell."""
+    fields = _stat(pid)
+    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if fields else None
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of `/proc/PID/stat` from the state on; empty where there are none."""
     try:

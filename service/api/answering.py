@@ -77,6 +77,7 @@ async def answer(
         served, generation = await submit(stack, request, body, make_order)
         shape = make_shape(served, body.model or served.names[0])
         if body.stream:
+            request.scope["noria.record"].streams = True
             expired = request.app.state.noria.admission.expired
             return EventStream(_stream_frames(generation, shape), stack.pop_all(), expired, shape)
         return await whole_response(request, generation, shape.whole)
@@ -88,12 +89,13 @@ async def submit(
     """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
-    assert record.policy.generates, f"the route of {record.path} must declare generates=True"
+    assert record.policy.generates, f"the route of {record.path} must declare an operation"
     record.user = hashed(body.end_user)
     if isinstance(body, GenerationBody):
         _check_priority(body.options.priority, record)
     stack.enter_context(state.admission.admitted(record.tenant))
     served = state.admission.require(body.model)
+    record.model = body.model or served.names[0]
     state.admission.check_backlog(record.tenant)
     ordered = _ordered(state, served, body, make_order, record)
     order = await while_connected(request.receive, state.admission.expired, ordered)

@@ -29,6 +29,7 @@ def run(settings: Settings) -> int:
             step_timeout=settings.step_timeout,
             spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),
+            on_beat=lambda beat: metrics.observe_beat(beat),
             on_restart=lambda: metrics.observe_restart(),
         )
         client.spawn()

@@ -13,7 +13,7 @@ from model.batch import RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineUnavailable, Mailbox
-from service.engine.messages import Abort, FromEngine, Loading, Ready, Report, Stats, Submit
+from service.engine.messages import Abort, Beat, FromEngine, Loading, Ready, Report, Stats, Submit
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
 from service.engine.supervision.watchdog import Patience
@@ -39,6 +39,7 @@ class EngineClient:
         stall_timeout: float = 10.0,
         spare: bool = False,
         on_report: Callable[[Report], None] = lambda report: None,
+        on_beat: Callable[[Beat], None] = lambda beat: None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = "starting"
@@ -47,6 +48,7 @@ class EngineClient:
         self.info: RunnerInfo | None = None
         self.stats = Stats()
         self._on_report = on_report
+        self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
         self._mailboxes: dict[int, Mailbox] = {}
@@ -147,6 +149,8 @@ class EngineClient:
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Report):
             self._deliver(message)
+        elif isinstance(message, Beat):
+            self._on_beat(message)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)

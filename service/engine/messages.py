@@ -84,9 +84,13 @@ class Beat:
     """The engine process is alive. It sends beats while it is idle and inside long steps.
 
     `stalled`: the seconds since the last progress of the sequence, running or preparing, that has waited longest.
+    `resident`: the process's memory in RAM in bytes, None where the system cannot tell. `processor`: the seconds of
+    processor time that it has used.
     """
 
     stalled: float = 0.0
+    resident: int | None = None
+    processor: float = 0.0
 
 
 class Update(NamedTuple):

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from model.batch import Runner
 from model.errors import NoriaError
+from model.machine.child import resident_bytes
 from service.engine.loop import EngineLoop
 from service.engine.messages import Abort, Beat, Failed, Loading, LoadModel, Ready, Stop, Submit, ToEngine
 from service.engine.progress import StallClock
@@ -142,7 +144,8 @@ class Worker:
             now = time.monotonic()
             passed, last = min(now - last, LONGEST_TICK_SECONDS), now
             try:
-                self._wire.send(Beat(round(self._stalled(passed), 3)))
+                processor = round(time.process_time(), 3)
+                self._wire.send(Beat(round(self._stalled(passed), 3), resident_bytes(os.getpid()), processor))
             except OSError:
                 return
 

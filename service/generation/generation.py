@@ -88,13 +88,15 @@ class Generation:
         self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
-        self._finishes: set[str] = set()
+        self._finishes: dict[int, str] = {}  # choice -> why it ended
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
     async def submit(self) -> None:
         """Submit the order. Raises EngineUnavailable."""
+        self._record.params, self._record.n_choices = self._order.params, len(self._order.prompts) * self._order.n
         await self._submit()
+        self._record.submitted = self._submitted
         self._metrics.observe_prompt(self.usage.prompt)
         self._record.charge_prompt(self.usage.prompt)
 
@@ -244,7 +246,7 @@ class Generation:
             if delta:
                 yield choice, delta
             if delta.finish is not None:
-                self._finishes.add(delta.finish)
+                self._finishes[choice.index] = delta.finish
                 return
 
     def _measure(self, choice: Choice, update: Update, n_tokens: int) -> None:
@@ -297,11 +299,15 @@ class Generation:
         self._close()
         self._record.cached_tokens = self.usage.cached
         self._record.generated_tokens = self.usage.completion
+        self._record.reasoning_tokens = self.usage.reasoning
+        self._record.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
+        self._record.finishes = finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
         if error is None:
-            self._record.outcome = next((name for name in ("timeout", "length") if name in self._finishes), "stop")
+            self._record.outcome = next((name for name in ("timeout", "length") if name in finishes), "stop")
+        elif isinstance(error, ClientGone | asyncio.CancelledError):
+            self._record.outcome = "abort"
         else:
-            gone = isinstance(error, ClientGone | asyncio.CancelledError)
-            self._record.outcome = "abort" if gone else "error"
+            self._record.outcome, self._record.failure = "error", type(error).__name__
 
 
 def _ms(seconds: float) -> float:

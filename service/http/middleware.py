@@ -5,6 +5,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from starlette.requests import ClientDisconnect
@@ -15,7 +16,7 @@ from service.http.errors import Unauthorized
 from service.http.keys.key import Key
 from service.http.keys.keys import Keys
 from service.http.policy import Policies, Policy
-from service.http.record import RequestRecord
+from service.http.record import CLIENT_GONE, RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
 
@@ -25,14 +26,20 @@ log_of_requests = logging.getLogger("noria.request")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 LONG_SECONDS = 10.0
 """A request that is not finished by then gets a line in the log. Others have one line, at their end."""
-CLIENT_GONE = 499
-"""The status in the log when a client disconnects before the response; nginx uses this number."""
+Trace = Callable[[RequestRecord, Scope, float], str]
+"""Makes the trace of a request that ended at a time by perf_counter; returns its id."""
 
 
 class RequestMiddleware:
-    """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside."""
+    """ASGI middleware. It adds `noria.record` to the scope, and `noria.send`, which bypasses the middlewares inside.
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, policies: Policies) -> None:
+    `trace` is called for each request that is not quiet; None without traces.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Keys, metrics: Metrics, policies: Policies, trace: Trace | None = None
+    ) -> None:
+        self._trace = trace
         self._app = app
         self._policies = policies
         self._keys = keys
@@ -43,7 +50,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        record = RequestRecord(request_id(scope), scope["method"], path, self._policies.of(path), _address(scope))
+        record = RequestRecord(request_id(scope), scope["method"], path, *self._policies.of(path), _address(scope))
         scope["noria.record"], scope["noria.send"] = record, send
 
         async def send_marked(message: Message) -> None:
@@ -57,7 +64,7 @@ class RequestMiddleware:
             await self._serve(record, scope, receive, send_marked)
         finally:
             slow.cancel()
-            self._finish(record)
+            self._finish(record, scope)
 
     async def _serve(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -85,13 +92,12 @@ class RequestMiddleware:
             raise Unauthorized(name)
         return found
 
-    def _finish(self, record: RequestRecord) -> None:
-        seconds = time.perf_counter() - record.started
-        status = record.status or CLIENT_GONE
-        if record.policy.generates:
-            record.outcome = record.outcome or outcome_of(status)
-            self._metrics.observe_request(record.outcome, seconds)
-            self._account(record, record.outcome)
+    def _finish(self, record: RequestRecord, scope: Scope) -> None:
+        ended = time.perf_counter()
+        seconds = ended - record.started
+        status = record.status = record.status or CLIENT_GONE
+        self._count(record, status, seconds)
+        trace = None if self._trace is None or record.policy.quiet else self._trace(record, scope, ended)
         level = logging.DEBUG if record.policy.quiet else logging.INFO
         if not log.isEnabledFor(level):
             return
@@ -99,6 +105,7 @@ class RequestMiddleware:
             "id": record.id,
             "status": status,
             "outcome": record.outcome,
+            "trace": trace,
             "client": record.client,
             "key": record.tenant or None,
             "user": record.user,
@@ -110,6 +117,16 @@ class RequestMiddleware:
             "total_s": _rounded(seconds),
         }
         log.log(level, "%s %s", record.method, _one_line(record.path), extra={"fields": fields})
+
+    def _count(self, record: RequestRecord, status: int, seconds: float) -> None:
+        self._metrics.observe_response(record.method, record.route, status)
+        if not record.policy.generates:
+            return
+        record.outcome = record.outcome or outcome_of(status)
+        self._metrics.observe_request(record.outcome, seconds)
+        if record.outcome == "error" and status == 200:
+            self._metrics.observe_broken_stream()
+        self._account(record, record.outcome)
 
     def _account(self, record: RequestRecord, outcome: str) -> None:
         """Count a finished request as use of its key."""

@@ -2,28 +2,36 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.routing import compile_path
 
 from service.http.dialects import OPENAI, Dialect
+
+Operation = Literal["chat", "text_completion", "embeddings"]
+"""What a model does for a request, as OpenTelemetry names it (`gen_ai.operation.name`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How the server treats the requests of a route.
 
-    `open`: they need no key. `generates`: metrics count their outcomes and durations. `quiet`: the log has them at
-    level debug only. `dialect` writes their errors.
+    `open`: they need no key. `operation`: what the model does, None if nothing; of the others, metrics count outcomes
+    and durations. `quiet`: the log has them at level debug only, and traces do not. `dialect` writes their errors.
     """
 
     dialect: Dialect = OPENAI
     open: bool = False
-    generates: bool = False
+    operation: Operation | None = None
     quiet: bool = False
+
+    @property
+    def generates(self) -> bool:
+        return self.operation is not None
 
 
 class Policies:
-    """The policies of all paths. Raises ValueError when one path has two."""
+    """The routes of all paths, each with its policy. Raises ValueError when one path has two."""
 
     def __init__(self, policies: Iterable[tuple[str, Policy]]) -> None:
         self._declared: dict[str, Policy] = {}
@@ -31,14 +39,17 @@ class Policies:
             if self._declared.setdefault(path, policy) != policy:
                 raise ValueError(f"routes of {path} declare different policies")
         patterns = [path for path in self._declared if "{" in path]
-        self._patterns = [(compile_path(path)[0], self._declared[path]) for path in patterns]
+        self._patterns = [(compile_path(path)[0], path) for path in patterns]
 
-    def of(self, path: str) -> Policy:
-        """The policy of the path's route. An unknown path has the dialect of the route above it, and nothing else."""
+    def of(self, path: str) -> tuple[str | None, Policy]:
+        """The route of a path, and its policy.
+
+        An unknown path has no route. Its policy has the dialect of the route above it, and nothing else.
+        """
         if (declared := self._declared.get(path)) is not None:
-            return declared
-        for pattern, policy in self._patterns:
+            return path, declared
+        for pattern, route in self._patterns:
             if pattern.match(path):
-                return policy
+                return route, self._declared[route]
         extended = [known for known in self._declared if path.startswith(f"{known}/")]
-        return Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()
+        return None, Policy(self._declared[max(extended, key=len)].dialect) if extended else Policy()

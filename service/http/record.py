@@ -3,21 +3,28 @@
 import time
 from dataclasses import dataclass, field
 
+from model.sampling_params import SamplingParams
 from service.http.keys.key import Key
 from service.http.policy import Policy
+
+CLIENT_GONE = 499
+"""The status in the log when a client disconnects before the response; nginx uses this number."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The facts of one request, for its log line and the metrics. They are added while the request is served.
+    """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
-    `client` is the address of its sender. `key` is None without keys too. Times are in seconds. None: the request did
-    not get that far.
+    `route` is the path of its route, None for a path without one. `client` is the address of its sender. `key` is None
+    without keys too. Times are in seconds. None: the request did not get that far.
+    For a request to the model: `model` is the name that it uses, `finishes` the finish reason of each choice that
+    ended, and `failure` the class of the error that ended it. `submitted` and `last_token` are by perf_counter.
     """
 
     id: str
     method: str
     path: str
+    route: str | None
     policy: Policy
     client: str | None = None
     started: float = field(default_factory=time.perf_counter)
@@ -31,6 +38,15 @@ class RequestRecord:
     outcome: str | None = None
     user: str | None = None
     key: Key | None = None
+    model: str | None = None
+    streams: bool = False
+    params: SamplingParams | None = None
+    n_choices: int = 1
+    submitted: float | None = None
+    last_token: float | None = None
+    reasoning_tokens: int | None = None
+    finishes: tuple[str, ...] = ()
+    failure: str | None = None
 
     @property
     def tenant(self) -> str:

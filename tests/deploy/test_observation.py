@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from service.engine.messages import PoolStats, Report, Stats
+from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.metrics import Metrics
+from tests.fakes import make_info
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCS = [DEPLOY.parent / "README.md", *sorted((DEPLOY.parent / "docs").rglob("*.md"))]
 METRIC = re.compile(r"\b(?:noria|process)_[a-z_]+(?![a-z_]*\()")
+RECORDED = re.compile(r"\bnoria:[a-z0-9_]+:[a-z0-9_]+")
 # In PromQL a name before "{", "[" or an operator; labels stand inside braces or after "by" and "on".
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/noria.json").read_text())
 
@@ -26,13 +28,25 @@ def known_metrics() -> set[str]:
     metrics = Metrics(lambda: Stats(pools=pools))
     metrics.observe_key("team", "stop", 1, 1)
     metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
+    metrics.observe_beat(Beat(resident=1))
+    metrics.observe_response("GET", "/", 200)
+    metrics.describe_model("model", make_info())
     text = metrics.render().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 
 
-def rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+LIMIT = re.compile(r'(noria_\w+_bucket)\{le="([^"]+)"\}')
+RULES = ("objectives.yml", "alerts.yml")
+
+
+def rules(*names: str) -> list[dict[str, Any]]:
+    """Alerts and recording rules."""
+    groups = [yaml.safe_load((DEPLOY / "prometheus" / name).read_text())["groups"] for name in names or RULES]
+    return [rule for file in groups for group in file for rule in group["rules"]]
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for rule in rules() if "record" in rule}
 
 
 def dashboard_expressions() -> list[str]:
@@ -41,9 +55,10 @@ def dashboard_expressions() -> list[str]:
 
 @pytest.mark.parametrize("expression", [*dashboard_expressions(), *(rule["expr"] for rule in rules())])
 def test_every_expression_asks_for_metrics_that_exist(expression: str) -> None:
-    used = set(METRIC.findall(expression)) | ({"up"} & set(re.findall(r"\w+", expression)))
+    used = set(METRIC.findall(expression)) | ({"up", "vector"} & set(re.findall(r"\w+", expression)))
+    used |= set(RECORDED.findall(expression))
     assert used
-    assert used <= known_metrics() | {"up"}
+    assert used <= known_metrics() | recorded() | {"up", "vector"}
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
@@ -92,6 +107,47 @@ def check(*arguments: str | Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_each_objective_has_its_rules() -> None:
+    """A target, and the share of good events over two windows, which differ in nothing else."""
+    by_name: dict[str, dict[str, str]] = {}
+    for rule in rules("objectives.yml"):
+        by_name.setdefault(rule["record"], {})[rule["labels"]["slo"]] = rule["expr"]
+    targets, short = by_name.pop("noria:slo_objective:ratio"), by_name.pop("noria:slo_good:ratio_rate5m")
+    assert set(targets) == {"availability", "first_token", "inter_token", "queue"} == set(short)
+    assert by_name == {
+        "noria:slo_good:ratio_rate1h": {slo: expr.replace("[5m]", "[1h]") for slo, expr in short.items()}
+    }
+    assert all(expression in dashboard_text() for expression in ("noria:slo_good:ratio_rate5m", "noria:slo_objective"))
+
+
+def dashboard_text() -> str:
+    return " ".join(dashboard_expressions())
+
+
+def test_objectives_are_limits_of_buckets() -> None:
+    text = Metrics(Stats).render().decode()
+    limits = [found for rule in rules("objectives.yml") for found in LIMIT.findall(rule["expr"])]
+    assert len(limits) == 6
+    for name, limit in limits:
+        assert f'{name}{{le="{limit}"}}' in text
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in rules("alerts.yml")])
+def test_every_alert_has_a_remedy(alert: str) -> None:
+    """A section of the page, by the alert's own name, that says what it means and what to do; the alert names it."""
+    page = (DEPLOY.parent / "docs/operations.md").read_text()
+    (section,) = re.findall(rf"^### {alert}\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^- \*\*(\w+)", section, re.MULTILINE) == ["Meaning", "Look", "Remedy"]
+    (rule,) = [rule for rule in rules("alerts.yml") if rule["alert"] == alert]
+    assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{alert.lower()}"
+    assert f"](#{alert.lower()})" in page, "the list of alerts links to it"
+
+
+def test_every_remedy_is_that_of_an_alert() -> None:
+    page = (DEPLOY.parent / "docs/operations.md").read_text()
+    assert set(re.findall(r"^### (Noria\w+)$", page, re.MULTILINE)) == {rule["alert"] for rule in rules("alerts.yml")}
+
+
 @promtool
 def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEPLOY / "prometheus", tmp_path / "prometheus"))
@@ -122,4 +178,6 @@ def test_the_alerts_fire_and_stay_silent() -> None:
 def test_every_alert_has_a_test() -> None:
     tested = yaml.safe_load(Path(__file__).with_name("alerts_test.yml").read_text())["tests"]
     cases = [case for test in tested for case in test["alert_rule_test"]]
-    assert {rule["alert"] for rule in rules()} == {case["alertname"] for case in cases if case["exp_alerts"]}
+    assert {rule["alert"] for rule in rules("alerts.yml")} == {
+        case["alertname"] for case in cases if case["exp_alerts"]
+    }

@@ -44,6 +44,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
         Ready(make_info(pools=((None, 4), (16, 8)))),
         Failed("no"),
         Beat(),
+        Beat(0.5, 2**30, 12.25),
         Report(
             (UPDATE, Update(4)), Stats(1, 2, 3, 0.5, 4, 5, 6, 7, 8, (PoolStats(None, 1, 2, 3), PoolStats(16, 0, 0, 9)))
         ),

@@ -167,6 +167,7 @@ def running(
         host,
         step_timeout=settings.step_timeout,
         on_report=lambda report: metrics.observe_report(report),
+        on_beat=lambda beat: metrics.observe_beat(beat),
         on_restart=lambda: metrics.observe_restart(),
     )
     metrics = Metrics(lambda: client.stats)

@@ -3,14 +3,21 @@
 import asyncio
 import json
 import logging
+import platform
+import resource
+import time
+from importlib import metadata
 
 import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.messages import PoolStats, Report, Stats
+from model.options import STEP_LIMITS
+from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.logs import HumanFormatter, JsonFormatter
 from service.metrics import Metrics
 from tests.fakes import VOCAB
-from tests.service.live import Live, running
+from tests.service.live import Live, begun, running
 from tests.waiting import eventually
 
 SECRET = "my-secret-prompt"
@@ -177,6 +184,89 @@ def test_metrics_after_requests() -> None:
         assert live.metric("process_open_fds") > 0
 
 
+def test_responses_by_route() -> None:
+    """Clients choose paths and methods, and so these must not make series of their own."""
+    with running(api_keys=("secret",)) as live:
+        live.http.get("/v1/models")  # without a key
+        live.http.headers["authorization"] = "Bearer secret"
+        live.complete(prompt="hi", max_tokens=1)
+        live.post("/v1/completions", {"prompt": "hi", "temperature": 9})
+        live.http.get("/v1/models/org/alias")
+        live.http.get("/v1/models/none")
+        live.http.get("/v1/completions")
+        for path in ("/a", "/b", "/v1/completions/x"):
+            live.http.get(path)
+        live.http.request("PURGE", "/version")
+        text = live.http.get("/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("noria_http_requests_total{")]
+    found = {line.partition("{")[2] for line in lines if 'route="/ready"' not in line}
+    assert found == {
+        'method="GET",route="/v1/models",status="401"} 1.0',
+        'method="POST",route="/v1/completions",status="200"} 1.0',
+        'method="POST",route="/v1/completions",status="400"} 1.0',
+        'method="GET",route="/v1/models/{name:path}",status="200"} 1.0',
+        'method="GET",route="/v1/models/{name:path}",status="404"} 1.0',
+        'method="GET",route="/v1/completions",status="405"} 1.0',
+        'method="GET",route="other",status="404"} 3.0',
+        'method="other",route="/version",status="405"} 1.0',
+    }
+
+
+def test_a_client_that_leaves_is_counted_as_499() -> None:
+    with running(model="slow") as live:
+        with begun(live):
+            pass
+        labels = {"method": "POST", "route": "/v1/completions", "status": "499"}
+        eventually(lambda: 'status="499"' in live.http.get("/metrics").text, "the request has ended")
+        assert live.metric("noria_http_requests_total", **labels) == 1
+        assert live.metric("noria_broken_streams_total") == 0
+
+
+def test_what_is_built_and_served(live: Live) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(live.http.get("/metrics").text)}
+    (build,) = families["noria_build_info"].samples
+    assert build.value == 1
+    assert build.labels == {
+        "version": metadata.version("noria"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    (model,) = families["noria_model_info"].samples
+    assert model.value == 1
+    about = {"model": "fake", "device": "fake", "attention": "fake", "context": "512"}
+    assert about.items() <= model.labels.items()
+    assert (int(model.labels["sequences"]), int(model.labels["step_tokens"])) == STEP_LIMITS["cpu"]
+
+
+def test_the_engine_process_in_the_metrics(live: Live) -> None:
+    """The fake engine is a thread of this process."""
+    eventually(lambda: "noria_engine_resident_memory_bytes " in live.http.get("/metrics").text, "a beat")
+    ours = resource.getrusage(resource.RUSAGE_SELF)
+    assert 2**20 < live.metric("noria_engine_resident_memory_bytes") <= ours.ru_maxrss * 1024
+    assert 0 < live.metric("noria_engine_cpu_seconds_total") <= time.process_time()
+
+
+def test_processor_time_never_falls() -> None:
+    """A new engine counts from 0; the metric goes on, so that rate() sees no reset."""
+    metrics = Metrics(Stats)
+    metrics.observe_beat(Beat(0.0, 100, 7.5))
+    assert samples(metrics, "noria_engine_") == {"resident_memory_bytes": 100, "cpu_seconds_total": 7.5}
+    metrics.observe_restart()
+    assert samples(metrics, "noria_engine_") == {"cpu_seconds_total": 7.5, "restarts_total": 1}
+    metrics.observe_beat(Beat(0.0, None, 0.25))
+    metrics.observe_restart()
+    metrics.observe_beat(Beat(0.0, 200, 0.5))
+    engine = samples(metrics, "noria_engine_")
+    assert engine == {"resident_memory_bytes": 200, "cpu_seconds_total": 8.25, "restarts_total": 2}
+
+
+def samples(metrics: Metrics, prefix: str) -> dict[str, float]:
+    """Samples that have one value and are not 0, by the rest of their names."""
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith(prefix)]
+    values = {line.split()[0].removeprefix(prefix): float(line.split()[1]) for line in lines}
+    return {name: value for name, value in values.items() if value and not name.endswith("_created")}
+
+
 @pytest.mark.parametrize("name", ["queue", "time_to_first_token", "inter_token", "request"])
 def test_latency_buckets_resolve_a_millisecond(name: str) -> None:
     text = Metrics(Stats).render().decode()
@@ -226,8 +316,6 @@ def test_event_loop_lag_shows_a_blocked_loop() -> None:
     async def block() -> None:
         watch = asyncio.create_task(metrics.watch_event_loop())
         await asyncio.sleep(0)
-        import time
-
         time.sleep(0.6)  # noqa: ASYNC251 - the point of the test
         await asyncio.sleep(0.05)
         watch.cancel()

@@ -23,7 +23,7 @@ from service.structured.call_reader import reader_of
     request={"messages": HELLO, "max_tokens": 8},
     answer=MessageAnswer,
     answers=(MESSAGE, MESSAGE_CALL),
-    policy=Policy(ANTHROPIC, generates=True),
+    policy=Policy(ANTHROPIC, operation="chat"),
 )
 async def messages(request: Request, body: MessagesBody) -> Response:
     """Answer a conversation, in Anthropic's Messages API"""

@@ -18,7 +18,7 @@ from service.http.policy import Policy
     request={"input": "A noria."},
     answer=EmbeddingList,
     answers=(EMBEDDINGS, EMBEDDINGS_BASE64),
-    policy=Policy(generates=True),
+    policy=Policy(operation="embeddings"),
 )
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     """Embed one or more texts

@@ -21,7 +21,7 @@ from service.structured.call_style import style_of
     request={"messages": HELLO, "max_tokens": 8},
     answer=ChatCompletion,
     answers=(CHAT, CHAT_CALL),
-    policy=Policy(generates=True),
+    policy=Policy(operation="chat"),
 )
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation

@@ -19,7 +19,7 @@ from service.schema.generation import StreamOptions
     request={"prompt": "The capital of France is", "max_tokens": 8},
     answer=Completion,
     answers=(COMPLETION,),
-    policy=Policy(generates=True),
+    policy=Policy(operation="text_completion"),
 )
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Continue one or more prompts

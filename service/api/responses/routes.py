@@ -19,7 +19,7 @@ from service.structured.call_reader import reader_of
     request={"input": "Say hello.", "max_output_tokens": 8},
     answer=ResponseAnswer,
     answers=(RESPONSE, RESPONSE_CALL),
-    policy=Policy(generates=True),
+    policy=Policy(operation="chat"),
 )
 async def responses(request: Request, body: ResponsesBody) -> Response:
     """Answer a conversation, in OpenAI's Responses API

@@ -60,7 +60,7 @@ def declared(**policy: Any) -> Route:
     return echo
 
 
-ECHO = declared(dialect=ANTHROPIC, generates=True)
+ECHO = declared(dialect=ANTHROPIC, operation="chat")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_it_is_in_the_field_table() -> None:
 def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFixture) -> None:
     with running(routes=(*ROUTES, declared())) as live:
         assert live.post("/v1/echo", {}).status_code == 500
-    assert "must declare generates=True" in caplog.text
+    assert "must declare an operation" in caplog.text
 
 
 def test_a_quiet_open_route_needs_no_key_and_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,14 +160,14 @@ def test_a_route_without_words_is_refused() -> None:
 def test_policies_of_paths() -> None:
     policies = Policies(
         [
-            ("/v1/a", Policy(ANTHROPIC, open=True, generates=True, quiet=True)),
+            ("/v1/a", Policy(ANTHROPIC, open=True, operation="chat", quiet=True)),
             ("/v1/b", Policy()),
-            ("/v1/b/{name:path}", Policy(ANTHROPIC, generates=True)),
+            ("/v1/b/{name:path}", Policy(ANTHROPIC, operation="chat")),
         ]
     )
-    assert policies.of("/v1/a") == Policy(ANTHROPIC, open=True, generates=True, quiet=True)
-    assert policies.of("/v1/a/x/y") == Policy(ANTHROPIC)
-    assert policies.of("/v1/ab") == policies.of("/v1") == policies.of("") == Policy(OPENAI)
-    assert policies.of("/v1/b/x/y") == Policy(ANTHROPIC, generates=True)
+    assert policies.of("/v1/a") == ("/v1/a", Policy(ANTHROPIC, open=True, operation="chat", quiet=True))
+    assert policies.of("/v1/a/x/y") == (None, Policy(ANTHROPIC))
+    assert policies.of("/v1/ab") == policies.of("/v1") == policies.of("") == (None, Policy(OPENAI))
+    assert policies.of("/v1/b/x/y") == ("/v1/b/{name:path}", Policy(ANTHROPIC, operation="chat"))
     with pytest.raises(ValueError, match="/v1/a declare different policies"):
         Policies([("/v1/a", Policy()), ("/v1/a", Policy(open=True))])
