@@ -67,7 +67,7 @@ def build(arguments: list[str]) -> typer.Typer:
     app.command()(serve)
     if arguments[:1] != ["serve"]:
         from service.commands.bench.command import bench
-        from service.commands.chat import chat
+        from service.commands.chat.command import chat
 
         app.command()(plan)
         app.command()(chat)
