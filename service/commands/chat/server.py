@@ -14,7 +14,10 @@ from model.errors import OptionError
 NOT_FOR_USERS = frozenset(
     {"messages", "model", "stream", "stream_options", "return_progress", "n", "tools", "tool_choice", "modalities"}
     | {"parallel_tool_calls", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "echo", "best_of"}
+    | {"add_generation_prompt", "continue_final_message", "reasoning_format", "max_completion_tokens"}
 )
+UNBOUNDED = 2**31 - 1
+"""A limit as large as this one only says how the server stores the number."""
 SECONDS = 10.0
 
 KINDS: dict[str, tuple[type, ...]] = {
@@ -111,12 +114,17 @@ def _field(name: str, schema: dict[str, Any]) -> RequestField:
     return RequestField(
         name,
         kinds if all(isinstance(kind, str) and kind in KINDS for kind in kinds) else (),
-        least=first.get("minimum"),
-        above=first.get("exclusiveMinimum"),
-        most=first.get("maximum"),
+        least=_limit(first, "minimum"),
+        above=_limit(first, "exclusiveMinimum"),
+        most=_limit(first, "maximum"),
         choices=tuple(value for value in first.get("enum", ()) if value is not None),
         about=str(schema.get("description", "")),
     )
+
+
+def _limit(schema: dict[str, Any], name: str) -> float | None:
+    limit = schema.get(name)
+    return limit if isinstance(limit, int | float) and abs(limit) < UNBOUNDED else None
 
 
 def settable(fields: dict[str, RequestField]) -> dict[str, RequestField]:
@@ -134,8 +142,9 @@ def model_card(client: httpx.Client, model: str) -> dict[str, Any]:
 
 
 def sees_images(card: dict[str, Any]) -> bool:
-    """Whether the card names images among what the model reads."""
-    return "image" in (card.get("input_modalities") or ())
+    """Whether `capabilities` of the card, a list or an object, has "vision"."""
+    capabilities = card.get("capabilities") or ()
+    return bool(capabilities.get("vision")) if isinstance(capabilities, dict) else "vision" in capabilities
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -99,7 +99,7 @@ class Slash:
     def image(self, argument: str) -> Outcome:
         path = _path("/image", argument)
         if not sees_images(model_card(self._chat.client, self._chat.model)):
-            raise OptionError(f"{self._chat.model} does not see images: the server's card of the model names none")
+            raise OptionError(f"{self._chat.model} does not see images: its card on the server does not name vision")
         kind = mimetypes.guess_type(path.name)[0] or ""
         if not kind.startswith("image/"):
             raise OptionError(f"{path} is no image by its name; expected .png, .jpg, .webp or .gif")
@@ -130,7 +130,8 @@ class Slash:
         listed = {field.name: field.range for field in simple} | {
             name: self._field(name).range for name in self._chat.fields if name in others or not self._fields
         }
-        lines = [f"{name:26} {self._value(name):10} {text}" for name, text in listed.items()]
+        width = max(map(len, listed), default=0)
+        lines = [f"{name:{width}}  {self._value(name):7}  {text}" for name, text in listed.items()]
         if not self._fields:
             lines.append("the server does not list its fields; /set NAME VALUE sends any")
         return "\n".join([*lines, *([f"also: {', '.join(others)}"] if others else [])])

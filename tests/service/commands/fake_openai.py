@@ -28,7 +28,7 @@ class FakeOpenAI:
     key: str | None = None
     models: tuple[str, ...] = ("fake-1",)
     finish_reason: str = "length"
-    input_modalities: tuple[str, ...] = ("text",)
+    capabilities: tuple[str, ...] = ("completion",)
     requests: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     max_in_flight: int = 0
@@ -43,7 +43,7 @@ class FakeOpenAI:
 
         @app.get("/v1/models/{name}")
         async def card(name: str) -> dict[str, Any]:
-            return {"id": name, "object": "model", "input_modalities": self.input_modalities}
+            return {"id": name, "object": "model", "capabilities": self.capabilities}
 
         @app.get("/ready")
         async def ready() -> dict[str, str]:

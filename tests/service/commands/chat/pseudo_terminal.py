@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "service", "chat"]
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
-LINES = 300
+LINES = 60
 """So many lines that nothing scrolls away."""
 
 

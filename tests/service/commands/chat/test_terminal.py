@@ -72,6 +72,7 @@ def test_ctrl_c_clears_the_line_and_stops_the_answer_and_ctrl_d_ends_the_chat() 
         chat.shows("Yes.")
         chat.prompts()
         os.kill(chat.process.pid, signal.SIGINT)
+        chat.says(">")  # another prompt
         chat.send("/exit")
         assert chat.end() == 0
     first, second = sent(fake)
@@ -144,9 +145,9 @@ def test_a_server_that_goes_in_mid_answer() -> None:
 
 
 def test_fields_are_set_within_the_ranges_of_the_server() -> None:
-    with running() as live, terminal("--url", live.url, columns=100) as chat:
+    with running() as live, terminal("--url", live.url, columns=90) as chat:
         chat.send("/set")
-        chat.shows("temperature                default    a number from 0 to 2")
+        chat.shows("temperature                 default  a number from 0 to 2")
         chat.send("/set temprature 1")
         chat.says("> /set temprature 1", "no field temprature; did you mean temperature?")
         chat.send("/set temperature 2.5")
@@ -177,7 +178,7 @@ def test_the_progress_of_a_long_prompt_is_shown_and_erased() -> None:
 def test_commands(tmp_path: Path) -> None:
     fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
     saved = tmp_path / "saved.json"
-    with serving(fake) as url, terminal("--url", url, "--system", "Be brief.", columns=200) as chat:
+    with serving(fake) as url, terminal("--url", url, "--system", "Be brief.", columns=120) as chat:
         chat.send("/help")
         chat.shows("/exit                 end the chat")
         chat.send("/retyr")
@@ -202,7 +203,7 @@ def test_commands(tmp_path: Path) -> None:
         chat.send("Old?")
         chat.says("> Old?", "No.")
         chat.send("/image photo.png")
-        chat.says("> /image photo.png", "fake-1 does not see images: the server's card of the model names none")
+        chat.says("> /image photo.png", "fake-1 does not see images: its card on the server does not name vision")
     assert sent(fake) == [
         ["Be brief.", "/usr is a folder?"],
         ["Be brief.", "/usr is a folder?"],
