@@ -110,13 +110,13 @@ def test_every_range_is_that_of_the_server() -> None:
 
 
 def test_progress_comes_from_the_server() -> None:
-    with running(max_step_tokens=64) as live:
+    with running(model="slow", max_step_tokens=64) as live:
         chat = Conversation(live.http, "fake", None, {"max_tokens": 2})
         chat.hidden["return_progress"] = True
-        chat.say("word " * 80)
+        chat.say("word " * 600)
         progress = [event for event in chat.answer() if isinstance(event, Progress)]
         assert len(progress) >= 2
-        assert progress[-1].processed == progress[-1].total > 400
+        assert progress[-1].processed == progress[-1].total > 3000
 
 
 def test_ranges_in_words() -> None:

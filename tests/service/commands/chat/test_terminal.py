@@ -165,9 +165,9 @@ def test_fields_are_set_within_the_ranges_of_the_server() -> None:
 
 
 def test_the_progress_of_a_long_prompt_is_shown_and_erased() -> None:
-    with running(max_step_tokens=64) as live, terminal("--url", live.url, "--max-tokens", "3") as chat:
+    with running(model="slow", max_step_tokens=64) as live, terminal("--url", live.url, "--max-tokens", "3") as chat:
         chat.prompts()
-        chat.paste("word " * 90)
+        chat.paste("word " * 600)
         chat.shows("word word")
         chat.type(ENTER)
         chat.shows("[cut at max_tokens 3]")
