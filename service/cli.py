@@ -4,14 +4,19 @@ Imports here are few: `serve` starts the engine process before anything slow is 
 """
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
 
 from model.errors import NoriaError
 from service.commands.flags import parse_size, takes
+from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.settings import Settings
+
+SERVER, CLIENTS = "Serve", "Use a server"
+"""Panels of the commands in `noria --help`."""
 
 
 @takes(Settings)
@@ -54,7 +59,12 @@ def _show_version(wanted: bool) -> None:
 
 def build(arguments: list[str]) -> typer.Typer:
     """The application with its commands. It has no `chat` and `bench` for `serve`, because they import slow modules."""
-    app = typer.Typer(name="noria", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        name="noria", cls=PanelGroup, context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+
+    def add(command: Callable[..., None], panel: str) -> None:
+        app.command(cls=PanelCommand, context_settings=HELP, rich_help_panel=panel)(command)
 
     @app.callback()
     def root(
@@ -62,16 +72,19 @@ def build(arguments: list[str]) -> typer.Typer:
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
         ] = False,
     ) -> None:
-        """Serve Mistral-family language models over HTTP."""
+        """Serve Mistral-family language models over HTTP.
 
-    app.command()(serve)
+        Without MODEL, a small model that is installed with Noria is used.
+        """
+
+    add(serve, SERVER)
     if arguments[:1] != ["serve"]:
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
 
-        app.command()(plan)
-        app.command()(chat)
-        app.command()(bench)
+        add(plan, SERVER)
+        add(chat, CLIENTS)
+        add(bench, CLIENTS)
     return app
 
 
@@ -79,7 +92,7 @@ def main() -> None:
     """Entry point. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1."""
     arguments = sys.argv[1:] or ["--help"]
     try:
-        raise SystemExit(build(arguments)(arguments, standalone_mode=False))
+        raise SystemExit(build(arguments)(arguments, standalone_mode=False, prog_name="noria"))
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:
