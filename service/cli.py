@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from model.errors import NoriaError
-from service.commands.flags import parse_size, takes
+from service.commands.flags import takes
 from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.settings import Settings
@@ -25,24 +25,34 @@ def serve(settings: Settings) -> None:
     raise typer.Exit(run(settings))
 
 
+def _memory(text: str) -> int:
+    from service.commands.plan import parse_memory
+
+    return parse_memory(text)
+
+
 @takes(Settings, only_plan=True)
 def plan(
     settings: Settings,
     memory: Annotated[
         int | None,
         typer.Option(
-            help="Memory of the GPU, such as 80GiB.",
-            parser=parse_size,
+            help="Memory of the device, such as 80GiB.",
+            parser=_memory,
             metavar="SIZE",
             envvar="NORIA_MEMORY",
-            show_default="unknown, with --device cpu the free memory",
+            show_default="of a GPU all, of a CPU what is free now",
+            rich_help_panel="Plan",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.", rich_help_panel="Plan")
+    ] = False,
 ) -> None:
     """Show how much memory MODEL needs and how many sequences fit.
 
-    The model is not loaded. The plan is for a GPU unless --device is cpu: auto means cuda here.
+    The model is not loaded. The plan is for the GPU of this machine, or for its CPU if it has none. --device and
+    --memory plan for another machine. The exit code is 1 if nothing fits; then the command says what would.
     """
     from service.commands.plan import show
 
