@@ -247,12 +247,12 @@ def test_memory_needs_a_unit() -> None:
 
 def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
     flags = ("--memory", "24GiB", "--quantize", "int8", "--max-model-len", "5000", "--max-step-tokens", "1")
-    made = json.loads(noria("plan", str(mistral), "--json", *flags, "--device", "cpu").stdout)
+    made, _ = planned(str(mistral), *flags, "--device", "cpu")
     assert (made["scheme"], made["context"], made["fits"][-1]["tokens"]) == ("int8", 5000, 5000)
     assert made["fits"][-1]["n_bytes"] == 129 * 2**22
     assert made["cache"] == 2 * made["fits"][-1]["n_bytes"]  # twice one sequence: more would hardly help
     for wrong in (("--what",), ("--device", "tpu"), ("--port", "1")):
-        assert noria("plan", *wrong).returncode == 2
+        assert CliRunner().invoke(cli.build(["plan"]), ["plan", *wrong]).exit_code == 2
     refused = noria("plan", str(mistral), "--max-sequences", "2", "--max-step-tokens", "1")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
 
