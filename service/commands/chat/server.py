@@ -52,14 +52,14 @@ class RequestField:
     def range(self) -> str:
         """What a value may be, in words: "a number from 0 to 2"."""
         if self.choices:
-            return "one of " + ", ".join(map(_shown, self.choices))
+            return "one of " + ", ".join(map(shown, self.choices))
         kind = " or ".join(f"an {name}" if name[0] in "aio" else f"a {name}" for name in self.kinds) or "any value"
         if self.above is not None:
-            kind += f" above {_shown(self.above)}"
+            kind += f" above {shown(self.above)}"
         if self.least is not None and self.most is not None:
-            return f"{kind} from {_shown(self.least)} to {_shown(self.most)}"
-        low = "" if self.least is None else f" of at least {_shown(self.least)}"
-        return kind + low + ("" if self.most is None else f", at most {_shown(self.most)}")
+            return f"{kind} from {shown(self.least)} to {shown(self.most)}"
+        low = "" if self.least is None else f" of at least {shown(self.least)}"
+        return kind + low + ("" if self.most is None else f", at most {shown(self.most)}")
 
     def read(self, text: str) -> Any:
         """The value that `text` stands for: JSON, or a plain string. Raises OptionError outside the range."""
@@ -70,7 +70,7 @@ class RequestField:
         if self.kinds == ("string",) and not isinstance(value, str):
             value = text
         if not self._allows(value):
-            raise OptionError(f"{self.name} must be {self.range}, got {_shown(value)[:60]}")
+            raise OptionError(f"{self.name} must be {self.range}, got {shown(value)[:60]}")
         return value
 
     def _allows(self, value: Any) -> bool:
@@ -88,7 +88,7 @@ class RequestField:
         )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as JSON has it. A float that is a whole number has no point, and a string no quotes."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

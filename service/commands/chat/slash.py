@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, check_messages
-from service.commands.chat.server import RequestField, model_card, nearest, sees_images, settable
+from service.commands.chat.server import RequestField, nearest, sees_images, settable, shown
 
 MAX_IMAGE_BYTES = 5 * 2**20
 DEFAULT = "default"
@@ -31,11 +31,15 @@ class Command(NamedTuple):
 
 
 class Slash:
-    """Obeys the commands of one conversation. `fields` are those that its server takes; empty if it does not say."""
+    """Obeys the commands of one conversation.
 
-    def __init__(self, conversation: Conversation, fields: dict[str, RequestField]) -> None:
+    `fields` are those that its server takes, `card` is what it says of the model; empty if it says nothing.
+    """
+
+    def __init__(self, conversation: Conversation, fields: dict[str, RequestField], card: dict[str, Any]) -> None:
         self._chat = conversation
         self._fields = settable(fields)
+        self._card = card
 
     def obey(self, line: str) -> Outcome:
         """Do what `line`, which starts with a slash, says. Raises OptionError for what cannot be done."""
@@ -98,7 +102,7 @@ class Slash:
 
     def image(self, argument: str) -> Outcome:
         path = _path("/image", argument)
-        if not sees_images(model_card(self._chat.client, self._chat.model)):
+        if not sees_images(self._card):
             raise OptionError(f"{self._chat.model} does not see images: its card on the server does not name vision")
         kind = mimetypes.guess_type(path.name)[0] or ""
         if not kind.startswith("image/"):
@@ -130,8 +134,9 @@ class Slash:
         listed = {field.name: field.range for field in simple} | {
             name: self._field(name).range for name in self._chat.fields if name in others or not self._fields
         }
-        width = max(map(len, listed), default=0)
-        lines = [f"{name:{width}}  {self._value(name):7}  {text}" for name, text in listed.items()]
+        values = {name: self._value(name) for name in listed}
+        width, wide = (max(map(len, texts), default=0) for texts in (listed, values.values()))
+        lines = [f"{name:{width}}  {values[name]:{wide}}  {text}" for name, text in listed.items()]
         if not self._fields:
             lines.append("the server does not list its fields; /set NAME VALUE sends any")
         return "\n".join([*lines, *([f"also: {', '.join(others)}"] if others else [])])
@@ -140,7 +145,11 @@ class Slash:
         return "\n".join(filter(None, (f"{field.name} {self._value(field.name)}: {field.range}", field.about)))
 
     def _value(self, name: str) -> str:
-        return json.dumps(self._chat.fields[name], ensure_ascii=False) if name in self._chat.fields else DEFAULT
+        """The value that the user set, or the default, which the model's card may name."""
+        if name in self._chat.fields:
+            return json.dumps(self._chat.fields[name], ensure_ascii=False)
+        defaults = self._card.get("defaults") or {}
+        return f"{DEFAULT} {shown(defaults[name])}" if name in defaults else DEFAULT
 
 
 def _path(command: str, argument: str) -> Path:

@@ -23,7 +23,7 @@ from rich.console import Console
 from model.errors import NoriaError
 from service.commands.chat.conversation import Conversation, clean
 from service.commands.chat.display import Pipe, Screen
-from service.commands.chat.server import request_fields
+from service.commands.chat.server import model_card, request_fields
 from service.commands.chat.slash import Slash
 
 PROMPT, CONTINUATION = "> ", "  "
@@ -170,7 +170,7 @@ class Chat:
         if "return_progress" in fields:
             conversation.hidden["return_progress"] = True
         self._conversation = conversation
-        self._slash = Slash(conversation, fields)
+        self._slash = Slash(conversation, fields, model_card(conversation.client, conversation.model))
         self._lines = Lines(self._slash.words())
         self._interrupts = Interrupts()
         notes = sys.stdout if sys.stdout.isatty() else sys.stderr  # a file gets the answers alone

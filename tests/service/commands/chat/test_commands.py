@@ -9,7 +9,7 @@ import pytest
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece, Progress
-from service.commands.chat.server import RequestField, request_fields, settable
+from service.commands.chat.server import RequestField, model_card, request_fields, sees_images, settable
 from service.commands.chat.slash import Slash
 from tests.service.commands.fake_openai import FakeOpenAI, serving
 from tests.service.live import running
@@ -32,7 +32,8 @@ def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
     fake.capabilities = ("completion", "vision")
     image = tmp_path / "wheel.png"
     image.write_bytes(b"\x89PNG")
-    assert Slash(chat, {}).obey(f"/image {image}").text == "wheel.png goes with the next message"
+    slash = Slash(chat, {}, model_card(chat.client, chat.model))
+    assert slash.obey(f"/image {image}").text == "wheel.png goes with the next message"
     for text in ("What is this?", "Sure?"):
         chat.say(text)
         list(chat.answer())
@@ -42,12 +43,12 @@ def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
     assert second["content"] == "Sure?"
     for wrong in ("missing.png", "notes.txt", ""):
         with pytest.raises(OptionError, match=wrong or "name of a file"):
-            Slash(chat, {}).obey(f"/image {wrong}")
+            slash.obey(f"/image {wrong}")
 
 
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
     chat.messages = [{"role": "user", "content": "Hi"}]
-    slash, path = Slash(chat, {}), tmp_path / "notes"
+    slash, path = Slash(chat, {}, {}), tmp_path / "notes"
     for text, reason in (
         ("my notes", "not JSON"),
         ("{}", "JSON list of messages"),
@@ -70,20 +71,36 @@ def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: 
 def test_the_body_of_a_request_is_a_conversation(chat: Conversation, tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     (tmp_path / "body").write_text(json.dumps({"messages": messages, "temperature": 1}))
-    Slash(chat, {}).obey(f"/load {tmp_path / 'body'}")
+    Slash(chat, {}, {}).obey(f"/load {tmp_path / 'body'}")
     assert chat.history() == messages
-    assert Slash(chat, {}).obey("/retry").then == "answer"
+    assert Slash(chat, {}, {}).obey("/retry").then == "answer"
 
 
 def test_a_server_without_a_document_gets_any_field(fake: FakeOpenAI, chat: Conversation) -> None:
     assert request_fields(httpx.Client(base_url="http://127.0.0.1:9")) == {}
-    slash = Slash(chat, {})
+    slash = Slash(chat, {}, {})
     slash.obey("/set temperature 0.25")
     slash.obey('/set stop ["a", "b"]')
     assert "temperature  0.25" in slash.obey("/set").text
     chat.say("Hi")
     assert list(chat.answer()) == [Piece("Yes"), Piece("."), End("length")]
     assert (fake.requests[0]["temperature"], fake.requests[0]["stop"]) == (0.25, ["a", "b"])
+
+
+def test_the_card_of_the_model_gives_its_defaults_and_its_sight(chat: Conversation) -> None:
+    card = {"defaults": {"temperature": 0.2, "top_k": 40.0}, "capabilities": {"vision": False}}
+    fields = {name: RequestField(name, ("number",)) for name in ("temperature", "top_k", "top_p")}
+    slash = Slash(chat, fields, card)
+    slash.obey("/set temperature 1")
+    assert slash.obey("/set").text.split() == [
+        *("temperature", "1", "a", "number"),
+        *("top_k", "default", "40", "a", "number"),
+        *("top_p", "default", "a", "number"),
+    ]
+    assert slash.obey("/set temperature default").text == "temperature default 0.2"
+    assert not sees_images(card)
+    assert sees_images({"capabilities": {"vision": True}})
+    assert not sees_images({})
 
 
 def test_every_range_is_that_of_the_server() -> None:

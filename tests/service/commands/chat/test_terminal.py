@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -147,7 +148,8 @@ def test_a_server_that_goes_in_mid_answer() -> None:
 def test_fields_are_set_within_the_ranges_of_the_server() -> None:
     with running() as live, terminal("--url", live.url, columns=90) as chat:
         chat.send("/set")
-        chat.shows("temperature                 default  a number from 0 to 2")
+        listed = re.compile(r"^temperature +default.* a number from 0 to 2$", re.MULTILINE)
+        chat.until(lambda: listed.search(chat.text), "the range of temperature")
         chat.send("/set temprature 1")
         chat.says("> /set temprature 1", "no field temprature; did you mean temperature?")
         chat.send("/set temperature 2.5")
