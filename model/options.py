@@ -29,7 +29,8 @@ class Flag:
 
     `name` replaces the field's name. `unset` says what None, or an empty tuple, stands for. `least` and `most` are
     inclusive limits, `above` is an exclusive one. A size is a number of bytes; people write it as 4GiB. `noria plan`
-    takes the options with `in_plan`.
+    takes the options with `in_plan`. `group` is the heading of this option, and of those after it up to the next that
+    has one.
     """
 
     help: str
@@ -42,6 +43,7 @@ class Flag:
     is_size: bool = False
     is_argument: bool = False
     in_plan: bool = False
+    group: str = ""
 
     @property
     def limits(self) -> str:
@@ -66,6 +68,14 @@ def option(default: T, help: str, **about: Any) -> T:
 def flags(options: Any) -> Iterator[tuple[Field[Any], Flag]]:
     """The fields of a dataclass, or of an instance, that are flags."""
     return ((declared, declared.metadata[Flag]) for declared in fields(options) if Flag in declared.metadata)
+
+
+def grouped_flags(options: Any) -> Iterator[tuple[str, Field[Any], Flag]]:
+    """The fields that are flags, each with the heading of its group."""
+    group = ""
+    for declared, flag in flags(options):
+        group = flag.group or group
+        yield group, declared, flag
 
 
 def flag_name(declared: Field[Any]) -> str:
@@ -93,6 +103,7 @@ class RunnerOptions:
         "auto",
         "Device that runs the model. auto is a GPU if there is one.",
         choices=("auto", "cpu", "cuda"),
+        group="Computation",
         in_plan=True,
     )
     dtype: str = option(
@@ -119,7 +130,12 @@ class RunnerOptions:
         False, "Give an answer with the same bits whatever other requests run. Some weight formats become slower."
     )
     sliding_window: int | None = option(
-        None, "Attention window of every layer, in tokens.", unset="the model's", least=1, in_plan=True
+        None,
+        "Attention window of every layer, in tokens.",
+        unset="the model's",
+        least=1,
+        in_plan=True,
+        group="Lengths and memory",
     )
     max_model_len: int | None = option(
         None,
@@ -164,6 +180,7 @@ class RunnerOptions:
         "Number of CPU threads that compute.",
         unset="OMP_NUM_THREADS, else one for each core that the process may use",
         least=1,
+        group="Computation",
     )
 
     def step_limits(self, device: str) -> tuple[int, int]:

@@ -4,14 +4,19 @@ Imports here are few: `serve` starts the engine process before anything slow is 
 """
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
 
 from model.errors import NoriaError
-from service.commands.flags import parse_size, takes
+from service.commands.flags import takes
+from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.settings import Settings
+
+SERVER, CLIENTS = "Serve", "Use a server"
+"""Panels of the commands in `noria --help`."""
 
 
 @takes(Settings)
@@ -20,24 +25,34 @@ def serve(settings: Settings) -> None:
     raise typer.Exit(run(settings))
 
 
+def _memory(text: str) -> int:
+    from service.commands.plan import parse_memory
+
+    return parse_memory(text)
+
+
 @takes(Settings, only_plan=True)
 def plan(
     settings: Settings,
     memory: Annotated[
         int | None,
         typer.Option(
-            help="Memory of the GPU, such as 80GiB.",
-            parser=parse_size,
+            help="Memory of the device, such as 80GiB.",
+            parser=_memory,
             metavar="SIZE",
             envvar="NORIA_MEMORY",
-            show_default="unknown, with --device cpu the free memory",
+            show_default="of a GPU all, of a CPU what is free now",
+            rich_help_panel="Plan",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", envvar="NORIA_JSON", help="Print JSON.", rich_help_panel="Plan")
+    ] = False,
 ) -> None:
     """Show how much memory MODEL needs and how many sequences fit.
 
-    The model is not loaded. The plan is for a GPU unless --device is cpu: auto means cuda here.
+    The model is not loaded. The plan is for the GPU of this machine, or for its CPU if it has none. --device and
+    --memory plan for another machine. The exit code is 1 if nothing fits; then the command says what would.
     """
     from service.commands.plan import show
 
@@ -54,7 +69,12 @@ def _show_version(wanted: bool) -> None:
 
 def build(arguments: list[str]) -> typer.Typer:
     """The application with its commands. It has no `chat` and `bench` for `serve`, because they import slow modules."""
-    app = typer.Typer(name="noria", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        name="noria", cls=PanelGroup, context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+
+    def add(command: Callable[..., None], panel: str) -> None:
+        app.command(cls=PanelCommand, context_settings=HELP, rich_help_panel=panel)(command)
 
     @app.callback()
     def root(
@@ -62,16 +82,19 @@ def build(arguments: list[str]) -> typer.Typer:
             bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
         ] = False,
     ) -> None:
-        """Serve Mistral-family language models over HTTP."""
+        """Serve Mistral-family language models over HTTP.
 
-    app.command()(serve)
+        Without MODEL, a small model that is installed with Noria is used.
+        """
+
+    add(serve, SERVER)
     if arguments[:1] != ["serve"]:
         from service.commands.bench.command import bench
-        from service.commands.chat import chat
+        from service.commands.chat.command import chat
 
-        app.command()(plan)
-        app.command()(chat)
-        app.command()(bench)
+        add(plan, SERVER)
+        add(chat, CLIENTS)
+        add(bench, CLIENTS)
     return app
 
 
@@ -79,7 +102,7 @@ def main() -> None:
     """Entry point. An error that a user can cause is one line on stderr; exit code 2 for the command line, else 1."""
     arguments = sys.argv[1:] or ["--help"]
     try:
-        raise SystemExit(build(arguments)(arguments, standalone_mode=False))
+        raise SystemExit(build(arguments)(arguments, standalone_mode=False, prog_name="noria"))
     except typer.TyperException as error:
         _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:

@@ -24,9 +24,10 @@ class Settings(RunnerOptions):
         f"GGUF file of one kind, org/name:Q4_K_M, or {EMBEDDED}, which is installed.",
         is_argument=True,
         in_plan=True,
+        group="Model",
     )
     revision: str | None = option(
-        None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True
+        None, "Branch, tag or commit of a hub model.", unset="the default branch", in_plan=True, group="Model"
     )
     cache_dir: Path | None = option(
         None, "Directory for files made from GGUF files.", unset="~/.cache/noria", in_plan=True
@@ -34,7 +35,7 @@ class Settings(RunnerOptions):
     served_model_name: tuple[str, ...] = option(
         (), "Model id that clients use; repeat the flag for aliases.", unset="name of the hub model, folder or file"
     )
-    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's")
+    chat_template: Path | None = option(None, "File with a Jinja chat template.", unset="the model's", group="Chat")
     reasoning_style: str = option(
         "auto",
         "Marks of the model's thoughts: tokens for `[THINK]`, tags for `<think>`, none to leave "
@@ -48,10 +49,14 @@ class Settings(RunnerOptions):
         unset="no limit",
         least=0,
     )
-    host: str = option("127.0.0.1", "Address to listen on.")
+    host: str = option("127.0.0.1", "Address to listen on.", group="Network")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
     api_keys: tuple[str, ...] = option(
-        (), "API key that clients must send; repeat the flag for more keys.", name="api_key", unset="no key is needed"
+        (),
+        "API key that clients must send; repeat the flag for more keys.",
+        name="api_key",
+        unset="no key is needed",
+        group="Access",
     )
     api_key_file: Path | None = option(
         None,
@@ -65,7 +70,9 @@ class Settings(RunnerOptions):
     )
     ssl_certfile: Path | None = option(None, "TLS certificate chain (PEM).")
     ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
-    max_queue: int = option(256, "Number of requests that may wait while others run. The next one gets a 429.", least=0)
+    max_queue: int = option(
+        256, "Number of requests that may wait while others run. The next one gets a 429.", least=0, group="Limits"
+    )
     max_queue_tokens: int = option(
         2**20, "Number of prompt tokens that may wait. While as many wait, the next request gets a 429.", least=1
     )
@@ -90,6 +97,7 @@ class Settings(RunnerOptions):
         unset="only --port has them",
         least=1,
         most=65535,
+        group="Operation",
     )
     drain_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.", least=0)
     step_timeout: float = option(
@@ -100,16 +108,16 @@ class Settings(RunnerOptions):
         "Keep a second engine process, without a model, that replaces one that dies. This saves a second or more, and "
         "needs about 150 MB.",
     )
+    log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Logs and traces")
+    log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
+    log_level_file: Path | None = option(
+        None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
+    )
     otlp_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
         "needs the packages of noria[otel].",
         unset="no traces",
-    )
-    log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"))
-    log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
-    log_level_file: Path | None = option(
-        None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
     )
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 
-from model.options import Flag, flag_name, flags
+from model.options import Flag, flag_name, grouped_flags
 
 Options = TypeVar("Options")
 
@@ -40,7 +40,9 @@ def takes(
     Each flag can also be set by the environment variable of its name after `prefix`.
     """
     declared = {
-        field.name: _parameter(field, flag, prefix) for field, flag in flags(options) if flag.in_plan or not only_plan
+        field.name: _parameter(field, flag, prefix, group)
+        for group, field, flag in grouped_flags(options)
+        if flag.in_plan or not only_plan
     }
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
@@ -62,9 +64,10 @@ def variable(field: Field[Any], prefix: str = PREFIX) -> str:
     return prefix + flag_name(field).removeprefix("--").replace("-", "_").upper()
 
 
-def _parameter(field: Field[Any], flag: Flag, prefix: str) -> inspect.Parameter:
+def _parameter(field: Field[Any], flag: Flag, prefix: str, group: str) -> inspect.Parameter:
     """The parameter of a command, as Typer reads it."""
     about: dict[str, Any] = {"help": flag.help, "envvar": variable(field, prefix), "show_envvar": True}
+    about["rich_help_panel"] = group or None
     kind: Any = field.type
     default: Any = field.default
     if flag.unset:
@@ -96,15 +99,20 @@ def _size(n_bytes: int) -> str:
 
 
 def table(options: type) -> str:
-    """The flags of `options` as a Markdown table."""
-    lines = ["| flag | variable | meaning | default | `plan` |", "|---" * 5 + "|"]
-    for field, flag in flags(options):
-        name = "MODEL" if flag.is_argument else flag_name(field)
-        choices = f" One of {', '.join(flag.choices)}." if flag.choices else ""
-        limits = f" {flag.limits.capitalize()}." if flag.limits else ""
-        cells = (f"`{name}`", f"`{variable(field)}`", flag.help + choices + limits, _default(field.default, flag))
-        lines.append(f"| {' | '.join(cells)} | {'yes' if flag.in_plan else ''} |")
-    return "\n".join(lines)
+    """The flags of `options` as Markdown: a heading and a table for each group."""
+    rows: dict[str, list[str]] = {}
+    for group, field, flag in grouped_flags(options):
+        rows.setdefault(group, []).append(_row(field, flag))
+    head = "| flag | variable | meaning | default | `plan` |\n" + "|---" * 5 + "|"
+    return "\n\n".join(f"### {group}\n\n" + "\n".join([head, *lines]) for group, lines in rows.items())
+
+
+def _row(field: Field[Any], flag: Flag) -> str:
+    name = "MODEL" if flag.is_argument else flag_name(field)
+    choices = f" One of {', '.join(flag.choices)}." if flag.choices else ""
+    limits = f" {flag.limits.capitalize()}." if flag.limits else ""
+    cells = (f"`{name}`", f"`{variable(field)}`", flag.help + choices + limits, _default(field.default, flag))
+    return f"| {' | '.join(cells)} | {'yes' if flag.in_plan else ''} |"
 
 
 def _default(default: Any, flag: Flag) -> str:
@@ -118,7 +126,7 @@ def _default(default: Any, flag: Flag) -> str:
 def document(text: str, options: type) -> str:
     """`text` with the table between its marks as the declarations have it now. Raises ValueError without marks."""
     before, after = text[: text.index(START)], text[text.index(END) :]
-    return f"{before}{START}\n{table(options)}\n{after}"
+    return f"{before}{START}\n\n{table(options)}\n\n{after}"
 
 
 if __name__ == "__main__":

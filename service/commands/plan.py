@@ -1,43 +1,78 @@
 """`noria plan`: the memory that a model needs, and how many sequences fit, without loading the model."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from model.checkpoint.resolve import resolve
+from model.errors import OptionError
+from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
+from model.memory.remedies import lack, remedies
 from model.memory.sizes import size
 from model.options import RunnerOptions
+from service.commands.flags import parse_size
 from service.generation.startup import runner_options
 from service.settings import Settings
 
+LEAST_BARE = 2**20
+"""The least number of bytes that needs no unit. 12 is no amount of memory that a user means."""
+
+
+def parse_memory(text: str) -> int:
+    """Bytes, as `parse_size` reads them; a number without a unit must be at least 1 MiB."""
+    if re.fullmatch(r"\d+(\.\d+)?", text.strip()) and parse_size(text) < LEAST_BARE:
+        raise typer.BadParameter(f"{text} without a unit is {text} bytes; write {text}GiB or {text}MiB")
+    return parse_size(text)
+
 
 def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
-    """Print the memory plan for `settings`: for a GPU with `total` bytes of memory, unless their device is cpu.
+    """Print the memory plan for `settings`, on a device with `total` bytes of memory.
 
-    `total` None is unknown; for a CPU it is the free memory of this machine. Raises NoriaError.
+    Without a device it is this machine's, and without `total` its memory. Raises NoriaError, also if nothing fits.
     """
-    settings = replace(settings, device="cpu" if settings.device == "cpu" else "cuda")
+    device, own = _device(settings.device)
+    settings = replace(settings, device=device)
     settings.check()
     directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision, weights=False)
-    if total is None and settings.device == "cpu":
-        total = free_memory()
-    made = make_plan(directory, RunnerOptions(**runner_options(settings, directory)), total)
+    options = RunnerOptions(**runner_options(settings, directory))
+    made = make_plan(directory, options, own if total is None else total)
+    reason = lack(made, options)
+    ways = list(remedies(directory, options, made)) if reason else []
     if as_json:
-        print(json.dumps(asdict(made), indent=1))
-        return
+        print(json.dumps({"device": device, **asdict(made), "possible": not reason, "remedies": ways}, indent=1))
+    else:
+        _print(made, f"{device}{' of this machine' if total is None and own else ''}")
+    if reason:
+        raise OptionError(f"nothing fits: {reason}; enough would be {', or '.join(ways)}")
+
+
+def _device(wanted: str) -> tuple[str, int | None]:
+    """The device to plan for, and the memory that this machine has there: of a GPU all, of a CPU what is free."""
+    if wanted != "cpu":
+        gpu = gpu_memory()
+        if gpu is not None or wanted == "cuda":
+            return "cuda", gpu
+    return "cpu", free_memory()
+
+
+def _print(plan: MemoryPlan, device: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    for name, text in lines(made):
+    for name, text in lines(plan, device):
         console.print(f"{name:14}{text}", markup=False)
-    console.print(table(made))
+    console.print(table(plan))
 
 
-def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
+def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
     """The lines of the plan, each as its title and its text."""
+    memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
+    yield "device", f"{device}, {memory}"
     yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {plan.stored}"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
@@ -45,10 +80,8 @@ def lines(plan: MemoryPlan) -> Iterator[tuple[str, str]]:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"
         pages = "" if pool.n_pages is None else f", {pool.n_pages:,} pages of {plan.page_size} tokens"
         yield "", f"{pool.token_bytes:,} in {pool.layers} layers {within}{pages}"
-    if plan.cache is None:
-        yield "memory", "unknown; give --memory 80GiB to see what fits"
-    else:
-        yield "cache", f"{size(plan.cache)} of {size(plan.memory or 0)}"
+    if plan.cache is not None:
+        yield "cache", size(plan.cache)
         if plan.served != plan.context:
             yield "longest", f"{plan.served:,} of {plan.context:,} tokens fit"
 

@@ -1,14 +1,17 @@
 """The command line: the Settings that it makes, and how a failed start ends."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from model.errors import OptionError
 from service import cli
 from service.settings import Settings
 
@@ -176,26 +179,80 @@ def mistral(tmp_path: Path) -> Path:
 
 def test_plan(mistral: Path) -> None:
     """A window of 4,096 needs ceil((4095 + 2048) / 32) + 1 = 193 pages of 4 MiB."""
-    done = noria("plan", str(mistral), "--memory", "24GiB")
+    done = noria("plan", str(mistral), "--device", "cuda", "--memory", "24GiB")
     assert done.returncode == 0, done.stderr
     assert "13.49 GiB, 7,241,732,096 in bfloat16" in done.stdout
     assert "131,072 bytes of keys and values" in done.stdout
     assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
-    unknown = noria("plan", str(mistral))
-    assert "--memory" in unknown.stdout
-    assert "772.00 MiB" in unknown.stdout
-    large = noria("plan", str(mistral), "--memory", "12GiB")
-    assert "0 of 32,768 tokens fit" in large.stdout
+
+
+def planned(*arguments: str, **env: str) -> tuple[dict[str, Any], str]:
+    """The plan as JSON, and the error after it."""
+    result = CliRunner().invoke(cli.build(["plan"]), ["plan", "--json", *arguments], env=env)
+    assert isinstance(result.exception, OptionError | None), result.exception
+    return json.loads(result.stdout), str(result.exception or "")
+
+
+def test_plan_is_for_this_machine(tmp_path: Path) -> None:
+    """A machine without a GPU, which nvidia-smi reports: its CPU. One with a GPU: that, with its memory."""
+    made, error = planned(PATH=str(tmp_path))
+    assert (made["device"], made["possible"], made["remedies"], error) == ("cpu", True, [], "")
+    assert 0 < made["memory"] <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    unknown, error = planned("--device", "cuda", PATH=str(tmp_path))
+    assert (unknown["memory"], unknown["possible"], error) == (None, True, "")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 24576\n")
+    tool.chmod(0o755)
+    made, _ = planned(PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="0")
+    assert (made["device"], made["memory"]) == ("cuda", 24 * 2**30)
+    assert planned(PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")[0]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--device", "cuda", "--memory", "12GiB"),
+        ("--device", "cpu", "--memory", "5GiB"),
+        ("--device", "cpu", "--memory", "9GiB", "--max-model-len", "8000"),
+        ("--device", "cpu", "--memory", "10GiB", "--cache-memory", "5GiB"),
+    ],
+)
+def test_a_plan_that_does_not_fit_says_what_would(mistral: Path, arguments: tuple[str, ...]) -> None:
+    """Each remedy that it names makes the same plan possible."""
+    made, error = planned(str(mistral), *arguments)
+    assert not made["possible"]
+    assert error.startswith("nothing fits: ")
+    *flags, memory = made["remedies"]
+    assert flags
+    for remedy in flags:
+        assert remedy in error
+        assert planned(str(mistral), *arguments, *remedy.split())[1] == "", remedy
+    assert planned(str(mistral), *arguments, "--memory", memory.removesuffix(" of memory"))[1] == ""
+
+
+def test_a_plan_that_does_not_fit_ends_with_1(mistral: Path) -> None:
+    done = noria("plan", str(mistral), "--device", "cuda", "--memory", "12GiB")
+    assert done.returncode == 1
+    assert "0 of 32,768 tokens fit" in done.stdout
+    assert done.stderr.startswith("noria: nothing fits: the weights need 13.49 GiB, the memory is 12.00 GiB; enough ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_memory_needs_a_unit() -> None:
+    done = noria("plan", "--memory", "12")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "12 without a unit is 12 bytes; write 12GiB or 12MiB" in done.stderr
+    assert planned("--memory", str(24 * 2**30)) == planned("--memory", "24GiB")
 
 
 def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
     flags = ("--memory", "24GiB", "--quantize", "int8", "--max-model-len", "5000", "--max-step-tokens", "1")
-    made = json.loads(noria("plan", str(mistral), "--json", *flags, "--device", "cpu").stdout)
+    made, _ = planned(str(mistral), *flags, "--device", "cpu")
     assert (made["scheme"], made["context"], made["fits"][-1]["tokens"]) == ("int8", 5000, 5000)
     assert made["fits"][-1]["n_bytes"] == 129 * 2**22
     assert made["cache"] == 2 * made["fits"][-1]["n_bytes"]  # twice one sequence: more would hardly help
     for wrong in (("--what",), ("--device", "tpu"), ("--port", "1")):
-        assert noria("plan", *wrong).returncode == 2
+        assert CliRunner().invoke(cli.build(["plan"]), ["plan", *wrong]).exit_code == 2
     refused = noria("plan", str(mistral), "--max-sequences", "2", "--max-step-tokens", "1")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
 
@@ -203,7 +260,8 @@ def test_plan_takes_the_flags_of_serve(mistral: Path) -> None:
 def test_serve_imports_little_before_the_engine_starts() -> None:
     code = (
         "import sys, service.cli as cli; cli.build(['serve'])\n"
-        "assert not {'fastapi', 'uvicorn', 'torch', 'httpx', 'prometheus_client'} & set(sys.modules), 'too much'"
+        "slow = {'fastapi', 'uvicorn', 'torch', 'httpx', 'prometheus_client', 'prompt_toolkit', 'rich'}\n"
+        "assert not slow & set(sys.modules), 'too much'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -24,8 +24,11 @@ class FakeOpenAI:
     delay: float = 0.0
     fails: dict[int, int] = field(default_factory=dict)
     break_stream: str = ""  # "error": an error event; "cut": no [DONE]
+    vanish: threading.Event = field(default_factory=threading.Event)  # once set, connections break in mid-answer
     key: str | None = None
     models: tuple[str, ...] = ("fake-1",)
+    finish_reason: str = "length"
+    capabilities: tuple[str, ...] = ("completion",)
     requests: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     max_in_flight: int = 0
@@ -37,6 +40,10 @@ class FakeOpenAI:
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:
             return {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+
+        @app.get("/v1/models/{name}")
+        async def card(name: str) -> dict[str, Any]:
+            return {"id": name, "object": "model", "capabilities": self.capabilities}
 
         @app.get("/ready")
         async def ready() -> dict[str, str]:
@@ -62,6 +69,8 @@ class FakeOpenAI:
             for event in self._events(chat):
                 yield f"data: {json.dumps(event)}\n\n"
                 await asyncio.sleep(self.delay)
+                if self.vanish.is_set():
+                    raise ConnectionAbortedError("told to vanish")
             if self.break_stream != "cut":
                 yield "data: [DONE]\n\n"
         except asyncio.CancelledError:
@@ -82,7 +91,7 @@ class FakeOpenAI:
             yield {"error": {"message": "the engine died"}}
             return
         last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        yield {"choices": [{"index": 0, "finish_reason": "length"} | last]}
+        yield {"choices": [{"index": 0, "finish_reason": self.finish_reason} | last]}
         if self.usage is not None:
             yield {"choices": [], "usage": self.usage}
 

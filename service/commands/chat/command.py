@@ -1,0 +1,98 @@
+"""`noria chat`: talk to a model in the terminal. The server is a running one, or is started for the chat."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import httpx
+import typer
+from rich.console import Console
+
+from model.errors import OptionError
+from model.options import option
+from service.commands.chat.conversation import Conversation
+from service.commands.endpoint import base_url, find_model, headers
+from service.commands.flags import takes
+from service.commands.own_server import embedded_server
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """The options of `noria chat`."""
+
+    model: str | None = option(
+        None,
+        "Model to serve, as for noria serve. With --url: a model id on that server.",
+        unset="the embedded model, with --url the server's first",
+        is_argument=True,
+        group="Server",
+    )
+    url: str | None = option(None, "Address of a running server.", unset="the chat starts its own server")
+    api_key: str | None = option(None, "API key of the server at --url.")
+    system: str | None = option(None, "System message.", group="Answers")
+    temperature: float | None = option(None, "Sampling temperature.", unset="the server's", least=0)
+    max_tokens: int | None = option(None, "Length limit of an answer, in tokens.", least=1)
+
+
+@takes(ChatOptions, "NORIA_CHAT_")
+def chat(options: ChatOptions) -> None:
+    """Talk to a model in the terminal.
+
+    If the input is a pipe, all of it is one message, and only the answer is printed. Without --url the chat starts its
+    own server, which reads the environment variables of noria serve.
+    """
+    fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+    chosen = {name: value for name, value in fields.items() if value is not None}
+    url, model = options.url, options.model
+    try:
+        with _running_server(url, options.api_key) if url else _own_server(model) as client:
+            _talk(Conversation(client, find_model(client, model if url else None), options.system, chosen))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _running_server(url: str, api_key: str | None) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=None) as client:
+        yield client
+
+
+@contextmanager
+def _own_server(model: str | None) -> Iterator[httpx.Client]:
+    status = Console(stderr=True).status("")  # prints nothing unless stderr is a terminal
+
+    def show(stage: str, done: float) -> None:
+        status.update(f"{stage} {done:.0%}")
+        status.start()
+
+    try:
+        with embedded_server(model, show) as client:
+            status.stop()
+            yield client
+    finally:
+        status.stop()
+
+
+def _talk(conversation: Conversation) -> None:
+    if sys.stdin.isatty():
+        from service.commands.chat.terminal import Chat
+
+        Chat(conversation).run()
+    else:
+        _answer_pipe(conversation)
+
+
+def _answer_pipe(conversation: Conversation) -> None:
+    """Print the answer to all of the input, and nothing else."""
+    from service.commands.chat.display import Pipe
+
+    text = sys.stdin.buffer.read().decode(errors="replace").strip()
+    if not text:
+        raise OptionError("no message: the input is empty")
+    conversation.say(text)
+    shown = Pipe(conversation.fields)
+    with closing(conversation.answer()) as events:
+        for event in events:
+            shown.show(event)
+    shown.end()

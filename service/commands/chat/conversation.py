@@ -1,0 +1,155 @@
+"""A conversation: its messages, the fields of its requests, and the answers of a server with OpenAI's chat API."""
+
+import json
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+
+from model.errors import OptionError
+from service.commands.endpoint import error_message, event_data
+
+# The text of a model must not control the terminal: all control characters are removed but tab and new line.
+CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+"""Names of the thought in a delta: of most servers, and of some."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Message = dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """A piece of an answer, or of the thought before it."""
+
+    text: str
+    is_thought: bool = False
+
+
+class Progress(NamedTuple):
+    """Tokens of the prompt that are computed, and all of them."""
+
+    processed: int
+    total: int
+
+
+class End(NamedTuple):
+    """Why the answer ended: `finish_reason`."""
+
+    reason: str
+
+
+Event = Piece | Progress | End
+
+
+class Conversation:
+    """The messages so far and the server that answers them.
+
+    `fields` are part of every request: what the user set. `hidden` are too, but the user does not see them. `images`
+    are data URLs, and go with the next message.
+    """
+
+    def __init__(self, client: httpx.Client, model: str, system: str | None, fields: dict[str, Any]) -> None:
+        self.client = client
+        self.model = model
+        self.system = system
+        self.fields = fields
+        self.hidden: dict[str, Any] = {}
+        self.images: list[str] = []
+        self.messages: list[Message] = []
+
+    def history(self) -> list[Message]:
+        """The system message, if there is one, and the messages."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
+
+    def replace(self, messages: list[Message]) -> None:
+        """Go on from `messages`. The first may be a system message. Raises OptionError for what is no conversation."""
+        check_messages(messages)
+        begins = messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if begins else None
+        self.messages = messages[begins:]
+
+    def reset(self) -> None:
+        self.messages, self.images = [], []
+
+    def say(self, text: str) -> None:
+        """Add a message of the user. It replaces one that has no answer: most chat templates refuse two in a row."""
+        self._drop("user")
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        self.messages.append({"role": "user", "content": [{"type": "text", "text": text}, *images] if images else text})
+        self.images = []
+
+    def retract(self) -> None:
+        """Remove the last answer, so that `answer` gives another. Raises OptionError without a message to answer."""
+        self._drop("assistant")
+        if not self.messages:
+            raise OptionError("there is no message to answer again")
+
+    def _drop(self, role: str) -> None:
+        while self.messages and self.messages[-1]["role"] == role:
+            self.messages.pop()
+
+    def answer(self) -> Generator[Event, None, None]:
+        """The thought and the answer to the last message, piece by piece. Closing the generator stops the server too.
+
+        What has come of the answer becomes part of the conversation, even if it was stopped. Raises OptionError with
+        the server's error message.
+        """
+        text = ""
+        try:
+            for event in self._stream():
+                text += event.text if isinstance(event, Piece) and not event.is_thought else ""
+                yield event
+        except httpx.TransportError as error:
+            raise OptionError(f"the connection broke: {clean(str(error)) or type(error).__name__}") from error
+        finally:
+            if text:
+                self.messages.append({"role": "assistant", "content": text})
+
+    def _stream(self) -> Iterator[Event]:
+        body = {"model": self.model, "messages": self.history(), "stream": True, **self.hidden, **self.fields}
+        with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if not response.is_success:
+                raise OptionError(clean(error_message(response.read())))
+            for line in response.iter_lines():
+                data = event_data(line)
+                if data == "[DONE]":
+                    return
+                yield from _events(json.loads(data)) if data else ()
+
+
+def _events(chunk: dict[str, Any]) -> Iterator[Event]:
+    """What a chunk of the stream says. Raises OptionError with the message of an error."""
+    if "error" in chunk:
+        raise OptionError(clean(error_message(chunk)))
+    if progress := chunk.get("prompt_progress"):
+        yield Progress(progress["processed"], progress["total"])
+    for choice in chunk.get("choices", ()):
+        yield from _pieces(choice["delta"])
+        if reason := choice.get("finish_reason"):
+            yield End(clean(reason))
+
+
+def _pieces(delta: dict[str, Any]) -> Iterator[Piece]:
+    thought = next((text for name in THOUGHT_FIELDS if (text := delta.get(name))), "")
+    for text, is_thought in ((thought, True), (delta.get("content") or "", False)):
+        if text:
+            yield Piece(clean(text), is_thought)
+
+
+def clean(text: str) -> str:
+    """`text` without characters that control the terminal."""
+    return text.translate(CONTROLS)
+
+
+def check_messages(messages: Any) -> None:
+    """Raise OptionError for what is no list of messages that a request may have."""
+    if not isinstance(messages, list) or not messages:
+        raise OptionError('a conversation is a JSON list of messages: [{"role": "user", "content": "Hi"}]')
+    for n, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ROLES:
+            raise OptionError(f"message {n}: role must be one of {', '.join(ROLES)}, got {json.dumps(role)[:40]}")
+        if not isinstance(message.get("content"), str | list):
+            raise OptionError(f"message {n}: content must be a string or a list of parts")

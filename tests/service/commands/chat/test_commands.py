@@ -1,0 +1,143 @@
+"""What the commands do with files, images and the fields of other servers; no terminal is needed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model.errors import OptionError
+from service.commands.chat.conversation import Conversation, End, Piece, Progress
+from service.commands.chat.server import RequestField, model_card, request_fields, sees_images, settable
+from service.commands.chat.slash import Slash
+from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.service.live import running
+
+
+@pytest.fixture
+def fake() -> FakeOpenAI:
+    return FakeOpenAI(pieces=("Yes", "."))
+
+
+@pytest.fixture
+def chat(fake: FakeOpenAI) -> Iterator[Conversation]:
+    with serving(fake) as url, httpx.Client(base_url=url) as client:
+        yield Conversation(client, "fake-1", None, {})
+
+
+def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
+    fake: FakeOpenAI, chat: Conversation, tmp_path: Path
+) -> None:
+    fake.capabilities = ("completion", "vision")
+    image = tmp_path / "wheel.png"
+    image.write_bytes(b"\x89PNG")
+    slash = Slash(chat, {}, model_card(chat.client, chat.model))
+    assert slash.obey(f"/image {image}").text == "wheel.png goes with the next message"
+    for text in ("What is this?", "Sure?"):
+        chat.say(text)
+        list(chat.answer())
+    url = {"url": "data:image/png;base64,iVBORw=="}
+    first, _, second = fake.requests[1]["messages"]
+    assert first["content"] == [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
+    assert second["content"] == "Sure?"
+    for wrong in ("missing.png", "notes.txt", ""):
+        with pytest.raises(OptionError, match=wrong or "name of a file"):
+            slash.obey(f"/image {wrong}")
+
+
+def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:
+    chat.messages = [{"role": "user", "content": "Hi"}]
+    slash, path = Slash(chat, {}, {}), tmp_path / "notes"
+    for text, reason in (
+        ("my notes", "not JSON"),
+        ("{}", "JSON list of messages"),
+        ("[]", "JSON list of messages"),
+        ('[{"role": "king", "content": "Hi"}]', 'message 0: role must be .* got "king"'),
+        ('[{"role": "user", "content": null}]', "message 0: content must be"),
+    ):
+        path.write_text(text)
+        for command in ("save", "load"):
+            with pytest.raises(OptionError, match=reason):
+                slash.obey(f"/{command} {path}")
+        assert path.read_text() == text
+    assert chat.messages == [{"role": "user", "content": "Hi"}]
+    with pytest.raises(OptionError, match="cannot be read: No such file"):
+        slash.obey(f"/load {tmp_path / 'missing'}")
+    with pytest.raises(OptionError, match="cannot be written: No such file"):
+        slash.obey(f"/save {tmp_path / 'missing' / 'file'}")
+
+
+def test_the_body_of_a_request_is_a_conversation(chat: Conversation, tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    (tmp_path / "body").write_text(json.dumps({"messages": messages, "temperature": 1}))
+    Slash(chat, {}, {}).obey(f"/load {tmp_path / 'body'}")
+    assert chat.history() == messages
+    assert Slash(chat, {}, {}).obey("/retry").then == "answer"
+
+
+def test_a_server_without_a_document_gets_any_field(fake: FakeOpenAI, chat: Conversation) -> None:
+    assert request_fields(httpx.Client(base_url="http://127.0.0.1:9")) == {}
+    slash = Slash(chat, {}, {})
+    slash.obey("/set temperature 0.25")
+    slash.obey('/set stop ["a", "b"]')
+    assert "temperature  0.25" in slash.obey("/set").text
+    chat.say("Hi")
+    assert list(chat.answer()) == [Piece("Yes"), Piece("."), End("length")]
+    assert (fake.requests[0]["temperature"], fake.requests[0]["stop"]) == (0.25, ["a", "b"])
+
+
+def test_the_card_of_the_model_gives_its_defaults_and_its_sight(chat: Conversation) -> None:
+    card = {"defaults": {"temperature": 0.2, "top_k": 40.0}, "capabilities": {"vision": False}}
+    fields = {name: RequestField(name, ("number",)) for name in ("temperature", "top_k", "top_p")}
+    slash = Slash(chat, fields, card)
+    slash.obey("/set temperature 1")
+    assert slash.obey("/set").text.split() == [
+        *("temperature", "1", "a", "number"),
+        *("top_k", "default", "40", "a", "number"),
+        *("top_p", "default", "a", "number"),
+    ]
+    assert slash.obey("/set temperature default").text == "temperature default 0.2"
+    assert not sees_images(card)
+    assert sees_images({"capabilities": {"vision": True}})
+    assert not sees_images({})
+
+
+def test_every_range_is_that_of_the_server() -> None:
+    """The server refuses what the chat refuses, just outside each limit, and takes each limit itself."""
+    with running() as live:
+        fields = settable(request_fields(live.http))
+        assert {"temperature", "top_p", "max_tokens", "seed", "stop", "min_p"} <= fields.keys()
+        assert not {"messages", "model", "stream", "store", "mirostat"} & fields.keys()
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"):
+            field = fields[name]
+            for limit, outside in ((field.least, -0.001), (field.most, 0.001)):
+                assert field.read(str(limit)) == limit
+                assert live.chat("Hi", max_tokens=1, **{name: limit})
+                with pytest.raises(OptionError, match=f"{name} must be a number from"):
+                    field.read(str(limit + outside))
+                body = {"messages": [{"role": "user", "content": "Hi"}], name: limit + outside}
+                assert live.post("/v1/chat/completions", body).status_code == 400
+        with pytest.raises(OptionError, match="seed must be an integer, got true"):
+            fields["seed"].read("true")
+        assert fields["stop"].read("END") == "END"
+        assert fields["reasoning_effort"].read("none") == "none"
+        with pytest.raises(OptionError, match="reasoning_effort must be one of none, minimal"):
+            fields["reasoning_effort"].read("huge")
+
+
+def test_progress_comes_from_the_server() -> None:
+    with running(model="slow", max_step_tokens=64) as live:
+        chat = Conversation(live.http, "fake", None, {"max_tokens": 2})
+        chat.hidden["return_progress"] = True
+        chat.say("word " * 600)
+        progress = [event for event in chat.answer() if isinstance(event, Progress)]
+        assert len(progress) >= 2
+        assert progress[-1].processed == progress[-1].total > 3000
+
+
+def test_ranges_in_words() -> None:
+    assert RequestField("a", ("integer",), least=1).range == "an integer of at least 1"
+    assert RequestField("a", ("number",), above=0, most=86400.0).range == "a number above 0, at most 86400"
+    assert RequestField("a", ("string", "array")).range == "a string or an array"
+    assert RequestField("a").range == "any value"

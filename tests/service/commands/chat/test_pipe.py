@@ -1,0 +1,105 @@
+"""`noria chat` with a piped message, and its own server."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.service.commands.chat.pseudo_terminal import COMMAND, terminal
+from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.waiting import PATIENCE, children, ended, eventually
+
+
+def pipe(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_piped_message_gets_a_plain_answer() -> None:
+    fake = FakeOpenAI(pieces=("The capital ", "of France\x1b[31m", " is Paris."), key="k")
+    with serving(fake) as url:
+        ran = pipe(
+            "What is the\ncapital of France?\n",
+            *("--url", url, "--api-key", "k", "--system", "Be brief.", "--temperature", "0", "--max-tokens", "9"),
+        )
+    assert (ran.stdout, ran.returncode) == ("The capital of France[31m is Paris.\n", 0)
+    assert ran.stderr == "[cut at max_tokens 9]\n"
+    assert fake.requests == [
+        {
+            "model": "fake-1",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is the\ncapital of France?"},
+            ],
+            "stream": True,
+            "temperature": 0.0,
+            "max_tokens": 9,
+        }
+    ]
+
+
+def test_a_thought_is_no_part_of_a_piped_answer() -> None:
+    fake = FakeOpenAI(thoughts=("I add", " them."), pieces=("It is", " 4."), finish_reason="stop")
+    with serving(fake) as url:
+        ran = pipe("2 + 2?", "--url", url)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("It is 4.\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("fake", "message"),
+    [
+        (FakeOpenAI(key="other"), "wrong key"),
+        (FakeOpenAI(fails={1: 503}), "told to fail with 503"),
+        (FakeOpenAI(break_stream="error"), "the engine died"),
+    ],
+)
+def test_a_servers_error_is_one_line_and_an_exit_code(fake: FakeOpenAI, message: str) -> None:
+    with serving(fake) as url:
+        ran = pipe("Hi", "--url", url)
+    assert ran.returncode == 1
+    assert ran.stderr == f"noria: {message}\n"
+
+
+def test_a_refused_connection_is_one_line() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ran = pipe("Hi", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: cannot connect to http://127.0.0.1:")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_an_empty_pipe_is_refused() -> None:
+    with serving(FakeOpenAI()) as url:
+        ran = pipe(" \n", "--url", url)
+    assert (ran.stderr, ran.returncode) == ("noria: no message: the input is empty\n", 1)
+
+
+@pytest.mark.timeout(300)  # three processes that import PyTorch or half the service, and a model to load
+def test_a_server_of_its_own_answers_and_ends_with_the_chat(embedded_model: Path) -> None:
+    with terminal(str(embedded_model), "--temperature", "0") as chat:  # ends the hard way: nothing of ours runs then
+        chat.shows("is ready")
+        (server,) = children(chat.process.pid)
+        (engine,) = children(server)
+        chat.send("What is the capital of Japan?")  # no close second token, whatever the processor rounds to
+        chat.shows("The capital of Japan is Tokyo.")
+    eventually(lambda: ended(server) and ended(engine), "server and engine end")
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_loading_ends_the_server_too(embedded_model: Path) -> None:
+    with subprocess.Popen([*COMMAND, str(embedded_model)], stdin=subprocess.PIPE) as chat:
+        eventually(lambda: children(chat.pid), "the server starts")
+        (server,) = children(chat.pid)
+        eventually(lambda: children(server), "its engine starts")
+        chat.send_signal(signal.SIGINT)
+        assert chat.wait(PATIENCE) == 130
+    assert ended(server)
+
+
+def test_a_model_that_is_not_there_is_the_servers_one_line() -> None:
+    ran = pipe("Hi", "/nowhere/at/all")
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("noria: there is no model at '/nowhere/at/all'")
+    assert len(ran.stderr.splitlines()) == 1

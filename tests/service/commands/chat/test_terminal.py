@@ -1,0 +1,215 @@
+"""The chat on a pseudo-terminal: what the user sees, and what the server gets."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.service.commands.chat.pseudo_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, terminal
+from tests.service.commands.fake_openai import FakeOpenAI, serving
+from tests.service.live import running
+from tests.waiting import PATIENCE
+
+BRIEF = ("Yes", ".")
+
+
+def sent(fake: FakeOpenAI) -> list[list[str]]:
+    """The texts of the messages of each request."""
+    return [[message["content"] for message in body["messages"]] for body in fake.requests]
+
+
+def test_lines_of_one_message() -> None:
+    """Pasted, with Alt-Enter, with a backslash: one request each."""
+    fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.prompts()
+        chat.paste("one\r\ntwo\n\nthree")
+        chat.shows("  three")
+        chat.type(ENTER)
+        chat.says("> one", "  two", "", "  three", "Yes.")
+        chat.type(f"a{ALT_ENTER}b\\{ENTER}c")
+        chat.shows("  c")
+        chat.type(ENTER)
+        chat.says("> a", "  b", "  c", "Yes.")
+        chat.type(CTRL_D)
+        assert chat.end() == 0
+    assert [texts[-1] for texts in sent(fake)] == ["one\ntwo\n\nthree", "a\nb\nc"]
+
+
+def test_history_outlives_the_chat_and_only_the_user_reads_it(tmp_path: Path) -> None:
+    fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
+    with serving(fake) as url:
+        with terminal("--url", url, state=tmp_path) as chat:
+            chat.send("What is a noria?")
+            chat.says("> What is a noria?", "Yes.")
+            chat.type(CTRL_D)
+            assert chat.end() == 0
+        with terminal("--url", url, state=tmp_path) as chat:
+            chat.prompts()
+            chat.type(UP)
+            chat.shows("> What is a noria?")
+            chat.type(f" Really?{ENTER}")
+            chat.shows("Yes.")
+    assert sent(fake)[1] == ["What is a noria? Really?"]
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_clears_the_line_and_stops_the_answer_and_ctrl_d_ends_the_chat() -> None:
+    fake = FakeOpenAI(pieces=("endless ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.prompts()
+        chat.type("nonsense")
+        chat.shows("> nonsense")
+        chat.type(CTRL_C)
+        chat.send("Go on")
+        chat.shows("endless endless")
+        chat.type(CTRL_C)
+        chat.shows("[stopped]")
+        assert fake.closed_early.wait(PATIENCE)
+        fake.pieces = BRIEF
+        chat.send("And now?")
+        chat.shows("Yes.")
+        chat.prompts()
+        os.kill(chat.process.pid, signal.SIGINT)
+        chat.says(">")  # another prompt
+        chat.send("/exit")
+        assert chat.end() == 0
+    first, second = sent(fake)
+    assert first == ["Go on"]
+    assert second[1].startswith("endless endless")
+    assert [second[0], second[2]] == ["Go on", "And now?"]
+
+
+def test_keys_typed_during_an_answer_wait_for_the_next_prompt() -> None:
+    """They are edited there as if typed there, Enter sends nothing, and Ctrl-D does not end the chat."""
+    fake = FakeOpenAI(pieces=("endless ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.send("Go on")
+        chat.shows("endless endless")
+        chat.type(f"nexd\x7ft{ENTER}line{CTRL_D}{ENTER}{CTRL_C}")
+        chat.shows("[stopped]\n> next\n  line")
+        assert "nex" not in chat.text.split("[stopped]")[0]
+        assert len(fake.requests) == 1
+        fake.pieces = BRIEF
+        chat.type(ENTER)
+        chat.says("> next", "  line", "Yes.", "[cut: the context, or what the server allows, is full]")
+    assert sent(fake)[1][-1] == "next\nline"
+
+
+def test_an_answer_wraps_at_words_and_cannot_control_the_terminal() -> None:
+    fake = FakeOpenAI(
+        thoughts=("I add\x1b[31m", " them."),
+        pieces=("The quick brown fox jum", "ps over the lazy dog \x1b]0;title\x07and sleeps", " in the sun."),
+        finish_reason="stop",
+    )
+    with serving(fake) as url, terminal("--url", url, columns=40) as chat:
+        chat.send("Why?")
+        chat.says(
+            *("> Why?", "I add[31m them.", "", "The quick brown fox jumps over the lazy"),
+            *("dog ]0;titleand sleeps in the sun.",),
+        )
+        assert b"\x1b[2mI" in chat.written  # the thought is dim
+        assert b"\x1b[31m" not in chat.written
+        assert b"\x1b]0" not in chat.written
+
+
+def test_errors_leave_the_chat_as_it_was() -> None:
+    """A refusal, an error in mid-answer, a server that has gone: each is a message, and the next answer comes."""
+    fake = FakeOpenAI(pieces=("Half", " an answer "), key="k", fails={2: 503}, finish_reason="stop")
+    with serving(fake) as url, terminal("--url", url, "--api-key", "k") as chat:
+        fake.break_stream = "error"
+        chat.send("One?")
+        chat.says("> One?", "Half an answer", "the engine died")
+        fake.break_stream = ""
+        chat.send("Two?")
+        chat.says("> Two?", "told to fail with 503")
+        fake.key = "another"
+        chat.send("/retry")
+        chat.says("> /retry", "wrong key")
+        fake.key, fake.pieces = "k", BRIEF
+        chat.send("/retry")
+        chat.says("> /retry", "Yes.")
+    assert sent(fake)[-1] == ["One?", "Half an answer ", "Two?"]
+
+
+def test_a_server_that_goes_in_mid_answer() -> None:
+    fake = FakeOpenAI(pieces=("endless ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.send("One?")
+        chat.shows("endless endless")
+        fake.vanish.set()
+        chat.shows("the connection broke: ")
+        chat.send("/help")
+        chat.shows("/retry")
+
+
+def test_fields_are_set_within_the_ranges_of_the_server() -> None:
+    with running() as live, terminal("--url", live.url, columns=90) as chat:
+        chat.send("/set")
+        listed = re.compile(r"^temperature +default.* a number from 0 to 2$", re.MULTILINE)
+        chat.until(lambda: listed.search(chat.text), "the range of temperature")
+        chat.send("/set temprature 1")
+        chat.says("> /set temprature 1", "no field temprature; did you mean temperature?")
+        chat.send("/set temperature 2.5")
+        chat.says("> /set temperature 2.5", "temperature must be a number from 0 to 2, got 2.5")
+        chat.send("/set temperature warm")
+        chat.says("> /set temperature warm", "temperature must be a number from 0 to 2, got warm")
+        chat.send("/set temperature 0.5")
+        chat.says("> /set temperature 0.5", "temperature 0.5")
+        chat.send("/set temperature default")
+        chat.says("> /set temperature default", "temperature default")
+        chat.send("/set max_tokens 5")
+        chat.says("> /set max_tokens 5", "max_tokens 5")
+        chat.send("Hello")
+        chat.shows("[cut at max_tokens 5]")
+
+
+def test_the_progress_of_a_long_prompt_is_shown_and_erased() -> None:
+    with running(model="slow", max_step_tokens=64) as live, terminal("--url", live.url, "--max-tokens", "3") as chat:
+        chat.prompts()
+        chat.paste("word " * 600)
+        chat.shows("word word")
+        chat.type(ENTER)
+        chat.shows("[cut at max_tokens 3]")
+        assert b"reading " in chat.written
+        assert "reading " not in chat.text
+
+
+def test_commands(tmp_path: Path) -> None:
+    fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
+    saved = tmp_path / "saved.json"
+    with serving(fake) as url, terminal("--url", url, "--system", "Be brief.", columns=120) as chat:
+        chat.send("/help")
+        chat.shows("/exit                 end the chat")
+        chat.send("/retyr")
+        chat.says("> /retyr", "no command /retyr; did you mean /retry?")
+        chat.send("/retry")
+        chat.says("> /retry", "there is no message to answer again")
+        chat.send("//usr is a folder?")
+        chat.says("> //usr is a folder?", "Yes.")
+        fake.pieces = ("No.",)
+        chat.send("/retry")
+        chat.says("> /retry", "No.")
+        chat.send(f"/save {saved}")
+        chat.says(f"> /save {saved}", f"saved 3 messages in {saved}")
+        chat.send("/reset")
+        chat.says("> /reset", "the conversation is empty")
+        chat.send("/system Rhyme.")
+        chat.says("> /system Rhyme.", "system message: Rhyme.")
+        chat.send("New?")
+        chat.says("> New?", "No.")
+        chat.send(f"/load {saved}")
+        chat.says(f"> /load {saved}", "loaded 3 messages")
+        chat.send("Old?")
+        chat.says("> Old?", "No.")
+        chat.send("/image photo.png")
+        chat.says("> /image photo.png", "fake-1 does not see images: its card on the server does not name vision")
+    assert sent(fake) == [
+        ["Be brief.", "/usr is a folder?"],
+        ["Be brief.", "/usr is a folder?"],
+        ["Rhyme.", "New?"],
+        ["Be brief.", "/usr is a folder?", "No.", "Old?"],
+    ]
+    assert [message["role"] for message in json.loads(saved.read_text())] == ["system", "user", "assistant"]
