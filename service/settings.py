@@ -108,7 +108,7 @@ class Settings(RunnerOptions):
         "Keep a second engine process, without a model, that replaces one that dies. This saves a second or more, and "
         "needs about 150 MB.",
     )
-    log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Logs and traces")
+    log_format: str = option("human", "Format of the log on stderr.", choices=("human", "json"), group="Observe")
     log_level: str = option("info", "Lowest level that is logged.", choices=LEVELS)
     log_level_file: Path | None = option(
         None, "File with the level to log, read at the start and at SIGHUP. It takes precedence over --log-level."
