@@ -28,6 +28,7 @@ def merge(first: Update, second: Update) -> Update:
         processed=first.processed if second.processed is None else second.processed,
         embedding=first.embedding + second.embedding,
         fault=second.fault,
+        miss=first.miss if second.miss is None else second.miss,
     )
 
 

@@ -102,15 +102,27 @@ class Beat:
     stalled: float = 0.0
 
 
+class CacheMiss(NamedTuple):
+    """The first prompt token that a page of the cache did not give, though a full page of the prompt holds it, and why.
+
+    "new": nothing of this tenant went on after the tokens before `at`. "diverged": its earlier sequences went on with
+    other tokens. "evicted": the page was computed, and is gone. "window": the page is there, but pages of the window
+    before it are gone. "salt": nothing was computed with this salt. "bypassed": the request needs every position.
+    """
+
+    at: int
+    reason: str
+
+
 class Update(NamedTuple):
     """The result of a step for one sequence.
 
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
     "timeout" from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
-    update. `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence
-    alone. `processed` counts computed prompt tokens, if the request wants progress. `embedding` [dim] comes with the
-    last update.
+    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue, and `miss` says where the
+    prompt left the cache, unless it had all it could; they come with the first update. `failure` explains an "error"
+    that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt
+    tokens, if the request wants progress. `embedding` [dim] comes with the last update.
     """
 
     id: int
@@ -124,6 +136,7 @@ class Update(NamedTuple):
     processed: int | None = None
     embedding: tuple[float, ...] = ()
     fault: str | None = None
+    miss: CacheMiss | None = None
 
 
 class PoolStats(NamedTuple):

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, cast
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
@@ -44,11 +44,22 @@ class Usage:
     reasoning: int = 0
 
 
+class CacheMiss(TypedDict):
+    """Where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
+
+    at: int
+    reason: Literal["new", "diverged", "evicted", "window", "salt", "bypassed"]
+
+
 class Timings(TypedDict):
-    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after."""
+    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
+
+    `cache_miss` is null if all full pages of the first prompt came from the cache.
+    """
 
     queue_ms: float
     cache_n: int
+    cache_miss: CacheMiss | None
     prompt_n: int
     prompt_ms: float
     prompt_per_second: float
@@ -88,6 +99,7 @@ class Generation:
         self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
+        self._miss: CacheMiss | None = None
         self._finishes: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
@@ -204,6 +216,7 @@ class Generation:
         return {
             "queue_ms": _ms(queue),
             "cache_n": self.usage.cached,
+            "cache_miss": self._miss,
             "prompt_n": n_prompt,
             "prompt_ms": _ms(prompt),
             "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
@@ -259,6 +272,8 @@ class Generation:
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
             self.usage.cached += update.cached
+        if update.miss is not None and not choice.index:
+            self._miss = cast(CacheMiss, update.miss._asdict())
         if not n_tokens:
             return
         now = time.perf_counter()

@@ -18,6 +18,7 @@ from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
+from service.engine.scheduling.trail import Trail
 from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
@@ -64,6 +65,7 @@ class Scheduler:
         if missing := unimplemented():
             raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
         self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
+        self._trail = Trail(self.pools)
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._max_model_len = info.max_model_len
@@ -234,6 +236,8 @@ class Scheduler:
                 self._totals["draft_tokens"] += n_tokens
 
     def _forget(self, sequence: Sequence) -> None:
+        if sequence.queued is not None:
+            self._trail.note_end(sequence)
         sequence.reset()
         del self._sequences[sequence.id]
         if sequence in self._running:
@@ -262,6 +266,9 @@ class Scheduler:
             sequence.own_tokens()
             sequence.queued = self._clock() - sequence.arrived
             sequence.cached = reused
+            n_reused = reused // self.pools[0].page_size
+            sequence.miss = self._trail.miss(sequence, n_reused)
+            self._trail.note(sequence, range(n_reused))
             self._queue.charge(sequence, prompt=sequence.n_prompt - reused)
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
@@ -272,7 +279,7 @@ class Scheduler:
         if not sequence.may_reuse:
             return 0
         size = self.pools[0].page_size
-        names = sequence.names((len(sequence.tokens) - 1) // size)
+        names = sequence.names(sequence.n_reusable)
         names = names[: reusable_blocks(self.pools, names)]
         for table in sequence.tables:
             table.share(names)
@@ -301,7 +308,7 @@ class Scheduler:
             return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
-        sequence.advance(start, stop + max(0, len(tokens) - 1))
+        self._trail.note(sequence, sequence.advance(start, stop + max(0, len(tokens) - 1)))
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
         if result.pooled:
@@ -324,6 +331,7 @@ class Scheduler:
             finish=finish,
             cached=sequence.cached if first else None,
             queued=sequence.queued if first else None,
+            miss=sequence.miss if first else None,
             processed=processed,
             embedding=embedding,
         )
