@@ -19,7 +19,7 @@ from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
-from service.api.operations import engine_events, metrics
+from service.api.operations import engine_events, metrics, requests
 from service.api.operations import health as probes
 from service.api.responses import routes as responses
 from service.api.routes import Route
@@ -41,6 +41,7 @@ from service.page.routes import PAGES
 from service.settings import Settings
 from service.structured.trial import Grammars
 from service.view.feed import Feed
+from service.view.requests import LiveRequests
 
 log = logging.getLogger("noria")
 
@@ -64,6 +65,8 @@ ROUTES: tuple[Route, ...] = (
     probes.show_version,
     metrics.metrics,
     engine_events.engine_events,
+    requests.request_facts,
+    requests.cancel_request,
     document.openapi,
 )
 
@@ -150,7 +153,15 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
-        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart), feed)
+        app.state.noria = State(
+            settings,
+            client,
+            measured,
+            admission,
+            Grammars(measured.observe_trial_restart),
+            feed,
+            LiveRequests(client),
+        )
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
@@ -183,7 +194,7 @@ def _assemble(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
         )

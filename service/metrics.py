@@ -69,9 +69,9 @@ class Histogram(Collector):
 class Metrics:
     """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
-    Outcomes of requests: "stop", "length" and "timeout" are finish reasons ("timeout", then "length", if any choice has
-    it). "abort": the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before
-    admission.
+    Outcomes of requests: "stop", "length", "timeout" and "abort" are finish reasons (the last of them that any choice
+    has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
+    before admission.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:

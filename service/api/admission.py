@@ -17,6 +17,7 @@ from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
 from service.view.feed import Feed
+from service.view.requests import LiveRequests
 
 LARGE_BODIES = 16
 """As many of the largest bodies may be in memory while they are read and parsed."""
@@ -179,3 +180,4 @@ class State:
     admission: Admission
     grammars: Grammars
     feed: Feed
+    requests: LiveRequests

@@ -203,7 +203,7 @@ class EngineClient:
     def _fail_mailboxes(self) -> None:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
-            mailbox.fail()
+            mailbox.fail(EngineDied())
         looks, self._looks = self._looks, deque()
         for look in looks:
             if not look.done():

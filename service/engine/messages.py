@@ -118,7 +118,7 @@ class Update(NamedTuple):
     """The result of a step for one sequence.
 
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
-    "timeout" from `Mailbox.expire`.
+    "timeout" or "abort" from `Mailbox.expire`.
     `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue, and `miss` says where the
     prompt left the cache, unless it had all it could; they come with the first update. `failure` explains an "error"
     that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt

@@ -19,6 +19,7 @@ from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
+from service.http.errors import Cancelled
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
@@ -27,6 +28,8 @@ log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
 
+CUT_SHORT = ("abort", "timeout", "length")
+"""Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
 
@@ -89,6 +92,8 @@ class Generation:
         self._order = order
         self._client = client
         self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
+        self._cancelled = False
+        self._refusal: Exception | None = None  # the error of a cancelled request, if it ends with one
         self._late = False  # whether the request's time was up before it could be submitted again
         self._n = order.n
         self._n_best = order.n if order.n_best is None else order.n_best
@@ -135,8 +140,10 @@ class Generation:
     def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
         """A mailbox for each choice of a prompt."""
         order = self._order
-        if self._late or not prompt.tokens:
-            return [Mailbox.late() for _ in range(order.n)]
+        if self._refusal is not None:
+            raise self._refusal
+        if self._cancelled or self._late or not prompt.tokens:
+            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(order.n)]
         return self._client.submit_choices(
             prompt.tokens,
             order.params,
@@ -167,6 +174,16 @@ class Generation:
     def _expire(self) -> None:
         for choice in self.choices:
             choice.mailbox.expire()
+
+    def cancel(self, error: Exception | None) -> None:
+        """End all choices, whether submitted or not: with finish reason "abort", or with this error."""
+        self._cancelled, self._refusal = True, error
+        for choice in self.choices:
+            if error is None:
+                choice.mailbox.expire("abort")
+            else:
+                choice.mailbox.close()
+                choice.mailbox.fail(error)
 
     def best(self) -> list[Choice]:
         """The choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
@@ -313,9 +330,9 @@ class Generation:
         self._record.cached_tokens = self.usage.cached
         self._record.generated_tokens = self.usage.completion
         if error is None:
-            self._record.outcome = next((name for name in ("timeout", "length") if name in self._finishes), "stop")
+            self._record.outcome = next((name for name in CUT_SHORT if name in self._finishes), "stop")
         else:
-            gone = isinstance(error, ClientGone | asyncio.CancelledError)
+            gone = isinstance(error, ClientGone | asyncio.CancelledError | Cancelled)
             self._record.outcome = "abort" if gone else "error"
 
 
