@@ -111,6 +111,7 @@ class EngineLoop:
         if self._scheduler.has_work or self._flights:
             return False
         self._scheduler.check_idle()
+        self._landed_at = 0.0  # the next step begins with its launch
         return not self._runner.idle()
 
     def _launch(self) -> list[Update]:
@@ -144,10 +145,11 @@ class EngineLoop:
             updates = self._scheduler.commit(output)
             self._count(output, reported=bool(updates))
             self._clock.note(self._scheduler.due, done=(item.sequence_id for item in flight.batch.slices))
-        began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
-        self._landed = (flight.n_tokens, self._landed_at - began)
+        before, self._landed_at = self._landed_at, time.monotonic()
+        self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None:
             self._steps.note(flight.batch, output, *self._landed)
+            self._steps.cost.note(flight.n_tokens, self._landed_at - (before or flight.launched))
         return updates
 
     def _count(self, output: StepOutput, reported: bool) -> None:

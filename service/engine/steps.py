@@ -14,7 +14,10 @@ MEMORY = 0.99
 
 
 class StepCost:
-    """The cost of a step in seconds, a line in its rows: the least squares over the steps, the latest count most."""
+    """The cost of a step in seconds, a line in its rows: the least squares over the steps, the latest count most.
+
+    The seconds of a step are those from the end of the step before to its own end, as a client sees them.
+    """
 
     def __init__(self) -> None:
         self._n = self._rows = self._seconds = self._squares = self._products = 0.0
@@ -51,7 +54,6 @@ class StepRecorder:
     def note(self, batch: StepBatch, output: StepOutput, rows: int, seconds: float) -> None:
         """Count a step that was read."""
         self._n += 1
-        self.cost.note(rows, seconds)
         if self._looked is not None:
             if self._clock() - seconds > self._looked + WATCHED_SECONDS:
                 self._forget(None)
