@@ -308,7 +308,8 @@ class Scheduler:
             return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
-        self._trail.note(sequence, sequence.advance(start, stop + max(0, len(tokens) - 1)))
+        if full := sequence.advance(start, stop + max(0, len(tokens) - 1)):
+            self._trail.note(sequence, full)
         prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
         sequence.scored += len(prompt_logprobs)
         if result.pooled:

@@ -161,10 +161,10 @@ class Sequence:
         self.tokens += tokens
         self.assumed = False
 
-    def advance(self, start: int, stop: int) -> range:
+    def advance(self, start: int, stop: int) -> range | None:
         """Record that `start..stop-1` are computed: name full pages, release those that have left the window.
 
-        Returns the blocks that are now full.
+        Returns the blocks that are now full, if there are any.
         """
         full_before, full = start // self._page_size, stop // self._page_size
         self.computed = max(self.computed, stop)
@@ -175,7 +175,7 @@ class Sequence:
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
             table.roll(self.computed)
-        return range(full_before, full)
+        return range(full_before, full) if full > full_before else None
 
     def pool(self, values: tuple[float, ...]) -> None:
         """Add the sum of hidden states of the next part of the prompt [dim]."""

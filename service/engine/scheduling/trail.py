@@ -36,13 +36,17 @@ class Trail:
 
     def note(self, sequence: Sequence, blocks: range) -> None:
         """Remember what is computed of these blocks of a sequence."""
+        size, memory, end = self._page_size, self._blocks, sequence.computed
         for block in blocks:
             key = (sequence.tenant, sequence.parent(block))
-            tokens = array("i", self._tokens(sequence, block)[: sequence.computed - block * self._page_size])
-            known = self._blocks.setdefault(key, ())
+            tokens = array("i", sequence.tokens[block * size : min((block + 1) * size, end)])
+            known = memory.get(key)
+            if known is None:
+                memory[key] = (tokens,)
+                continue
             if tokens not in known:
-                self._blocks[key] = (*known, tokens)[-BRANCHES:]
-            self._blocks.move_to_end(key)
+                memory[key] = (*known, tokens)[-BRANCHES:]
+            memory.move_to_end(key)
         while len(self._blocks) > self._limit:
             self._blocks.popitem(last=False)
 
