@@ -20,8 +20,8 @@ from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
+from service.api.operations import engine_events, metrics, requests
 from service.api.operations import health as probes
-from service.api.operations import metrics
 from service.api.responses import routes as responses
 from service.api.routes import Route
 from service.api.tokens import routes as tokens
@@ -41,6 +41,8 @@ from service.metrics import Metrics
 from service.page.routes import PAGES, Page
 from service.settings import Settings
 from service.structured.trial import Grammars
+from service.view.feed import Feed
+from service.view.requests import LiveRequests
 
 if TYPE_CHECKING:  # it needs packages that may be missing
     from service.http.tracing import Tracing
@@ -66,6 +68,9 @@ ROUTES: tuple[Route, ...] = (
     probes.health,
     probes.show_version,
     metrics.metrics,
+    engine_events.engine_events,
+    requests.request_facts,
+    requests.cancel_request,
     document.openapi,
 )
 
@@ -152,12 +157,22 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart))
+        feed = Feed(client, measured, lambda: admission.status, admission.expired)
+        app.state.noria = State(
+            settings,
+            client,
+            measured,
+            admission,
+            Grammars(measured.observe_trial_restart),
+            feed,
+            LiveRequests(client),
+        )
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        feed.close()
         await client.close()
         await app.state.noria.grammars.close()
         admission.close()
@@ -203,7 +218,7 @@ def _assemble(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
         )

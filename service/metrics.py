@@ -61,9 +61,11 @@ class Histogram(Collector):
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self.latest: float | None = None
         registry.register(self)
 
     def observe(self, value: float, times: int = 1) -> None:
+        self.latest = value
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
@@ -76,9 +78,9 @@ class Histogram(Collector):
 class Metrics:
     """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
-    Outcomes of requests: "stop", "length" and "timeout" are finish reasons ("timeout", then "length", if any choice has
-    it). "abort": the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503 before
-    admission.
+    Outcomes of requests: "stop", "length", "timeout" and "abort" are finish reasons (the last of them that any choice
+    has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
+    before admission.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
@@ -201,6 +203,11 @@ class Metrics:
 
     def observe_first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
+
+    @property
+    def latest_waits(self) -> tuple[float | None, float | None]:
+        """The latest wait for a first step, and for a first token, in seconds."""
+        return self._queue.latest, self._first.latest
 
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
         """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""

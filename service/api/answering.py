@@ -94,6 +94,7 @@ async def submit(
     if isinstance(body, GenerationBody):
         _check_priority(body.options.priority, record)
     stack.enter_context(state.admission.admitted(record.tenant))
+    live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
     served = state.admission.require(body.model)
     record.model = body.model or served.names[0]
     state.admission.check_backlog(record.tenant)
@@ -102,6 +103,7 @@ async def submit(
     log.debug("tokenized", extra={"fields": {"id": record.id}})
     state.admission.check_backlog(record.tenant)  # others may have come while it was tokenized
     generation = Generation(order, state.client, served.tokenizer, state.metrics, record, state.admission.backlog)
+    live.begin(generation)
     await generation.submit()
     return served, stack.enter_context(generation)
 

@@ -9,6 +9,7 @@ FINGERPRINT = "noria-0.1.0-int8-ab12cd34"
 TIMINGS: Timings = {
     "queue_ms": 0.4,
     "cache_n": 0,
+    "cache_miss": {"at": 0, "reason": "new"},
     "prompt_n": 31,
     "prompt_ms": 41.2,
     "prompt_per_second": 752.4,

@@ -28,20 +28,22 @@ def merge(first: Update, second: Update) -> Update:
         processed=first.processed if second.processed is None else second.processed,
         embedding=first.embedding + second.embedding,
         fault=second.fault,
+        miss=first.miss if second.miss is None else second.miss,
     )
 
 
 class Mailbox:
     """Async iterator over the updates of one sequence; it ends after the update whose `finish` is set.
 
-    Raises EngineDied when the engine dies. `close` tells the engine to forget an unfinished sequence.
+    Raises EngineDied when the engine dies, or another error of `fail`. `close` tells the engine to forget an unfinished
+    sequence.
     """
 
     def __init__(self, sequence_id: int, on_close: Callable[[int], None]) -> None:
         self.id = sequence_id
         self._on_close = on_close
         self._pending: Update | None = None
-        self._died = False
+        self._failure: Exception | None = None
         self._finished = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -50,22 +52,22 @@ class Mailbox:
         self._pending = update if self._pending is None else merge(self._pending, update)
         self._wake()
 
-    def fail(self) -> None:
-        """The engine has died: the reader gets the pending update, then EngineDied."""
-        self._died = True
+    def fail(self, error: Exception) -> None:
+        """No update follows: the reader gets the pending one, then this error."""
+        self._failure = error
         self._wake()
 
-    def expire(self) -> None:
-        """Abort the sequence, whose time is up. Its updates end with "timeout" unless the last one is here already."""
+    def expire(self, finish: str = "timeout") -> None:
+        """Abort the sequence. Its updates end with this reason unless the last one is here already."""
         self.close()
         if self._pending is None or self._pending.finish is None:
-            self.put(Update(self.id, finish="timeout"))
+            self.put(Update(self.id, finish=finish))
 
     @classmethod
-    def late(cls) -> "Mailbox":
-        """The mailbox of a sequence whose time was up before it could be submitted."""
+    def late(cls, finish: str = "timeout") -> "Mailbox":
+        """The mailbox of a sequence that was to end before it could be submitted."""
         mailbox = cls(0, lambda sequence_id: None)
-        mailbox.expire()
+        mailbox.expire(finish)
         return mailbox
 
     def close(self) -> None:
@@ -79,8 +81,8 @@ class Mailbox:
         if self._finished:
             raise StopAsyncIteration
         while self._pending is None:
-            if self._died:
-                raise EngineDied
+            if self._failure is not None:
+                raise self._failure
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         update, self._pending = self._pending, None

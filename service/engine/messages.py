@@ -1,17 +1,20 @@
 """The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Stop
-From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat
+To the engine:    LoadModel, Submit, Abort, Look, Stop
+From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
+                  Picture (one a Look)
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from model.batch import RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
+from service.engine.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class Abort:
     """Forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
 
     id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Send a picture after the present step: of everything, or of the sequences with these ids.
+
+    Looks are answered in order.
+    """
+
+    ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +106,27 @@ class Beat:
     processor: float = 0.0
 
 
+class CacheMiss(NamedTuple):
+    """The first prompt token that a page of the cache did not give, though a full page of the prompt holds it, and why.
+
+    "new": nothing of this tenant went on after the tokens before `at`. "diverged": its earlier sequences went on with
+    other tokens. "evicted": the page was computed, and is gone. "window": the page is there, but pages of the window
+    before it are gone. "salt": nothing was computed with this salt. "bypassed": the request needs every position.
+    """
+
+    at: int
+    reason: str
+
+
 class Update(NamedTuple):
     """The result of a step for one sequence.
 
     `finish` is None until the last update. It is then "stop" (`tokens[-1]` is a stop token), "length" or "error", or
-    "timeout" from `Mailbox.expire`.
-    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue; both come with the first
-    update. `failure` explains an "error" that the request itself caused, `fault` one of the server in this sequence
-    alone. `processed` counts computed prompt tokens, if the request wants progress. `embedding` [dim] comes with the
-    last update.
+    "timeout" or "abort" from `Mailbox.expire`.
+    `cached` counts prompt tokens taken from the cache, `queued` the seconds in the queue, and `miss` says where the
+    prompt left the cache, unless it had all it could; they come with the first update. `failure` explains an "error"
+    that the request itself caused, `fault` one of the server in this sequence alone. `processed` counts computed prompt
+    tokens, if the request wants progress. `embedding` [dim] comes with the last update.
     """
 
     id: int
@@ -115,6 +140,7 @@ class Update(NamedTuple):
     processed: int | None = None
     embedding: tuple[float, ...] = ()
     fault: str | None = None
+    miss: CacheMiss | None = None
 
 
 class PoolStats(NamedTuple):
@@ -155,8 +181,8 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Stop
-FromEngine = Loading | Ready | Failed | Beat | Report
+ToEngine = LoadModel | Submit | Abort | Look | Stop
+FromEngine = Loading | Ready | Failed | Beat | Report | Picture
 
 
 # On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
@@ -190,11 +216,17 @@ def _reader(hint: Any) -> Reader | None:
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))
+    if readers and len(get_args(hint)) == 2 and NoneType in get_args(hint):
+        return partial(_optional, readers[0])
     if readers and (get_origin(hint) is not tuple or get_args(hint)[1:] != (...,)):
         raise TypeError(f"a message may not hold a {hint}")
     if get_origin(hint) is not tuple:
         return None
     return partial(_each, readers[0]) if readers else tuple
+
+
+def _optional(reader: Reader, item: Any) -> Any:
+    return None if item is None else reader(item)
 
 
 def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:

@@ -28,7 +28,8 @@ class Delta(NamedTuple):
     """What one update adds to a choice.
 
     The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
-    The last has `finish` ("stop", "length" or "timeout"), the stop string that ended the text, and the `embedding`.
+    The last has `finish` ("stop", "length", "timeout" or "abort"), the stop string that ended the text, and the
+    `embedding`.
     `thought` is text of the reasoning before the answer. `tokens` are generated ids, if the request wants them.
     `progress` comes during prefill, before the first token.
     """

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, cast
 
 from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
 
@@ -19,6 +19,7 @@ from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
+from service.http.errors import Cancelled
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
 from service.metrics import Metrics
@@ -27,6 +28,8 @@ log = logging.getLogger("noria.request")
 
 Event = tuple[Choice, Delta]
 
+CUT_SHORT = ("abort", "timeout", "length")
+"""Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
 
@@ -44,11 +47,22 @@ class Usage:
     reasoning: int = 0
 
 
+class CacheMiss(TypedDict):
+    """Where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
+
+    at: int
+    reason: Literal["new", "diverged", "evicted", "window", "salt", "bypassed"]
+
+
 class Timings(TypedDict):
-    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after."""
+    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
+
+    `cache_miss` is null if all full pages of the first prompt came from the cache.
+    """
 
     queue_ms: float
     cache_n: int
+    cache_miss: CacheMiss | None
     prompt_n: int
     prompt_ms: float
     prompt_per_second: float
@@ -78,6 +92,8 @@ class Generation:
         self._order = order
         self._client = client
         self._died: list[Choice] = []  # what an engine computed before its death; nothing of it was used
+        self._cancelled = False
+        self._refusal: Exception | None = None  # the error of a cancelled request, if it ends with one
         self._late = False  # whether the request's time was up before it could be submitted again
         self._n = order.n
         self._n_best = order.n if order.n_best is None else order.n_best
@@ -88,6 +104,7 @@ class Generation:
         self._waiting = (0, 0)  # this request's part of the backlog: tokens, choices
         self._submitted = time.perf_counter()
         self._first: float | None = None
+        self._miss: CacheMiss | None = None
         self._finishes: dict[int, str] = {}  # choice -> why it ended
         self._deadline: asyncio.TimerHandle | None = None
         self._pumps: list[asyncio.Task[None]] = []
@@ -125,8 +142,10 @@ class Generation:
     def _mailboxes(self, prompt: Prompt) -> list[Mailbox]:
         """A mailbox for each choice of a prompt."""
         order = self._order
-        if self._late or not prompt.tokens:
-            return [Mailbox.late() for _ in range(order.n)]
+        if self._refusal is not None:
+            raise self._refusal
+        if self._cancelled or self._late or not prompt.tokens:
+            return [Mailbox.late("abort" if self._cancelled else "timeout") for _ in range(order.n)]
         return self._client.submit_choices(
             prompt.tokens,
             order.params,
@@ -157,6 +176,16 @@ class Generation:
     def _expire(self) -> None:
         for choice in self.choices:
             choice.mailbox.expire()
+
+    def cancel(self, error: Exception | None) -> None:
+        """End all choices, whether submitted or not: with finish reason "abort", or with this error."""
+        self._cancelled, self._refusal = True, error
+        for choice in self.choices:
+            if error is None:
+                choice.mailbox.expire("abort")
+            else:
+                choice.mailbox.close()
+                choice.mailbox.fail(error)
 
     def best(self) -> list[Choice]:
         """The choices of the answer: all, or the likeliest for each prompt, the likeliest first."""
@@ -206,6 +235,7 @@ class Generation:
         return {
             "queue_ms": _ms(queue),
             "cache_n": self.usage.cached,
+            "cache_miss": self._miss,
             "prompt_n": n_prompt,
             "prompt_ms": _ms(prompt),
             "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
@@ -261,6 +291,8 @@ class Generation:
                 self._record.queue_seconds = update.queued
         if update.cached is not None and choice.index % self._n == 0:
             self.usage.cached += update.cached
+        if update.miss is not None and not choice.index:
+            self._miss = cast(CacheMiss, update.miss._asdict())
         if not n_tokens:
             return
         now = time.perf_counter()
@@ -303,8 +335,8 @@ class Generation:
         self._record.last_token = max((choice.last_token or 0.0 for choice in self.choices), default=0.0) or None
         self._record.finishes = finishes = tuple(self._finishes[index] for index in sorted(self._finishes))
         if error is None:
-            self._record.outcome = next((name for name in ("timeout", "length") if name in finishes), "stop")
-        elif isinstance(error, ClientGone | asyncio.CancelledError):
+            self._record.outcome = next((name for name in CUT_SHORT if name in finishes), "stop")
+        elif isinstance(error, ClientGone | asyncio.CancelledError | Cancelled):
             self._record.outcome = "abort"
         else:
             self._record.outcome, self._record.failure = "error", type(error).__name__

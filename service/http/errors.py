@@ -6,6 +6,8 @@ ApiError
 ├── InvalidRequest     400  a field outside its range, an unknown field, malformed JSON
 ├── Unauthorized       401  no key, or not one of ours
 ├── ModelNotFound      404  a model that is not served here
+├── RequestNotFound    404  no request in flight of this key has this id
+├── Cancelled          410  the key has cancelled the request
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
 ├── RateLimited        429  a limit of the request's key is reached
@@ -93,6 +95,28 @@ class ModelNotFound(ApiError):
     def __init__(self, name: str, served: tuple[str, ...]) -> None:
         message = f"the model {quoted(name)} does not exist here; served: {', '.join(served)}"
         super().__init__(message, param="model", code="model_not_found")
+
+
+class RequestNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"no request {quoted(request_id)} of this key is in flight; its id is the header x-request-id",
+            param="id",
+            code="request_not_found",
+        )
+
+
+class Cancelled(ApiError):
+    """The end of a request whose API has no finish reason for it. Client libraries do not try this status again."""
+
+    status = 410
+    type = "request_cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled by DELETE /v1/requests/{id}", code="request_cancelled")
 
 
 class BodyTooLarge(ApiError):

@@ -16,14 +16,15 @@ Json = dict[str, Any]
 ERRORS = {
     400: "A field or its value is not accepted; the message names the field, the value and the limit.",
     401: "The request has no key, or a wrong one.",
-    404: "The server does not serve this model.",
+    404: "The server does not serve this model, or the key has no such request.",
+    410: "The key has cancelled the request.",
     413: "The body is larger than the server's limit.",
     415: "The content type is not application/json.",
     429: "The queue is full, or a limit of the key is reached; try again after `retry-after` seconds.",
     500: "The server failed.",
     503: "The server is loading, restarting or draining; try again after `retry-after` seconds.",
 }
-OF_BODIES = frozenset({400, 413, 415, 429})
+OF_BODIES = frozenset({400, 410, 413, 415})
 RETRIABLE = frozenset({429, 503})
 HEADERS: Mapping[str, tuple[str, str]] = {
     "x-request-id": ("string", "The client's id of the request, or a new one."),
@@ -125,7 +126,7 @@ def _errors(route: Route, schemas: Mapping[Any, Json]) -> Json:
             "headers": _headers("x-request-id", *(("retry-after",) if status in RETRIABLE else ())),
         }
         for status, text in ERRORS.items()
-        if route.body is not None or status not in OF_BODIES
+        if route.body is not None or (status not in OF_BODIES and (status != 429 or route.endless))
     }
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from service.api.examples import ARGUMENTS, FINGERPRINT, MODEL, TIMINGS
 from service.generation.generation import Timings
 
-FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "timeout", "tool_calls"]})]
+FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "timeout", "abort", "tool_calls"]})]
 """None only in the chunks of a stream."""
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, overload
 
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
-from service.engine.messages import Submit
+from service.engine.messages import CacheMiss, Submit
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
 
@@ -69,11 +69,13 @@ class Sequence:
         self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
         self.first_update = True
         self.cached = 0
+        self.miss: CacheMiss | None = None
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
         self.lookup = PromptLookup()
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
+        self.salted = bool(submit.cache_salt)
         self._seed = chain_seed(submit.cache_salt)
         self._names: list[bytes] = []
 
@@ -98,6 +100,17 @@ class Sequence:
             parent = self._names[-1] if self._names else self._seed
             self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
         return self._names[:n_blocks]
+
+    def parent(self, block: int) -> bytes:
+        """Name of the page before this block: it stands for all tokens before."""
+        if block > len(self._names):
+            self.names(block)
+        return self._names[block - 1] if block else self._seed
+
+    @property
+    def n_reusable(self) -> int:
+        """Number of pages that it may take from the cache at most: the last known token is always computed."""
+        return (len(self.tokens) - 1) // self._page_size
 
     @property
     def complete(self) -> bool:
@@ -148,8 +161,11 @@ class Sequence:
         self.tokens += tokens
         self.assumed = False
 
-    def advance(self, start: int, stop: int) -> None:
-        """Record that `start..stop-1` are computed: name full pages, release those that have left the window."""
+    def advance(self, start: int, stop: int) -> range | None:
+        """Record that `start..stop-1` are computed: name full pages, release those that have left the window.
+
+        Returns the blocks that are now full, if there are any.
+        """
         full_before, full = start // self._page_size, stop // self._page_size
         self.computed = max(self.computed, stop)
         if full > full_before:
@@ -159,6 +175,7 @@ class Sequence:
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
             table.roll(self.computed)
+        return range(full_before, full) if full > full_before else None
 
     def pool(self, values: tuple[float, ...]) -> None:
         """Add the sum of hidden states of the next part of the prompt [dim]."""

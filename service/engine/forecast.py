@@ -1,0 +1,163 @@
+"""Estimates of waiting times: the scheduler replayed with what is known of the sequences and of the cost of steps.
+
+Nobody knows how long an answer will be. The replay takes the median of the latest answers that were longer than this
+one is now. Two more replays give the error: with the shortest and the longest tenth, and with faster and slower steps.
+A replay counts whole prompts, because what of them is cached is known at admission only. No sequence comes later.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from service.engine.picture import Load, Outlook
+
+FEWEST_ANSWERS = 8
+"""With fewer answers to learn from, the extremes are one token and `max_tokens`."""
+
+
+class Scenario(NamedTuple):
+    """The quantile of the lengths of answers, and the factor of the cost of steps."""
+
+    quantile: float
+    cost: float
+
+
+EXPECTED, BEST, WORST = Scenario(0.5, 1.0), Scenario(0.1, 0.8), Scenario(0.9, 1.25)
+
+
+class Wait(NamedTuple):
+    """Seconds from now, and how far that may be wrong."""
+
+    seconds: float
+    error: float
+
+
+class Waits(NamedTuple):
+    """The wait of a sequence for its first step and for its first token; None where that is over."""
+
+    start: Wait | None
+    first_token: Wait | None
+
+
+def forecast(outlook: Outlook, ids: Collection[int]) -> Waits:
+    """The least waits of these sequences, the choices of one request. All None before the first step of an engine."""
+    if not outlook.base and not outlook.per_row:
+        return Waits(None, None)
+    replays = [_Replay(outlook, scenario).run(ids) for scenario in (EXPECTED, BEST, WORST)]
+    return Waits(_wait([replay[0] for replay in replays]), _wait([replay[1] for replay in replays]))
+
+
+def _wait(times: list[float | None]) -> Wait | None:
+    expected, *others = times
+    if expected is None:
+        return None
+    return Wait(expected, max(abs(other - expected) for other in others if other is not None))
+
+
+def remaining(answers: Iterable[int], load: Load, quantile: float) -> int:
+    """Number of tokens that a sequence will still generate, by the answers that were longer than it is now."""
+    most = load.max_tokens - load.generated
+    longer = sorted(min(length - load.generated, most) for length in answers if length > load.generated)
+    if len(longer) < FEWEST_ANSWERS and quantile != EXPECTED.quantile:
+        return max(1, most if quantile > EXPECTED.quantile else 1)
+    return max(1, longer[int(quantile * len(longer))] if longer else most // 2)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A sequence in a replay. `begun`: it decodes."""
+
+    load: Load
+    begun: bool
+    uncomputed: int
+    length: int
+    left: int  # tokens to generate
+
+
+class _Replay:
+    """Steps of the scheduler, many alike at once."""
+
+    def __init__(self, outlook: Outlook, scenario: Scenario) -> None:
+        self._outlook = outlook
+        self._cost = scenario.cost
+        self._now = 0.0
+        items = [
+            _Item(
+                load,
+                load.generated > 0 and load.uncomputed == 1,
+                load.uncomputed,
+                load.length,
+                remaining(outlook.answers, load, scenario.quantile),
+            )
+            for load in outlook.loads
+        ]
+        self._running = [item for item in items if item.load.place is None]
+        self._waiting = deque(item for item in items if item.load.place is not None)
+        self._capacity = [
+            available + sum(load.pages[pool] for load in outlook.loads)
+            for pool, available in enumerate(outlook.available)
+        ]
+
+    def run(self, ids: Collection[int]) -> tuple[float | None, float | None]:
+        """When the first of these sequences starts, and when the first has a token; None if that is over already."""
+        loads = [load for load in self._outlook.loads if load.id in ids]
+        awaits_start = all(load.place is not None for load in loads)
+        awaits_first = not any(load.generated for load in loads)
+        start = first = None
+        while (awaits_start and start is None) or (awaits_first and first is None):
+            if start is None and any(item.load.id in ids for item in self._admit()):
+                start = self._now
+            if any(item.load.id in ids for item in self._step()):
+                first = self._now
+        return start if awaits_start else None, first if awaits_first else None
+
+    def _admit(self) -> list[_Item]:
+        """Admit the head of the queue as long as the step has tokens for it, and there are places and pages."""
+        admitted = []
+        while self._waiting and (not self._running or self._may_admit()):
+            admitted.append(item := self._waiting.popleft())
+            self._running.append(item)
+        return admitted
+
+    def _may_admit(self) -> bool:
+        rows = sum(item.uncomputed for item in self._running)
+        places = len(self._running) < self._outlook.max_sequences
+        return places and rows < self._outlook.max_step_tokens and self._fits(self._waiting[0])
+
+    def _fits(self, head: _Item) -> bool:
+        return all(
+            capacity >= sum(self._pages(item, pool) for item in (*self._running, head)) + len(self._running)
+            for pool, capacity in enumerate(self._capacity)
+        )
+
+    def _pages(self, item: _Item, pool: int) -> int:
+        return min(item.load.most_pages[pool], -(-item.length // self._outlook.page_size))
+
+    def _step(self) -> list[_Item]:
+        """Compute steps until something changes; returns the sequences that decode from then on."""
+        decoding = [item for item in self._running if item.begun]
+        prompts = [item for item in self._running if not item.begun]
+        share = max(1, self._outlook.max_step_tokens - len(decoding))
+        n_steps = max(1, prompts[0].uncomputed // share) if prompts else min(item.left for item in decoding)
+        n_steps = min((n_steps, *(item.left for item in decoding)))
+        rows = _prefill(prompts, share * n_steps)
+        for item in decoding:
+            item.left -= n_steps
+            item.length += n_steps
+        seconds = self._outlook.base * n_steps + self._outlook.per_row * (rows + n_steps * len(decoding))
+        self._now += self._cost * seconds
+        self._running = [item for item in self._running if item.left > 0]
+        return [item for item in prompts if item.begun]
+
+
+def _prefill(prompts: list[_Item], budget: int) -> int:
+    """Compute prompts, the oldest first; returns the rows."""
+    left = budget
+    for item in prompts:
+        taken = min(item.uncomputed, left)
+        left -= taken
+        item.uncomputed -= taken
+        if not item.uncomputed:
+            item.begun, item.uncomputed, item.left, item.length = True, 1, item.left - 1, item.length + 1
+    return budget - left

@@ -1,0 +1,89 @@
+"""The memory of what each tenant had computed: it tells where a prompt left the cached prefix, and why.
+
+A tenant learns about its own prompts only, and about those with the same salt only. The pages of others could tell it
+token by token what they hold.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+
+from service.engine.messages import CacheMiss
+from service.engine.scheduling.pages import PagePool
+from service.engine.scheduling.sequence import Sequence
+
+LARGEST = 32_768
+"""Blocks that are remembered at most; twice as many as the largest pool has pages. They take about 16 MB."""
+BRANCHES = 32
+"""Different continuations of one block that are remembered, the newest."""
+
+
+class Trail:
+    """The blocks of tokens that were computed, by tenant and by the name of the page before them.
+
+    Names begin with the salt, so it divides the blocks as it divides the pages. The least recently computed blocks are
+    forgotten first. The last block of a sequence may be shorter than a page.
+    """
+
+    def __init__(self, pools: Items[PagePool]) -> None:
+        self._pools = pools
+        self._page_size = pools[0].page_size
+        self._limit = min(2 * max(pool.n_pages for pool in pools), LARGEST)
+        self._blocks: OrderedDict[tuple[str, bytes], tuple[array[int], ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def note(self, sequence: Sequence, blocks: range) -> None:
+        """Remember what is computed of these blocks of a sequence."""
+        size, memory, end = self._page_size, self._blocks, sequence.computed
+        for block in blocks:
+            key = (sequence.tenant, sequence.parent(block))
+            tokens = array("i", sequence.tokens[block * size : min((block + 1) * size, end)])
+            known = memory.get(key)
+            if known is None:
+                memory[key] = (tokens,)
+                continue
+            if tokens not in known:
+                memory[key] = (*known, tokens)[-BRANCHES:]
+            memory.move_to_end(key)
+        while len(self._blocks) > self._limit:
+            self._blocks.popitem(last=False)
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Remember the last block of a sequence that ends."""
+        block = sequence.computed // self._page_size
+        if sequence.computed % self._page_size:
+            self.note(sequence, range(block, block + 1))
+
+    def miss(self, sequence: Sequence, n_reused: int) -> CacheMiss | None:
+        """Where the prompt left the cached prefix of `n_reused` blocks; None if nothing more of it could be reused."""
+        if n_reused == sequence.n_reusable:
+            return None
+        at = n_reused * self._page_size
+        if not sequence.may_reuse:
+            return CacheMiss(at, "bypassed")
+        known = self._blocks.get((sequence.tenant, sequence.parent(n_reused)))
+        if known is None:
+            return CacheMiss(at, "salt" if sequence.salted and not n_reused else "new")
+        tokens = self._tokens(sequence, n_reused)
+        n_common, continued = max((_common(tokens, other), _common(tokens, other) == len(other)) for other in known)
+        if n_common == self._page_size:
+            return CacheMiss(at, self._gone(sequence.parent(n_reused + 1)))
+        return CacheMiss(at + n_common, "new" if continued or not at + n_common else "diverged")
+
+    def _gone(self, name: bytes) -> str:
+        """Why a block that was computed cannot be reused: its page is gone, or pages of the window before it are."""
+        found = [pool.contains(name) for pool in self._pools]
+        full = [has for pool, has in zip(self._pools, found, strict=True) if pool.window is None]
+        return "window" if any(found) and all(full) else "evicted"
+
+    def _tokens(self, sequence: Sequence, block: int) -> list[int]:
+        return sequence.tokens[block * self._page_size : (block + 1) * self._page_size]
+
+
+def _common(tokens: Items[int], other: Items[int]) -> int:
+    """Number of tokens at the beginning that are the same."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
+    )
