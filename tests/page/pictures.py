@@ -5,6 +5,8 @@ from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.waiting import eventually
+
 STAND_IN = """
 window.feeds = [];
 const plain = window.fetch;
@@ -32,9 +34,14 @@ def stand_in(page: Page) -> None:
     page.add_init_script(STAND_IN)
 
 
+def holds(page: Page, expression: str) -> None:
+    """Wait until a JavaScript expression is true. `wait_for_function` would evaluate in the page, which forbids it."""
+    eventually(lambda: page.evaluate(expression), expression)
+
+
 def push(page: Page, picture: dict[str, Any]) -> None:
     """Send the picture on the newest feed, once there is one."""
-    page.wait_for_function("window.feeds.length && window.feeds.at(-1).open")
+    holds(page, "window.feeds.length > 0 && window.feeds.at(-1).open")
     page.evaluate("text => window.feeds.at(-1).push(text)", f"event: engine\ndata: {json.dumps(picture)}\n\n")
 
 

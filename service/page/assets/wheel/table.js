@@ -8,11 +8,14 @@ const HEAD = ["Request", "State", "Prompt tokens", "From the cache", "Computed",
 const number = (value) => value.toLocaleString("en");
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
+const EVERY_MS = 1000; // a table that changes ten times a second cannot be read
+
 /** A <details> whose table is rebuilt only while it is open. */
 export class Table {
   #body = element("tbody");
   #note = element("p", { class: "faint" });
   #picture = null;
+  #timer = 0;
 
   constructor() {
     const head = element("tr", {}, HEAD.map((name) => element("th", { scope: "col" }, name)));
@@ -24,7 +27,10 @@ export class Table {
 
   update(picture) {
     this.#picture = picture;
-    this.#fill();
+    this.#timer ||= setTimeout(() => {
+      this.#timer = 0;
+      this.#fill();
+    }, EVERY_MS);
   }
 
   #fill() {

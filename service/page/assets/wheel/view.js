@@ -13,7 +13,6 @@ import { Table } from "./table.js";
 import { Tiles } from "./tiles.js";
 import { Trouble } from "./trouble.js";
 
-const TABLE_MS = 1000; // a table that changes ten times a second cannot be read
 const CONTEXT = 512; // where the model's card has not come yet
 
 /** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
@@ -29,7 +28,6 @@ class Wheel {
     this.trouble = new Trouble();
     this.stillness = matchMedia("(prefers-reduced-motion: reduce)");
     this.frame = 0;
-    this.tabled = -Infinity;
     this.feed = new Feed(server, (picture) => this.take(picture), (state, message) => this.tellState(state, message));
     this.load = new Load(server, (n) => this.showLoad(n));
     this.context = CONTEXT;
@@ -95,10 +93,7 @@ class Wheel {
     this.queue.update(picture);
     this.newest.textContent = this.steps.newest;
     this.warn(...(this.trouble.judge(picture) ?? ["", ""]));
-    if (now - this.tabled > TABLE_MS) {
-      this.tabled = now;
-      this.table.update(picture);
-    }
+    this.table.update(picture);
     this.draw();
   }
 
