@@ -19,8 +19,8 @@ from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
+from service.api.operations import engine_events, metrics
 from service.api.operations import health as probes
-from service.api.operations import metrics
 from service.api.responses import routes as responses
 from service.api.routes import Route
 from service.api.tokens import routes as tokens
@@ -40,6 +40,7 @@ from service.metrics import Metrics
 from service.page.routes import PAGES
 from service.settings import Settings
 from service.structured.trial import Grammars
+from service.view.feed import Feed
 
 log = logging.getLogger("noria")
 
@@ -62,6 +63,7 @@ ROUTES: tuple[Route, ...] = (
     probes.health,
     probes.show_version,
     metrics.metrics,
+    engine_events.engine_events,
     document.openapi,
 )
 
@@ -147,12 +149,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
-        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart))
+        feed = Feed(client, measured, lambda: admission.status, admission.expired)
+        app.state.noria = State(settings, client, measured, admission, Grammars(measured.observe_trial_restart), feed)
         tasks = [asyncio.create_task(bring_up(admission)), asyncio.create_task(measured.watch_event_loop())]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        feed.close()
         await client.close()
         await app.state.noria.grammars.close()
         admission.close()

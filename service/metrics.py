@@ -52,9 +52,11 @@ class Histogram(Collector):
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self.latest: float | None = None
         registry.register(self)
 
     def observe(self, value: float, times: int = 1) -> None:
+        self.latest = value
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
@@ -168,6 +170,11 @@ class Metrics:
 
     def observe_first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
+
+    @property
+    def latest_waits(self) -> tuple[float | None, float | None]:
+        """The latest wait for a first step, and for a first token, in seconds."""
+        return self._queue.latest, self._first.latest
 
     def observe_tokens(self, n_tokens: int, seconds: float | None) -> None:
         """`n_tokens` came together, `seconds` after the token before them (None: they begin their sequence)."""

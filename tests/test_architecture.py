@@ -31,7 +31,7 @@ MODEL_ROOMS = """
 SERVICE_ROOMS = """
     settings; logs
     engine; metrics; http
-    schema; generation; structured
+    schema; generation; view; structured
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """

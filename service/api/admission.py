@@ -16,6 +16,7 @@ from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.metrics import Metrics
 from service.settings import Settings
 from service.structured.trial import Grammars
+from service.view.feed import Feed
 
 LARGE_BODIES = 16
 """As many of the largest bodies may be in memory while they are read and parsed."""
@@ -177,3 +178,4 @@ class State:
     metrics: Metrics
     admission: Admission
     grammars: Grammars
+    feed: Feed

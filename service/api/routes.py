@@ -24,6 +24,7 @@ class Route:
 
     The document describes the first of `methods`. `name` and `text` (the docstring) are the handler's. `answer` is the
     TypedDict of the JSON that is sent with one of `statuses` (`str`: plain text), and `answers` are examples of it.
+    `endless`: the answer is the data of events that are sent until the client goes.
     `body` is the type of the request's body, and `request` an example of it.
     """
 
@@ -38,6 +39,7 @@ class Route:
     statuses: tuple[int, ...] = (200,)
     body: type[Body] | None = None
     request: Mapping[str, Any] | None = None
+    endless: bool = False
 
     def __post_init__(self) -> None:
         if self.answer is not str and not is_typeddict(self.answer):
@@ -47,6 +49,8 @@ class Route:
 
     @property
     def media_type(self) -> str:
+        if self.endless:
+            return "text/event-stream"
         return "text/plain" if self.answer is str else "application/json"
 
     @property
@@ -63,8 +67,9 @@ def get(
     statuses: tuple[int, ...] = (200,),
     methods: tuple[str, ...] = ("GET",),
     policy: Policy = Policy(),  # noqa: B008 - frozen
+    endless: bool = False,
 ) -> Callable[[Handler], Route]:
-    """A decorator that turns a handler into the route of `GET path`."""
+    """A decorator that turns a handler into the route of `GET path`, or of other methods without a body."""
 
     def declare(handler: Handler) -> Route:
         return Route(
@@ -77,6 +82,7 @@ def get(
             answer=answer,
             answers=answers,
             statuses=statuses,
+            endless=endless,
         )
 
     return declare

@@ -6,14 +6,16 @@ watches and replaces engines.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from model.batch import RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
-from service.engine.mailbox import EngineUnavailable, Mailbox
-from service.engine.messages import Abort, FromEngine, Loading, Ready, Report, Stats, Submit
+from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
+from service.engine.messages import Abort, FromEngine, Loading, Look, Ready, Report, Stats, Submit
+from service.engine.picture import Picture
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
 from service.engine.supervision.watchdog import Patience
@@ -46,10 +48,12 @@ class EngineClient:
         self.progress = 0.0
         self.info: RunnerInfo | None = None
         self.stats = Stats()
+        self.n_lost = 0  # engines that have ended
         self._on_report = on_report
         self._on_restart = on_restart
         self._next_id = 1
         self._mailboxes: dict[int, Mailbox] = {}
+        self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._supervisor = Supervisor(
             new_engine, self._take, self._lose_engine, Patience(step_timeout, stall_timeout), has_spare=spare
         )
@@ -135,6 +139,17 @@ class EngineClient:
         self._supervisor.send(request)
         return list(mailboxes.values())
 
+    async def look(self, ids: Sequence[int] = ()) -> Picture:
+        """A picture of everything in the engine, or of these sequences, after the present step.
+
+        Raises EngineUnavailable unless the engine is ready, EngineDied if it ends before.
+        """
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+        self._looks.append(picture := asyncio.get_running_loop().create_future())
+        self._supervisor.send(Look(list(ids)))
+        return await picture
+
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
         self.state = "stopped"
@@ -147,6 +162,9 @@ class EngineClient:
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Report):
             self._deliver(message)
+        elif isinstance(message, Picture):
+            if not (look := self._looks.popleft()).done():
+                look.set_result(message)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)
@@ -178,6 +196,7 @@ class EngineClient:
             self.state = "restarting"
             self.note("restarting", 0.0)
         self.stats = Stats()
+        self.n_lost += 1
         self._decided.clear()
         self._fail_mailboxes()
 
@@ -185,6 +204,10 @@ class EngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail()
+        looks, self._looks = self._looks, deque()
+        for look in looks:
+            if not look.done():
+                look.set_exception(EngineDied())
 
     def _close_mailbox(self, sequence_id: int) -> None:
         if self._mailboxes.pop(sequence_id, None) is not None:

@@ -6,13 +6,14 @@ There are two: one reads each step before it launches the next, one runs a step 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from model.batch import BROKEN_NUMBERS, Runner, StepOutput
-from service.engine.messages import Abort, FromEngine, Report, Stop, Submit, ToEngine, Update
+from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput
+from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, Update
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
+from service.engine.steps import StepRecorder
 
 log = logging.getLogger("noria.engine")
 
@@ -24,7 +25,7 @@ EXPERTS_EVERY = 1.0
 class Flight(NamedTuple):
     """A step in flight: launched, its result not read yet."""
 
-    sequences: tuple[int, ...]
+    batch: StepBatch
     n_tokens: int
     launched: float
     wait: Callable[[], StepOutput]
@@ -34,7 +35,8 @@ class EngineLoop:
     """Runs steps until a Stop arrives.
 
     `receive(block)` returns the messages that have arrived; with `block` it waits for at least one. `send` sends a
-    message to the service. `clock` is told which sequences make progress.
+    message to the service. `clock` is told which sequences make progress. `preparing` returns the ids of sequences that
+    will arrive later, each with the length of its prompt.
     """
 
     def __init__(
@@ -44,12 +46,16 @@ class EngineLoop:
         receive: Callable[[bool], list[ToEngine]],
         send: Callable[[FromEngine], None],
         clock: StallClock | None = None,
+        preparing: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._receive = receive
         self._send = send
         self._clock = clock or StallClock()
+        self._preparing = preparing
+        self._steps = StepRecorder()
+        self._looks: list[Look] = []  # to be answered after the present step
         self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
         self._failed_steps = 0
         self._landed_at = 0.0
@@ -90,6 +96,8 @@ class EngineLoop:
                 return None
             if isinstance(message, Abort):
                 self._scheduler.abort(message.id)
+            elif isinstance(message, Look):
+                self._looks.append(message)
             elif isinstance(message, Submit):
                 try:
                     self._scheduler.submit(message)
@@ -112,9 +120,8 @@ class EngineLoop:
         if batch.slices:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
-            ids = tuple(item.sequence_id for item in batch.slices)
             try:
-                self._flights.append(Flight(ids, batch.n_tokens, launched, self._runner.launch(batch)))
+                self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
                 failed_before = self._failed_steps
                 updates = self._land()
@@ -128,6 +135,7 @@ class EngineLoop:
         if not self._flights:
             return []
         flight = self._flights.popleft()
+        output = None
         try:
             output = flight.wait()
         except Exception as error:
@@ -135,9 +143,11 @@ class EngineLoop:
         else:
             updates = self._scheduler.commit(output)
             self._count(output, reported=bool(updates))
-            self._clock.note(self._scheduler.due, done=flight.sequences)
+            self._clock.note(self._scheduler.due, done=(item.sequence_id for item in flight.batch.slices))
         began, self._landed_at = max(self._landed_at, flight.launched), time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - began)
+        if output is not None:
+            self._steps.note(flight.batch, output, *self._landed)
         return updates
 
     def _count(self, output: StepOutput, reported: bool) -> None:
@@ -167,6 +177,10 @@ class EngineLoop:
         )
         self._send(Report(tuple(updates), stats))
         self._landed = (0, 0.0)
+        looks, self._looks = self._looks, []
+        for look in looks:
+            view = self._scheduler.view(self._preparing())
+            self._send(view.of(look.ids, self._steps.cost.line) if look.ids else view.whole(self._steps.take()))
 
     def _expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """The load of the experts, now and then and in the last report before the engine is idle."""

@@ -1,17 +1,20 @@
 """The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Stop
-From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat
+To the engine:    LoadModel, Submit, Abort, Look, Stop
+From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
+                  Picture (one a Look)
 """
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from model.batch import RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
+from service.engine.picture import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,16 @@ class Abort:
     """Forget a sequence. An unknown id is no error: the sequence may have finished meanwhile."""
 
     id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Send a picture after the present step: of everything, or of the sequences with these ids.
+
+    Looks are answered in order.
+    """
+
+    ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +164,8 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Stop
-FromEngine = Loading | Ready | Failed | Beat | Report
+ToEngine = LoadModel | Submit | Abort | Look | Stop
+FromEngine = Loading | Ready | Failed | Beat | Report | Picture
 
 
 # On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
@@ -186,11 +199,17 @@ def _reader(hint: Any) -> Reader | None:
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         return _record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))
+    if readers and len(get_args(hint)) == 2 and NoneType in get_args(hint):
+        return partial(_optional, readers[0])
     if readers and (get_origin(hint) is not tuple or get_args(hint)[1:] != (...,)):
         raise TypeError(f"a message may not hold a {hint}")
     if get_origin(hint) is not tuple:
         return None
     return partial(_each, readers[0]) if readers else tuple
+
+
+def _optional(reader: Reader, item: Any) -> Any:
+    return None if item is None else reader(item)
 
 
 def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:

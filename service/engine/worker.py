@@ -44,7 +44,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
-        self._preparing: set[int] = set()
+        self._preparing: dict[int, int] = {}  # ids of sequences, with the lengths of their prompts
         self._clock = StallClock()
         self._n_received = 0
         self._n_prepared = 0
@@ -82,7 +82,7 @@ class Worker:
                 runner, scheduler = loaded
                 self._runner = runner
                 self._wire.send(Ready(runner.info))
-                EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock).run()
+                EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
 
     def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
         """Import at once; load at the LoadModel message, for which a spare engine may wait long."""
@@ -119,7 +119,7 @@ class Worker:
         An abort of such a sequence takes the same way, so that it arrives after the sequence.
         """
         if isinstance(message, Submit) and message.params.grammar is not None:
-            self._preparing.update(message.ids)
+            self._preparing |= dict.fromkeys(message.ids, len(message.prompt))
         elif not isinstance(message, Abort) or message.id not in self._preparing:
             self._inbox.put(message)
             return
@@ -133,7 +133,8 @@ class Worker:
                 log.exception("sequence %d cannot be prepared", message.id)
         self._inbox.put(message)
         if isinstance(message, Submit):
-            self._preparing.difference_update(message.ids)
+            for sequence_id in message.ids:
+                self._preparing.pop(sequence_id, None)
         self._n_prepared += 1
 
     def _beat(self) -> None:

@@ -53,6 +53,8 @@ class RequestMiddleware:
             await send(message)
 
         slow = asyncio.get_running_loop().call_later(LONG_SECONDS, _report_long, record)
+        if record.policy.quiet:
+            slow.cancel()
         try:
             await self._serve(record, scope, receive, send_marked)
         finally:

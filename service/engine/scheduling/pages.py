@@ -36,6 +36,7 @@ class PagePool:
         self._free = list(range(spec.n_pages - 1, -1, -1))
         self._holders = [0] * spec.n_pages
         self._n_held = 0
+        self._n_shared = 0
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._names: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -48,6 +49,15 @@ class PagePool:
     @property
     def stats(self) -> PoolStats:
         return PoolStats(self.window, self._n_held, len(self._cached), len(self._free))
+
+    @property
+    def n_shared(self) -> int:
+        """Number of pages that two or more sequences hold."""
+        return self._n_shared
+
+    def is_shared(self, page: int) -> bool:
+        """Whether two or more sequences hold the page."""
+        return self._holders[page] > 1
 
     def blocks(self, n_tokens: int) -> int:
         """Number of pages that cover `n_tokens` positions from 0."""
@@ -90,6 +100,7 @@ class PagePool:
             del self._cached[page]
             self._n_held += 1
         self._holders[page] += 1
+        self._n_shared += self._holders[page] == 2
         return page
 
     def name(self, page: int, name: bytes) -> None:
@@ -113,6 +124,7 @@ class PagePool:
         if self._holders[page] < 1:
             raise ValueError(f"page {page} is released but not held")
         self._holders[page] -= 1
+        self._n_shared -= self._holders[page] == 1
         if self._holders[page]:
             return
         self._n_held -= 1
@@ -125,6 +137,8 @@ class PagePool:
         """Raise AssertionError unless free + cached + held = total and every name leads back to its page."""
         held = sum(1 for holders in self._holders if holders)
         assert held == self._n_held, f"{held} pages have holders, {self._n_held} are counted"
+        shared = sum(1 for holders in self._holders if holders > 1)
+        assert shared == self._n_shared, f"{shared} pages have several holders, {self._n_shared} are counted"
         assert len(self._free) + len(self._cached) + held == self.n_pages, "free + cached + held is not the total"
         assert len(set(self._free) | set(self._cached)) == len(self._free) + len(self._cached), "a page is listed twice"
         assert not any(self._holders[page] for page in (*self._free, *self._cached)), "a page in use may be given away"

@@ -8,6 +8,8 @@ tenants wait, the difference of their service stays within a bound that no flood
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
 from service.engine.scheduling.sequence import Sequence
@@ -34,6 +36,11 @@ class WaitingQueue:
     def head(self) -> Sequence:
         """The sequence to admit next. Raises ValueError if none waits."""
         return self._levels[min(priority for priority, level in self._levels.items() if level)].head
+
+    def ordered(self) -> Iterator[Sequence]:
+        """The waiting sequences in the order of their admission, if no more come and no tokens are generated."""
+        for priority in sorted(self._levels):
+            yield from self._levels[priority].ordered()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, a preempted one at its old place among those of its tenant."""
@@ -68,6 +75,20 @@ class FairQueue:
         """The oldest sequence of the tenant that was served least."""
         oldest = (sequences[0] for sequences in self._waiting.values())
         return min(oldest, key=lambda sequence: (self._served[sequence.tenant], sequence.number))
+
+    def ordered(self) -> Iterator[Sequence]:
+        """As `head` after each admission; a prompt counts whole, because what of it is cached is not known yet."""
+        heads = [(self._served[tenant], items[0].number, tenant, 0) for tenant, items in self._waiting.items()]
+        heapify(heads)
+        while heads:
+            served, _, tenant, index = heads[0]
+            items = self._waiting[tenant]
+            yield items[index]
+            if index + 1 == len(items):
+                heappop(heads)
+            else:
+                charged = PROMPT_WEIGHT * items[index].n_prompt if items[index].queued is None else 0
+                heapreplace(heads, (served + charged, items[index + 1].number, tenant, index + 1))
 
     def add(self, sequence: Sequence) -> None:
         tenant = sequence.tenant

@@ -9,7 +9,7 @@ sequence: it releases the pages, keeps the tokens and puts the sequence back int
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -18,8 +18,12 @@ from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
+from service.engine.scheduling.view import View
 
 log = logging.getLogger("noria.engine")
+
+MAX_ANSWERS = 64
+"""The latest answers whose lengths the scheduler remembers."""
 
 
 class _Step:
@@ -70,6 +74,8 @@ class Scheduler:
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[_Step] = deque()  # not yet committed, oldest first
         self._totals: Counter[str] = Counter()  # by their names in Stats
+        self._blocked: str | None = None  # why the latest plan admitted no more
+        self._answers: deque[int] = deque(maxlen=MAX_ANSWERS)
 
     @property
     def has_work(self) -> bool:
@@ -104,6 +110,7 @@ class Scheduler:
                 self._extend(sequence, step)
         while step.budget and self._queue and len(self._running) < self._max_sequences and self._admit():
             self._extend(next(reversed(self._running)), step)
+        self._blocked = self._why_blocked(step) if self._queue else None
         self._add_drafts(step)
         if step.parts:
             self._planned.append(step)
@@ -164,6 +171,19 @@ class Scheduler:
             **self._totals,
         )
 
+    def view(self, preparing: Mapping[int, int]) -> View:
+        """What a picture shows of this scheduler. `preparing` are sequences that it does not have yet."""
+        return View(
+            self.pools,
+            tuple(self._running),
+            tuple(self._queue.ordered()),
+            self._blocked,
+            tuple(self._answers),
+            self._max_sequences,
+            self._max_step_tokens,
+            {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
+        )
+
     def check_idle(self) -> None:
         """Raise AssertionError unless the pages add up and, if no work is left, no page is held."""
         for pool in self.pools:
@@ -175,6 +195,12 @@ class Scheduler:
         sequence, (start, stop) = planned
         samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
         return samples and stop - start == 1 and sequence.params.independent_of_output
+
+    def _why_blocked(self, step: _Step) -> str:
+        """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
+        if len(self._running) >= self._max_sequences:
+            return "sequences"
+        return "pages" if step.budget else "tokens"
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget and pages allow."""
@@ -285,6 +311,7 @@ class Scheduler:
         embedding = sequence.embedding if finish is not None else ()
         if finish is not None:
             log.debug("sequence %d ends: %s, %d tokens", sequence.id, finish, sequence.length)
+            self._answers.append(sequence.n_output)
             self._forget(sequence)
         if not tokens and finish is None and not prompt_logprobs and processed is None:
             return None

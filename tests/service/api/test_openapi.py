@@ -140,7 +140,7 @@ def test_tokens_probes_models_and_errors_are_as_their_types_say(schemas: dict[st
         for body in ({"content": "hé", "with_pieces": True}, {"prompt": "a", "return_token_strs": True}):
             validate(live.post("/tokenize", body, headers=key).json(), "Tokenized", schemas)
         for route in ROUTES:
-            if route.body is None and route.answer is not str:
+            if route.body is None and route.answer is not str and not route.endless:
                 path = route.path.replace("{name:path}", "fake")
                 validate(live.http.get(path, headers=key).json(), route.answer.__name__, schemas)
         for path, name in (("/v1/completions", "OpenAIError"), ("/v1/messages", "AnthropicError")):

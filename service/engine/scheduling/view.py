@@ -1,0 +1,114 @@
+"""What a picture shows of the scheduler. It only reads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+from service.engine.picture import (
+    MAX_PAGES,
+    MAX_SEQUENCES,
+    Load,
+    Outlook,
+    Picture,
+    PoolPicture,
+    SequencePicture,
+    TablePicture,
+)
+from service.engine.scheduling.pages import PagePool, Table
+from service.engine.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The scheduler between two steps: what runs, oldest first, and what waits, in the order of admission.
+
+    `blocked` says why the latest plan admitted no more: a reason of `SequencePicture`, or None if nothing waited.
+    `preparing` are sequences whose grammars are compiled: their ids and prompts' lengths.
+    """
+
+    pools: tuple[PagePool, ...]
+    running: tuple[Sequence, ...]
+    waiting: tuple[Sequence, ...]
+    blocked: str | None
+    answers: tuple[int, ...]
+    max_sequences: int
+    max_step_tokens: int
+    preparing: Mapping[int, int]
+
+    def whole(self, steps: Picture) -> Picture:
+        """The picture of the steps, with the pools and the first sequences."""
+        shown = tuple(islice(self._all(pages=True), MAX_SEQUENCES))
+        n_sequences = len(self.running) + len(self.waiting) + len(self.preparing)
+        pools = tuple(map(_pool, self.pools))
+        return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
+
+    def of(self, ids: Iterable[int], line: tuple[float, float]) -> Picture:
+        """The sequences with these ids, and the outlook. A step costs `line`."""
+        wanted = frozenset(ids)
+        found = tuple(item for item in self._all(pages=False) if item.id in wanted)
+        return Picture(sequences=found, outlook=self._outlook(line))
+
+    def _all(self, *, pages: bool) -> Iterator[SequencePicture]:
+        running = (_shape(item, "prompt" if _prefills(item) else "decode", None, None, pages) for item in self.running)
+        return chain(running, self._queue(pages), self._unprepared())
+
+    def _queue(self, pages: bool) -> Iterator[SequencePicture]:
+        priority, newest, newest_prior = 0, -1, -1  # of those before: the newest of its priority, and of others
+        for place, item in enumerate(self.waiting, 1):
+            if item.priority != priority:
+                priority, newest, newest_prior = item.priority, -1, max(newest, newest_prior)
+            reason = self.blocked
+            if reason is not None and max(newest, newest_prior) > item.number:
+                reason = "priority" if newest_prior > item.number else "fairness"
+            newest = max(newest, item.number)
+            yield _shape(item, "waiting" if item.queued is None else "preempted", reason, place, pages)
+
+    def _unprepared(self) -> Iterator[SequencePicture]:
+        for sequence_id, n_prompt in self.preparing.items():
+            yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
+
+    def _outlook(self, line: tuple[float, float]) -> Outlook:
+        placed = chain(((None, item) for item in self.running), enumerate(self.waiting, 1))
+        return Outlook(
+            *line,
+            self.answers,
+            self.pools[0].page_size,
+            tuple(pool.available for pool in self.pools),
+            self.max_sequences,
+            self.max_step_tokens,
+            tuple(self._load(item, place) for place, item in placed),
+        )
+
+    def _load(self, item: Sequence, place: int | None) -> Load:
+        longest = item.n_prompt + item.params.max_tokens
+        return Load(
+            item.id,
+            place,
+            item.length,
+            item.uncomputed,
+            item.length - item.n_prompt,
+            item.params.max_tokens,
+            tuple(len(table.pages) for table in item.tables),
+            tuple(pool.max_blocks(longest, self.max_step_tokens) for pool in self.pools),
+        )
+
+
+def _prefills(item: Sequence) -> bool:
+    return item.uncomputed > 1 or item.length == item.n_prompt
+
+
+def _shape(item: Sequence, state: str, reason: str | None, place: int | None, pages: bool) -> SequencePicture:
+    generated = len(item.tokens) - item.n_prompt
+    tables = tuple(map(_table, item.tables)) if pages else ()
+    return SequencePicture(item.id, state, item.n_prompt, item.computed, generated, item.cached, reason, place, tables)
+
+
+def _table(table: Table) -> TablePicture:
+    ids = table.pages[-MAX_PAGES:]
+    shared = tuple(index for index, page in enumerate(ids) if table.pool.is_shared(page))
+    return TablePicture(table.first_block, len(table.pages), ids, shared)
+
+
+def _pool(pool: PagePool) -> PoolPicture:
+    stats = pool.stats
+    return PoolPicture(pool.window, pool.page_size, pool.n_pages, stats.held, pool.n_shared, stats.cached, stats.free)

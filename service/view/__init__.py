@@ -1,0 +1,1 @@
+"""What clients may see of the engine and of their requests: live events, places in the queue, estimates."""
