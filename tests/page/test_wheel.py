@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import PHONE
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
-from tests.service.live import Live
+from tests.service.live import Live, idle, running
+from tests.waiting import PATIENCE, eventually
 
 POOL = {"window": None, "page_size": 16, "pages": 512, "held": 150, "shared": 20, "cached": 60, "free": 302}
 BUSY = picture(
@@ -225,3 +227,53 @@ def test_a_screen_reader_and_a_phone(
         expect(page.get_by_role("table").get_by_role("row")).to_have_count(5)
         accessible(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def test_load_turns_the_wheel_and_stops(page: Page) -> None:
+    with running(model="slow") as live:
+        page.goto(f"{live.url}/#wheel")
+        running_now = page.locator(".tiles dd").first
+        expect(running_now).to_have_text("0")
+        page.get_by_role("button", name="Send load").click()
+        expect(page.get_by_text(re.compile("^Step [0-9,]+: [5-8] decode rows of"))).to_be_visible()
+        expect(page.get_by_role("img", name=re.compile("^[1-9][0-9]* held, .* of 512 pages"))).to_be_visible()
+        page.get_by_role("button", name="Stop load").click()
+        expect(page.get_by_role("button", name="Send load")).to_be_visible()
+        eventually(idle(live), "the requests have ended")
+        expect(running_now).to_have_text("0")
+        page.close()
+
+
+def test_the_engine_restarts_before_the_eyes(page: Page) -> None:
+    with running(model="large") as live:
+        page.goto(f"{live.url}/#wheel")
+        expect(page.locator(".bar")).to_be_visible()
+        live.hosts[0].kill()
+        expect(banner(page)).to_contain_text("The engine restarts.")
+        expect(banner(page)).to_contain_text("The engine has restarted", timeout=PATIENCE * 1000)
+        page.close()
+
+
+def test_the_feed_waits_for_a_key(page: Page) -> None:
+    with running(api_keys=("secret",)) as live:
+        page.goto(f"{live.url}/#wheel")
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_label("API key").press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+        page.get_by_role("button", name="Cancel").click()
+        expect(banner(page)).to_have_attribute("data-level", "bad")
+        page.get_by_role("button", name="Key").click()
+        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").press("Enter")
+        expect(page.locator(".bar")).to_be_visible()
+        page.close()
+
+
+def test_everything_comes_from_this_server(live: Live, page: Page) -> None:
+    hosts = set()
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    page.goto(f"{live.url}/#wheel")
+    expect(page.locator(".bar")).to_be_visible()
+    page.get_by_role("link", name="Completions").click()
+    expect(page.get_by_label("max_tokens")).to_be_visible()
+    assert hosts == {urlsplit(live.url).netloc}

@@ -29,6 +29,11 @@ export class Feed {
     this.#follow();
   }
 
+  /** Try again after "refused". */
+  retry() {
+    this.#follow();
+  }
+
   hide() {
     this.#shown = false;
     this.#follow();
@@ -60,6 +65,7 @@ export class Feed {
       } catch (error) {
         if (signal.aborted) return;
         if (error instanceof ServerError && [401, 403, 404].includes(error.status)) {
+          this.#abort = null; // the next look tries again
           this.#onState("refused", error.message);
           return;
         }

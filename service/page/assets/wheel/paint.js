@@ -1,4 +1,4 @@
-// Draws the rings on a canvas: all segments of one kind at once, thus many rings stay cheap.
+// Draws the rings on a canvas: a few thick arcs a ring, however many pages it has.
 
 import { fitted } from "./palette.js";
 import { heldPages } from "./rings.js";
@@ -6,6 +6,8 @@ import { heldPages } from "./rings.js";
 const FEWEST_PLACES = 8;
 const SIZES = [148, 112, 88, 72]; // pixels of a place, largest first
 const MOST_ROWS = [2, 3, 4, Infinity]; // of places of that size
+const LEAST_PAGE = 4; // pixels of a page on its ring; lines between shorter ones would hide them
+const SHORT = new Intl.NumberFormat("en", { notation: "compact" });
 const TOP = -Math.PI / 2;
 
 /** The grid of places: {size, columns, rows} for so many requests on so wide a canvas. */
@@ -22,54 +24,78 @@ export function paintRings(canvas, rings, palette, now, still) {
   const width = canvas.clientWidth;
   const { size, columns, rows } = grid(width, rings.places);
   const context = fitted(canvas, width, rows * size);
-  const kinds = { track: new Path2D(), empty: new Path2D(), held: new Path2D(), shared: new Path2D() };
+  const fills = { held: palette.accent, shared: palette.fill(context, palette.good, "striped"), empty: palette.raised };
   const left = (width - columns * size) / 2;
   const centre = (place) => [left + ((place % columns) + 0.5) * size, (Math.floor(place / columns) + 0.5) * size];
-  const labels = [];
+  paintPlaces(context, palette, rings, rows * columns, centre, size);
   for (const ring of rings.rings.values()) {
     const presence = rings.presence(ring, now, still);
-    const [x, y] = centre(ring.place);
     const radius = (size / 2 - 6) * (0.5 + 0.5 * presence);
-    rings.pools.forEach((pool, i) => addTable(kinds, ring, pool, i, x, y, radius - i * size * 0.11, size * 0.09));
-    labels.push([ring, x, y, presence]);
+    context.setTransform(context.getTransform().translate(...centre(ring.place)));
+    rings.pools.forEach((pool, i) => paintTable(context, palette, fills, ring, pool, i, radius - i * size * 0.12, size * 0.09));
+    paintLabel(context, palette, size, ring, presence);
+    context.setTransform(context.getTransform().translate(...centre(ring.place).map((value) => -value)));
   }
-  paintPlaces(context, palette, rings, rows * columns, centre, size);
-  fillKinds(context, palette, kinds);
-  for (const label of labels) paintLabel(context, palette, size, ...label);
 }
 
-/** The segments of a sequence's pages in one pool. The token `shown` stands at the top, older ones follow clockwise. */
-function addTable(kinds, ring, pool, i, x, y, outer, thickness) {
+/** A sequence's pages in one pool. The token `shown` stands at the top, older ones follow clockwise. */
+function paintTable(context, palette, fills, ring, pool, i, outer, thickness) {
   const table = ring.sequence.pages[i];
-  if (!table || outer < thickness) return;
-  const inner = outer - thickness;
-  kinds.track.moveTo(x + outer, y);
-  kinds.track.arc(x, y, outer, 0, 2 * Math.PI);
+  const radius = outer - thickness / 2;
+  if (!table || radius < thickness) return;
   const perToken = (2 * Math.PI) / (ring.shownSlots[i] * pool.page_size);
   const angle = (position) => TOP + (ring.shown - position) * perToken;
-  const gap = Math.min(1.5 / outer, perToken * pool.page_size * 0.15);
-  const shared = new Set(table.shared);
-  const firstShown = table.first + heldPages(table) - table.ids.length;
-  table.ids.forEach((_, index) => {
-    const from = (firstShown + index) * pool.page_size;
-    const to = from + pool.page_size;
-    const full = Math.min(to, Math.max(from, ring.shown));
-    if (full < to) addSegment(kinds.empty, x, y, outer, inner, angle(to) + gap, angle(full));
-    if (full > from) {
-      addSegment(shared.has(index) ? kinds.shared : kinds.held, x, y, outer, inner, angle(full), angle(from) - gap);
-    }
-  });
-  if (firstShown > table.first) { // more pages than the picture lists: they are held all the same
-    addSegment(kinds.held, x, y, outer, inner, angle(firstShown * pool.page_size), angle(table.first * pool.page_size));
+  band(context, palette.line, 1, radius, 0, 2 * Math.PI);
+  for (const { kind, from, to } of bands(table, pool.page_size, ring.shown)) {
+    if (kind !== "held") band(context, kind === "shared" ? palette.good : palette.line, thickness, radius, angle(to), angle(from));
+    const inset = kind === "held" ? 0 : 1; // a border, because stripes and emptiness have none
+    band(context, fills[kind], thickness - 2 * inset, radius, angle(to) + inset / outer, angle(from) - inset / outer);
   }
+  paintGaps(context, palette, table, pool.page_size, perToken, angle, radius, thickness);
 }
 
-function addSegment(path, x, y, outer, inner, from, to) {
-  if (to <= from) return;
-  path.moveTo(x + outer * Math.cos(from), y + outer * Math.sin(from));
-  path.arc(x, y, outer, from, to);
-  path.arc(x, y, inner, to, from, true);
-  path.closePath();
+/** Pages of one kind that follow each other, as ranges of tokens: few, however many pages there are. */
+function bands(table, pageSize, shown) {
+  const found = [];
+  const add = (kind, from, to) => {
+    if (to <= from) return;
+    if (found.at(-1)?.kind === kind) found.at(-1).to = to;
+    else found.push({ kind, from, to });
+  };
+  const shared = new Set(table.shared);
+  const firstListed = table.first + heldPages(table) - table.ids.length;
+  add("held", table.first * pageSize, firstListed * pageSize); // pages that the picture does not list
+  table.ids.forEach((_, index) => {
+    const from = (firstListed + index) * pageSize;
+    const full = Math.min(from + pageSize, Math.max(from, shown));
+    add(shared.has(index) ? "shared" : "held", from, full);
+    add("empty", full, from + pageSize);
+  });
+  return found;
+}
+
+function band(context, colour, thickness, radius, from, to) {
+  context.strokeStyle = colour;
+  context.lineWidth = thickness;
+  context.beginPath();
+  context.arc(0, 0, radius, from, Math.max(from, to));
+  context.stroke();
+}
+
+/** Lines between pages, unless they are too many to be seen. */
+function paintGaps(context, palette, table, pageSize, perToken, angle, radius, thickness) {
+  if (perToken * pageSize * radius < LEAST_PAGE) return;
+  const [inner, outer] = [radius - thickness / 2 - 1, radius + thickness / 2 + 1];
+  context.strokeStyle = palette.back;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  const held = heldPages(table);
+  for (let block = table.first; block <= table.first + held; block++) {
+    const [cos, sin] = [Math.cos(angle(block * pageSize)), Math.sin(angle(block * pageSize))];
+    context.moveTo(inner * cos, inner * sin);
+    context.lineTo(outer * cos, outer * sin);
+  }
+  context.stroke();
 }
 
 function paintPlaces(context, palette, rings, n, centre, size) {
@@ -88,36 +114,21 @@ function paintPlaces(context, palette, rings, n, centre, size) {
   context.setLineDash([]);
 }
 
-function fillKinds(context, palette, kinds) {
-  context.lineWidth = 1;
-  context.strokeStyle = palette.line;
-  context.globalAlpha = 0.4;
-  context.stroke(kinds.track);
-  context.globalAlpha = 1;
-  context.stroke(kinds.empty);
-  context.fillStyle = palette.accent;
-  context.fill(kinds.held);
-  context.fillStyle = palette.fill(context, palette.good, "striped");
-  context.fill(kinds.shared);
-  context.strokeStyle = palette.good;
-  context.stroke(kinds.shared);
-}
-
-function paintLabel(context, palette, size, { sequence }, x, y, presence) {
+function paintLabel(context, palette, size, { sequence }, presence) {
   const large = size > 80;
   const share = sequence.prompt ? Math.min(sequence.computed / sequence.prompt, 1) : 1;
   const [top, bottom] = sequence.state === "prompt"
     ? [`${Math.floor(100 * share)} %`, "prompt"]
-    : [sequence.generated.toLocaleString("en"), large ? "tokens" : ""];
+    : large ? [sequence.generated.toLocaleString("en"), "tokens"] : [SHORT.format(sequence.generated), ""];
   context.globalAlpha = Math.max(0, presence);
   context.textAlign = "center";
   context.textBaseline = "middle";
   context.fillStyle = sequence.state === "prompt" ? palette.warm : palette.text;
-  context.font = `600 ${large ? 17 : 13}px system-ui, sans-serif`;
-  context.fillText(top, x, y - (bottom && large ? 7 : 0));
+  context.font = `600 ${large ? 17 : 12}px system-ui, sans-serif`;
+  context.fillText(top, 0, bottom && large ? -7 : 0);
   if (bottom && large) {
     context.font = "12px system-ui, sans-serif";
-    context.fillText(bottom, x, y + 11);
+    context.fillText(bottom, 0, 11);
   }
   context.globalAlpha = 1;
 }

@@ -31,7 +31,10 @@ class Wheel {
     this.feed = new Feed(server, (picture) => this.take(picture), (state, message) => this.tellState(state, message));
     this.load = new Load(server, (n) => this.showLoad(n));
     this.context = CONTEXT;
-    model.then((card) => (this.context = card.max_model_len ?? CONTEXT));
+    model.then((card) => {
+      this.context = card.max_model_len ?? CONTEXT;
+      this.feed.retry(); // a key that was missing is there now
+    });
     this.build(root);
     this.palette = new Palette(root);
     watchColours(() => {
@@ -56,8 +59,9 @@ class Wheel {
       element("div", { class: "wheel" },
         element("div", { class: "wheel-head" }, this.button, this.hint, this.banner),
         this.tiles.box,
-        element("div", { class: "wheel-parts" }, this.runningPart(), element("div", { class: "wheel-side" },
-          this.stepsPart(), this.poolsPart(), this.queuePart())),
+        element("div", { class: "wheel-parts" },
+          element("div", { class: "column" }, this.runningPart(), this.queuePart()),
+          element("div", { class: "column" }, this.stepsPart(), this.poolsPart())),
         this.table.box,
       ),
     );
