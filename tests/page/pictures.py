@@ -15,7 +15,8 @@ window.fetch = (address, options = {}) => {
   let feed;
   const body = new ReadableStream({
     start(controller) {
-      feed = { open: true, push: (text) => controller.enqueue(new TextEncoder().encode(text)), end: () => controller.close() };
+      const push = (text) => controller.enqueue(new TextEncoder().encode(text));
+      feed = { open: true, push, end: () => controller.close() };
       window.feeds.push(feed);
       options.signal?.addEventListener("abort", () => {
         feed.open = false;

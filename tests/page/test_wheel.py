@@ -88,6 +88,19 @@ def test_it_shows_a_picture(live: Live, page: Page) -> None:
     expect(cells).to_have_text(["decode", "40", "0", "130", "90", "9", "2", ""])
 
 
+@pytest.mark.parametrize(
+    ("windows", "text"),
+    [
+        ([None], "With full attention a ring grows with its text."),
+        ([4096], "With a window of 4,096 tokens a ring keeps its size: where a page leaves, the next one fills."),
+    ],
+)
+def test_it_says_how_a_ring_behaves(live: Live, page: Page, windows: list[int | None], text: str) -> None:
+    show(page, live)
+    push(page, {**BUSY, "pools": [{**POOL, "window": window} for window in windows]})
+    expect(page.get_by_text(text, exact=True)).to_be_visible()
+
+
 def test_widths_of_a_pool_are_its_pages(live: Live, page: Page) -> None:
     show(page, live)
     push(page, BUSY)
@@ -128,7 +141,9 @@ RINGS = """async ([pictures, still]) => {
 def test_a_request_keeps_its_place_and_a_new_one_takes_a_free_one(live: Live, page: Page) -> None:
     """A place is free once its ring has faded, one picture after the request ended."""
     page.goto(live.url)
-    pictures = [picture(sequences=[sequence(id) for id in ids]) for ids in ([1, 2, 3], [1, 3], [1, 3, 4], [3, 4, 5, 6], [3, 7])]
+    pictures = [
+        picture(sequences=[sequence(id) for id in ids]) for ids in ([1, 2, 3], [1, 3], [1, 3, 4], [3, 4, 5, 6], [3, 7])
+    ]
     places = page.evaluate(RINGS, [pictures, True])
     assert [{ring[0]: ring[1] for ring in rings} for rings in places] == [
         {1: 0, 2: 1, 3: 2},
@@ -213,9 +228,7 @@ def test_it_warns(live: Live, page: Page, pictures: list[dict[str, Any]], level:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_screen_reader_and_a_phone(
-    live: Live, page: Page, accessible: Callable[[Page], None], scheme: str
-) -> None:
+def test_a_screen_reader_and_a_phone(live: Live, page: Page, accessible: Callable[[Page], None], scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     show(page, live)
     for size in (PHONE, {"width": 1280, "height": 800}):

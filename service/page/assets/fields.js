@@ -19,11 +19,19 @@ export async function readFields(server, path, names) {
   const document = await server.json("openapi.json");
   const body = document.paths[path].post.requestBody.content["application/json"].schema;
   const { properties } = resolved(document, body);
-  return names.filter((name) => name in properties).map((name) => field(name, properties[name])).filter(Boolean);
+  return names
+    .filter((name) => name in properties)
+    .map((name) => field(name, properties[name]))
+    .filter(Boolean);
 }
 
 function resolved(document, schema) {
-  return schema.$ref ? schema.$ref.split("/").slice(1).reduce((value, key) => value[key], document) : schema;
+  return schema.$ref
+    ? schema.$ref
+        .split("/")
+        .slice(1)
+        .reduce((value, key) => value[key], document)
+    : schema;
 }
 
 function field(name, property) {
@@ -71,5 +79,7 @@ const unescaped = (text) => text.replace(/\\([nt\\])/g, (_, letter) => ESCAPES[l
 export function textOf(value) {
   if (value === undefined) return "";
   if (!Array.isArray(value)) return String(value);
-  return value.map((one) => one.replace(/[\\\n\t]/g, (found) => ({ "\n": "\\n", "\t": "\\t" })[found] ?? "\\\\")).join("\n");
+  return value
+    .map((one) => one.replace(/[\\\n\t]/g, (found) => ({ "\n": "\\n", "\t": "\\t" })[found] ?? "\\\\"))
+    .join("\n");
 }

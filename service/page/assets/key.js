@@ -21,16 +21,25 @@ export function askForKey(message) {
 
 function build() {
   const input = { id: "key-input", type: "password", autocomplete: "off", spellcheck: "false", required: true };
-  const made = element("dialog", { id: "key-dialog", "aria-labelledby": "key-title" },
-    element("form", { method: "dialog" },
+  const made = element(
+    "dialog",
+    { id: "key-dialog", "aria-labelledby": "key-title" },
+    element(
+      "form",
+      { method: "dialog" },
       element("h2", { id: "key-title" }, "This server needs a key"),
       element("p", { id: "key-error", role: "alert" }),
       element("label", { for: "key-input" }, "API key"),
       element("input", input),
       element("p", {}, "The key stays in this tab. Closing the tab forgets it."),
-      element("menu", {},
+      element(
+        "menu",
+        {},
         element("button", { type: "submit", value: "use" }, "Use this key"),
-        element("button", { type: "submit", value: "cancel", formnovalidate: true }, "Cancel"))));
+        element("button", { type: "submit", value: "cancel", formnovalidate: true }, "Cancel"),
+      ),
+    ),
+  );
   document.body.append(made);
   return made;
 }

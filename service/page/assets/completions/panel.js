@@ -4,8 +4,18 @@ import { element } from "../dom.js";
 import { rangeOf, readFields, valueOf } from "../fields.js";
 
 const NAMES = [
-  "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
-  "repetition_penalty", "min_tokens", "prompt_lookup_num_tokens",
+  "max_tokens",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "seed",
+  "stop",
+  "presence_penalty",
+  "frequency_penalty",
+  "repetition_penalty",
+  "min_tokens",
+  "prompt_lookup_num_tokens",
 ];
 const FIRST = { max_tokens: "64" }; // the API's own default, 16, is little to read
 
@@ -41,16 +51,25 @@ export class Panel {
 
 function makeRow(field, kept) {
   const id = `completion-${field.name}`;
-  const about = field.about.replaceAll("`", "") + (field.kind === "strings" ? " Here: one a line; \\n is a line break." : "");
+  const about =
+    field.about.replaceAll("`", "") + (field.kind === "strings" ? " Here: one a line; \\n is a line break." : "");
   const attributes = {
-    id, autocomplete: "off", "aria-describedby": `${id}-about ${id}-error`,
+    id,
+    autocomplete: "off",
+    "aria-describedby": `${id}-about ${id}-error`,
     placeholder: kept === undefined ? "default" : `${kept} (the model's)`,
   };
-  const input = field.kind === "strings" ? element("textarea", { ...attributes, rows: "2" }) : element("input", attributes);
+  const input =
+    field.kind === "strings" ? element("textarea", { ...attributes, rows: "2" }) : element("input", attributes);
   input.value = FIRST[field.name] ?? "";
   const error = element("p", { class: "error", id: `${id}-error`, role: "alert" });
-  const box = element("div", { class: "row" },
-    element("label", { for: id }, field.name, element("span", { class: "faint" }, ` ${rangeOf(field)}`)), input, error,
-    element("p", { class: "faint", id: `${id}-about` }, about));
+  const box = element(
+    "div",
+    { class: "row" },
+    element("label", { for: id }, field.name, element("span", { class: "faint" }, ` ${rangeOf(field)}`)),
+    input,
+    error,
+    element("p", { class: "faint", id: `${id}-about` }, about),
+  );
   return { field, input, error, box };
 }

@@ -5,7 +5,9 @@ const ALTERNATIVES = 5;
 /** The body for a prompt. `scores` asks for probabilities, `echo` for those of the prompt too. */
 export function bodyOf(model, prompt, values, { scores, echo }) {
   return {
-    model, prompt, ...values,
+    model,
+    prompt,
+    ...values,
     ...(scores ? { logprobs: ALTERNATIVES } : {}),
     ...(echo ? { echo: true } : {}),
     stream: true,
@@ -61,6 +63,9 @@ export function summary({ usage, timings, finish, waited }) {
   }
   if (timings?.predicted_per_second) parts.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
   if (waited !== undefined) parts.push(`first token after ${Math.round(waited)} ms`);
-  const end = { length: "The limit max_tokens ended it: Continue goes on.", stop: "The model or a stop string ended it." }[finish];
+  const end = {
+    length: "The limit max_tokens ended it: Continue goes on.",
+    stop: "The model or a stop string ended it.",
+  }[finish];
   return `${parts.join(", ")}. ${end ?? ""}`;
 }

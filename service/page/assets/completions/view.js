@@ -8,7 +8,8 @@ import { Panel } from "./panel.js";
 import { bodyOf, run, summary } from "./run.js";
 
 const STORED = "noria-completion-text"; // of this tab: a reload keeps the text
-const COLOURS = "Probability of each token: from 90 % without colour, from 60 % green, from 30 % blue, from 10 % orange, below red.";
+const COLOURS =
+  "Probability of each token: from 90 % without colour, from 60 % green, from 30 % blue, from 10 % orange, below red.";
 const EXAMPLE = "Once upon a time, a miller built a water wheel";
 
 /** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
@@ -28,7 +29,11 @@ class Completions {
     this.text.value = sessionStorage.getItem(STORED) ?? EXAMPLE;
     this.scores = check("completion-scores", "Probabilities of tokens");
     this.echo = check("completion-echo", "of the prompt too");
-    this.go = element("button", { type: "button", class: "main", title: "Ctrl-Enter", onclick: () => this.toggle() }, "Continue");
+    this.go = element(
+      "button",
+      { type: "button", class: "main", title: "Ctrl-Enter", onclick: () => this.toggle() },
+      "Continue",
+    );
     this.back = element("button", { type: "button", disabled: true, onclick: () => this.undo() }, "Undo");
     this.status = element("p", { role: "status", class: "faint" });
     this.shown = element("div");
@@ -39,16 +44,41 @@ class Completions {
 
   build(root) {
     const code = (write) => () => write(this.server, COMPLETIONS, this.body() ?? {});
-    root.append(element("div", { class: "completions" },
-      element("div", { class: "writing" },
-        element("label", { for: "completion-text" }, "Text"),
-        this.text,
-        element("div", { class: "deeds" }, this.go, this.back, this.scores.box, this.echo.box,
-          element("span", { class: "copies" }, copyButton("Copy as curl", code(asCurl)), copyButton("Copy as Python", code(asPython)))),
-        this.status, this.shown),
-      element("section", { class: "panel-box", "aria-label": "Parameters" },
-        element("h2", {}, "Parameters"),
-        element("p", { class: "faint" }, "An empty field keeps its default. Only filled fields are sent."), this.panel.box)));
+    root.append(
+      element(
+        "div",
+        { class: "completions" },
+        element(
+          "div",
+          { class: "writing" },
+          element("label", { for: "completion-text" }, "Text"),
+          this.text,
+          element(
+            "div",
+            { class: "deeds" },
+            this.go,
+            this.back,
+            this.scores.box,
+            this.echo.box,
+            element(
+              "span",
+              { class: "copies" },
+              copyButton("Copy as curl", code(asCurl)),
+              copyButton("Copy as Python", code(asPython)),
+            ),
+          ),
+          this.status,
+          this.shown,
+        ),
+        element(
+          "section",
+          { class: "panel-box", "aria-label": "Parameters" },
+          element("h2", {}, "Parameters"),
+          element("p", { class: "faint" }, "An empty field keeps its default. Only filled fields are sent."),
+          this.panel.box,
+        ),
+      ),
+    );
   }
 
   listen(root) {

@@ -16,13 +16,19 @@ function tell(text) {
 /** All operations of the document, in its order. */
 function operationsOf(described) {
   return Object.entries(described.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, operation]) => new Operation(server, described, method, path, operation)));
+    Object.entries(methods).map(([method, operation]) => new Operation(server, described, method, path, operation)),
+  );
 }
 
 function build(described) {
   const operations = operationsOf(described);
   const none = element("p", { hidden: true }, "Nothing matches.");
-  const search = element("input", { id: "search", type: "search", autocomplete: "off", placeholder: "a path, a field, a word" });
+  const search = element("input", {
+    id: "search",
+    type: "search",
+    autocomplete: "off",
+    placeholder: "a path, a field, a word",
+  });
   search.addEventListener("input", () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const operation of operations) operation.box.hidden = !words.every((word) => operation.text.includes(word));
@@ -30,12 +36,22 @@ function build(described) {
   });
   const { title, summary, version } = described.info;
   byId("main").replaceChildren(
-    element("div", { class: "docs" },
+    element(
+      "div",
+      { class: "docs" },
       element("h2", {}, `The API of ${title} ${version}`),
-      element("p", {}, `${summary} `, element("a", { href: "openapi.json" }, "openapi.json"), " has the same for programs."),
+      element(
+        "p",
+        {},
+        `${summary} `,
+        element("a", { href: "openapi.json" }, "openapi.json"),
+        " has the same for programs.",
+      ),
       element("div", { class: "search" }, element("label", { for: "search" }, "Search"), search),
       operations.map(({ box }) => box),
-      none));
+      none,
+    ),
+  );
   const follow = () => operations.find(({ id }) => id === location.hash.slice(1))?.open();
   addEventListener("hashchange", follow);
   follow();

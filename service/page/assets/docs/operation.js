@@ -32,9 +32,15 @@ export class Operation {
     const box = lazy("", () => this.#content());
     box.id = this.id;
     box.className = "operation";
-    box.querySelector("summary").replaceChildren(
-      element("span", { class: `method ${this.method}` }, this.method.toUpperCase()), " ",
-      element("h3", {}, this.path), " ", element("span", { class: "faint" }, this.operation.summary));
+    box
+      .querySelector("summary")
+      .replaceChildren(
+        element("span", { class: `method ${this.method}` }, this.method.toUpperCase()),
+        " ",
+        element("h3", {}, this.path),
+        " ",
+        element("span", { class: "faint" }, this.operation.summary),
+      );
     return box;
   }
 
@@ -46,13 +52,22 @@ export class Operation {
       new Trial(this).box,
       ...(this.body ? [element("h4", {}, "Body"), ...this.#bodyFields()] : []),
       element("h4", {}, "Answers"),
-      element("dl", { class: "fields" }, Object.entries(this.operation.responses).map((answer) => this.#answer(...answer))),
+      element(
+        "dl",
+        { class: "fields" },
+        Object.entries(this.operation.responses).map((answer) => this.#answer(...answer)),
+      ),
     ];
   }
 
   #bodyFields() {
     const { schema } = resolve(this.document, this.body.schema);
-    return fields(this.document, schema)?.filter(Boolean) ?? [element("p", {}, words(schema)), ...nested(this.document, schema)];
+    return (
+      fields(this.document, schema)?.filter(Boolean) ?? [
+        element("p", {}, words(schema)),
+        ...nested(this.document, schema),
+      ]
+    );
   }
 
   #answer(status, { description, content = {}, headers = {} }) {
@@ -60,11 +75,16 @@ export class Operation {
       lazy(`${type}: ${words(schema)}`, () => {
         const found = resolve(this.document, schema).schema;
         return fields(this.document, found) ?? element("p", {}, prose(found.description ?? words(found)));
-      }));
+      }),
+    );
     const names = Object.entries(headers).map(([name, header]) =>
-      element("li", {}, element("code", {}, name), `: ${header.description ?? ""}`));
-    return element("div", {},
+      element("li", {}, element("code", {}, name), `: ${header.description ?? ""}`),
+    );
+    return element(
+      "div",
+      {},
       element("dt", {}, element("code", {}, status), " ", prose(description)),
-      element("dd", {}, kinds, names.length ? lazy("Headers", () => element("ul", {}, names)) : null));
+      element("dd", {}, kinds, names.length ? lazy("Headers", () => element("ul", {}, names)) : null),
+    );
   }
 }

@@ -17,11 +17,14 @@ export function words(schema) {
   if (alternatives(schema)) return [...new Set(alternatives(schema).map(words))].join(", or ");
   if ("const" in schema) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(", ");
-  if (schema.type === "array") return `list${limits(schema.minItems, schema.maxItems, "items")} of ${words(schema.items ?? {})}`;
+  if (schema.type === "array")
+    return `list${limits(schema.minItems, schema.maxItems, "items")} of ${words(schema.items ?? {})}`;
   if (schema.type === "string") return `string${limits(schema.minLength, schema.maxLength, "characters")}`;
   if (schema.type === "number" || schema.type === "integer") {
-    return `${schema.type}${schema.exclusiveMinimum === undefined ? "" : ` above ${schema.exclusiveMinimum}`}`
-      + limits(schema.minimum, schema.maximum ?? schema.exclusiveMaximum, "");
+    return (
+      `${schema.type}${schema.exclusiveMinimum === undefined ? "" : ` above ${schema.exclusiveMinimum}`}` +
+      limits(schema.minimum, schema.maximum ?? schema.exclusiveMaximum, "")
+    );
   }
   if (Array.isArray(schema.type)) return schema.type.join(", or ");
   return schema.type ?? "anything";
@@ -58,15 +61,22 @@ export function fields(document, schema) {
 
 function row(document, name, field, required) {
   const note = required ? element("strong", { class: "required" }, "required") : null;
-  return element("div", {},
+  return element(
+    "div",
+    {},
     element("dt", {}, element("code", {}, name), " ", element("span", { class: "type" }, words(field)), " ", note),
-    element("dd", {}, field.description ? element("p", {}, prose(field.description)) : null, nested(document, field)));
+    element("dd", {}, field.description ? element("p", {}, prose(field.description)) : null, nested(document, field)),
+  );
 }
 
 function folded(harmless) {
   const items = harmless.map(([name, field]) => element("li", {}, element("code", {}, name), `: ${words(field)}`));
-  return element("details", {}, element("summary", {}, `${harmless.length} fields of other servers, with these values only`),
-    element("ul", {}, items));
+  return element(
+    "details",
+    {},
+    element("summary", {}, `${harmless.length} fields of other servers, with these values only`),
+    element("ul", {}, items),
+  );
 }
 
 /** The objects that a field can hold, each behind a summary; they may refer to themselves, so they open on demand. */

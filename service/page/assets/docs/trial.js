@@ -10,17 +10,22 @@ export class Trial {
   constructor({ server, method, path, operation, body }) {
     Object.assign(this, { server, method, path });
     const id = operation.operationId;
-    this.parameters = (operation.parameters ?? []).filter((parameter) => parameter.in === "path").map(({ name }) =>
-      [name, element("input", { id: `${id}-${name}`, autocomplete: "off", required: true })]);
+    this.parameters = (operation.parameters ?? [])
+      .filter((parameter) => parameter.in === "path")
+      .map(({ name }) => [name, element("input", { id: `${id}-${name}`, autocomplete: "off", required: true })]);
     this.input = body && element("textarea", { id: `${id}-body`, class: "mono", spellcheck: "false", rows: "6" });
     if (body) this.input.value = JSON.stringify(body.example ?? {}, null, 2);
     this.button = element("button", { type: "submit", class: "main" }, "Send");
     this.status = element("p", { role: "status", class: "faint" });
     this.answer = element("pre", { tabindex: "0", role: "region", "aria-label": `Answer of ${path}`, hidden: true });
-    this.box = element("form", { class: "trial", onsubmit: (event) => this.#submit(event) },
+    this.box = element(
+      "form",
+      { class: "trial", onsubmit: (event) => this.#submit(event) },
       this.parameters.map(([name, input]) => [element("label", { for: input.id }, name), input]).flat(),
       this.input && [element("label", { for: this.input.id }, "Body, as JSON"), this.input],
-      element("div", { class: "send" }, this.button, this.status), this.answer);
+      element("div", { class: "send" }, this.button, this.status),
+      this.answer,
+    );
   }
 
   async #submit(event) {
@@ -55,11 +60,19 @@ export class Trial {
 
   /** As a client would: errors are answers like others here, so they are shown and not handled. */
   async #send(body, signal) {
-    const path = this.parameters.reduce((path, [name, { value }]) => path.replace(`{${name}}`, encodeURIComponent(value)), this.path);
+    const path = this.parameters.reduce(
+      (path, [name, { value }]) => path.replace(`{${name}}`, encodeURIComponent(value)),
+      this.path,
+    );
     const headers = {};
     if (this.server.key) headers.authorization = `Bearer ${this.server.key}`;
     if (body !== null) headers["content-type"] = "application/json";
-    const response = await fetch(this.server.url(path.slice(1)), { method: this.method.toUpperCase(), headers, body, signal });
+    const response = await fetch(this.server.url(path.slice(1)), {
+      method: this.method.toUpperCase(),
+      headers,
+      body,
+      signal,
+    });
     const id = response.headers.get("x-request-id");
     this.status.textContent = `Status ${response.status}${id ? `, request ${id}` : ""}.`;
     this.answer.hidden = false;

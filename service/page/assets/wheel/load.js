@@ -3,7 +3,10 @@
 import { pause } from "./feed.js";
 
 const BETWEEN_MS = 350;
-const OPENING = "The noria is a wheel that lifts water. Its buckets go down empty and come up full, one after the other. ";
+// The same beginning for all, longer than a page of 32 tokens: they share it.
+const OPENING =
+  "The noria is a wheel that lifts water from a river. Its buckets go down empty and come up full, " +
+  "one after the other, day and night, and the fields around it stay green. ";
 const REQUESTS = [
   ["Tell how a mill works.", 320],
   ["Name a river.", 60],

@@ -32,7 +32,9 @@ export function paintRings(canvas, rings, palette, now, still) {
     const presence = rings.presence(ring, now, still);
     const radius = (size / 2 - 6) * (0.5 + 0.5 * presence);
     context.setTransform(context.getTransform().translate(...centre(ring.place)));
-    rings.pools.forEach((pool, i) => paintTable(context, palette, fills, ring, pool, i, radius - i * size * 0.12, size * 0.09));
+    rings.pools.forEach((pool, i) =>
+      paintTable(context, palette, fills, ring, pool, i, radius - i * size * 0.12, size * 0.09),
+    );
     paintLabel(context, palette, size, ring, presence);
     context.setTransform(context.getTransform().translate(...centre(ring.place).map((value) => -value)));
   }
@@ -47,7 +49,8 @@ function paintTable(context, palette, fills, ring, pool, i, outer, thickness) {
   const angle = (position) => TOP + (ring.shown - position) * perToken;
   band(context, palette.line, 1, radius, 0, 2 * Math.PI);
   for (const { kind, from, to } of bands(table, pool.page_size, ring.shown)) {
-    if (kind !== "held") band(context, kind === "shared" ? palette.good : palette.line, thickness, radius, angle(to), angle(from));
+    if (kind !== "held")
+      band(context, kind === "shared" ? palette.good : palette.line, thickness, radius, angle(to), angle(from));
     const inset = kind === "held" ? 0 : 1; // a border, because stripes and emptiness have none
     band(context, fills[kind], thickness - 2 * inset, radius, angle(to) + inset / outer, angle(from) - inset / outer);
   }
@@ -117,9 +120,12 @@ function paintPlaces(context, palette, rings, n, centre, size) {
 function paintLabel(context, palette, size, { sequence }, presence) {
   const large = size > 80;
   const share = sequence.prompt ? Math.min(sequence.computed / sequence.prompt, 1) : 1;
-  const [top, bottom] = sequence.state === "prompt"
-    ? [`${Math.floor(100 * share)} %`, "prompt"]
-    : large ? [sequence.generated.toLocaleString("en"), "tokens"] : [SHORT.format(sequence.generated), ""];
+  const [top, bottom] =
+    sequence.state === "prompt"
+      ? [`${Math.floor(100 * share)} %`, "prompt"]
+      : large
+        ? [sequence.generated.toLocaleString("en"), "tokens"]
+        : [SHORT.format(sequence.generated), ""];
   context.globalAlpha = Math.max(0, presence);
   context.textAlign = "center";
   context.textBaseline = "middle";

@@ -27,7 +27,7 @@ export class Palette {
     if (pattern === "striped") {
       drawn.lineWidth = 1.6;
       drawn.beginPath();
-      for (const x of [-6, 0, 6]) drawn.moveTo(x - 1, 7), drawn.lineTo(x + 7, -1);
+      for (const x of [-6, 0, 6]) (drawn.moveTo(x - 1, 7), drawn.lineTo(x + 7, -1));
       drawn.stroke();
     } else {
       drawn.fillRect(1, 1, 3, 3);

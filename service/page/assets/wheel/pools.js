@@ -6,11 +6,25 @@ const number = (value) => value.toLocaleString("en");
 
 /** The parts of a pool, which add up to its pages. `held` of the feed includes `shared`. */
 export function partsOf({ held, shared, cached, free }) {
-  return [["held", held - shared], ["shared", shared], ["cached", cached], ["free", free]];
+  return [
+    ["held", held - shared],
+    ["shared", shared],
+    ["cached", cached],
+    ["free", free],
+  ];
 }
 
 const nameOf = ({ window, page_size }) =>
   `${window === null ? "Full attention" : `Window of ${number(window)} tokens`}, pages of ${number(page_size)} tokens`;
+
+/** How a ring behaves in these pools. */
+export function behaviour(pools) {
+  const window = pools.find((pool) => pool.window !== null)?.window;
+  const grows = "With full attention a ring grows with its text.";
+  if (window === undefined) return grows;
+  const turns = `With a window of ${number(window)} tokens a ring keeps its size: where a page leaves, the next one fills.`;
+  return pools.length === 1 ? turns : `Each pool has a ring. ${turns} ${grows}`;
+}
 
 /** A bar a pool. Elements stay; only widths and numbers change. */
 export class Pools {
@@ -27,7 +41,9 @@ export class Pools {
 }
 
 function makeBar() {
-  const parts = Object.fromEntries(["held", "shared", "cached", "free"].map((name) => [name, element("div", { class: `part ${name}` })]));
+  const parts = Object.fromEntries(
+    ["held", "shared", "cached", "free"].map((name) => [name, element("div", { class: `part ${name}` })]),
+  );
   const bar = element("div", { class: "bar", role: "img" }, Object.values(parts));
   const title = element("p", { class: "pool-title" });
   const counts = element("p", { class: "faint" });

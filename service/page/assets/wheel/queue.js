@@ -25,6 +25,7 @@ export class Queue {
 }
 
 function describe({ id, state, prompt, generated, reason }) {
-  const what = state === "preempted" ? `preempted after ${number(generated)} tokens` : `a prompt of ${number(prompt)} tokens`;
+  const what =
+    state === "preempted" ? `preempted after ${number(generated)} tokens` : `a prompt of ${number(prompt)} tokens`;
   return `#${id}, ${what}, waits for ${reason ? (REASONS[reason] ?? reason) : "the next step"}`;
 }

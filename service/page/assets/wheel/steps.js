@@ -34,7 +34,8 @@ export class Steps {
     const parts = PARTS.filter(({ name }) => step[name]).map(({ name }) => `${number(step[name])} ${name}`);
     const requests = step.sequences === 1 ? "1 request" : `${number(step.sequences)} requests`;
     const milliseconds = (1000 * step.seconds).toFixed(step.seconds < 0.01 ? 1 : 0);
-    return `Step ${number(step.n)}: ${parts.join(" + ")} ${rowsOf(step) === 1 ? "row" : "rows"} of ${requests}, ${milliseconds} ms.`;
+    const rows = rowsOf(step) === 1 ? "row" : "rows";
+    return `Step ${number(step.n)}: ${parts.join(" + ")} ${rows} of ${requests}, ${milliseconds} ms.`;
   }
 }
 

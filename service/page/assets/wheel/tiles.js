@@ -17,7 +17,11 @@ const TILES = [
   ["Prompt tokens/s", "Prompt tokens computed a second", (p) => whole(p.prompt_tokens_per_second)],
   ["First token", "From the arrival of the latest request to its first token (TTFT)", (p) => seconds(p.ttft_seconds)],
   ["In the queue", "How long the latest request waited for its first step", (p) => seconds(p.queue_seconds)],
-  ["Preemptions", "How often a request lost its pages because there were too few", ({ preemptions }) => whole(preemptions)],
+  [
+    "Preemptions",
+    "How often a request lost its pages because there were too few",
+    ({ preemptions }) => whole(preemptions),
+  ],
   ["Prefix hits", "Prompt tokens that were found in the KV cache", ({ prefix }) => share(prefix.hit, prefix.queried)],
   ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => share(drafts.accepted, drafts.proposed)],
 ];
@@ -27,8 +31,11 @@ export class Tiles {
   #values = TILES.map(() => element("dd", {}, "–"));
 
   constructor() {
-    this.box = element("dl", { class: "tiles" },
-      TILES.map(([name, meaning], i) => element("div", { title: meaning }, element("dt", {}, name), this.#values[i])));
+    this.box = element(
+      "dl",
+      { class: "tiles" },
+      TILES.map(([name, meaning], i) => element("div", { title: meaning }, element("dt", {}, name), this.#values[i])),
+    );
   }
 
   update(picture) {

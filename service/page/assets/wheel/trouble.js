@@ -4,7 +4,10 @@ const RECENT_SECONDS = 30;
 const GROWTH_SECONDS = 5;
 
 const STATES = {
-  restarting: ["bad", "The engine restarts. Requests that have sent nothing yet are computed again; the others have failed."],
+  restarting: [
+    "bad",
+    "The engine restarts. Requests that have sent nothing yet are computed again; the others have failed.",
+  ],
   loading: ["calm", "The model loads."],
   draining: ["warn", "The server drains: it finishes what runs and takes no new requests."],
 };
@@ -37,8 +40,11 @@ export class Trouble {
   #preempted() {
     const n = this.#past.at(-1).preemptions - this.#past[0].preemptions;
     if (n <= 0) return null;
-    return ["warn", "Pages ran out in the last 30 seconds, and the engine preempted requests: it computes them again later. "
-      + "Fewer running requests (--max-sequences) or more memory help."];
+    return [
+      "warn",
+      "Pages ran out in the last 30 seconds, and the engine preempted requests: it computes them again later. " +
+        "Fewer running requests (--max-sequences) or more memory help.",
+    ];
   }
 
   #growing({ time, waiting, sequences }) {
@@ -46,8 +52,11 @@ export class Trouble {
     const before = this.#past.findLast((past) => past.time <= time - GROWTH_SECONDS);
     if (!before?.waiting || waiting < before.waiting) return null;
     const reason = sequences.find((sequence) => sequence.reason)?.reason;
-    return ["warn", `The queue ${waiting > before.waiting ? "grows" : "stands"}. `
-      + (reason ? `The first request waits for ${REASONS[reason] ?? reason}.` : "Requests come faster than they end.")];
+    return [
+      "warn",
+      `The queue ${waiting > before.waiting ? "grows" : "stands"}. ` +
+        (reason ? `The first request waits for ${REASONS[reason] ?? reason}.` : "Requests come faster than they end."),
+    ];
   }
 
   #restarted() {
