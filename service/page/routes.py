@@ -1,4 +1,4 @@
-"""The routes of the page: `GET /` and the files below `/page/`. They need no key; what the page asks for does."""
+"""The routes of the page: `/`, `/docs` and the files below `/page/`. They need no key; what the page asks for does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +46,10 @@ async def _index(request: Request) -> Response:
     return respond(request, files()["index.html"])
 
 
+async def _docs(request: Request) -> Response:
+    return respond(request, files()["docs/docs.html"])
+
+
 async def _asset(request: Request) -> Response:
     found = files().get(request.path_params["name"])
     if found is None:
@@ -61,4 +65,8 @@ def respond(request: Request, file: File) -> Response:
     return Response(file.content, headers=headers, media_type=file.media_type)
 
 
-PAGES = (Page("/", _index, "page"), Page("/page/{name:path}", _asset, "page_file"))
+PAGES = (
+    Page("/", _index, "page"),
+    Page("/docs", _docs, "page_docs"),
+    Page("/page/{name:path}", _asset, "page_file"),
+)

@@ -2,44 +2,13 @@
 
 import { mount as mountChat } from "./chat/view.js";
 import { mount as mountCompletions } from "./completions/view.js";
+import { askForKey } from "./key.js";
 import { Server, ServerError } from "./server.js";
+import { setUpTheme } from "./theme.js";
 import { mount as mountWheel } from "./wheel/view.js";
 
 const RETRY_MS = 1000;
 const byId = (id) => document.getElementById(id);
-
-/** A dialog that asks for the key. Resolves to the key, or to null after Cancel. */
-function askForKey(message) {
-  const dialog = byId("key-dialog");
-  const input = byId("key-input");
-  byId("key-error").textContent = message;
-  input.value = "";
-  dialog.returnValue = "cancel";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "use" ? input.value.trim() : null), {
-      once: true,
-    });
-  });
-}
-
-const THEMES = ["as the system", "light", "dark"];
-
-function setUpTheme() {
-  const button = byId("theme-button");
-  const show = (theme) => {
-    document.documentElement.dataset.theme = theme;
-    button.setAttribute("aria-label", `Colours: ${theme}`);
-    button.title = `Colours: ${theme}`;
-  };
-  const chosen = localStorage.getItem("noria-theme");
-  show(THEMES.includes(chosen) ? chosen : THEMES[0]);
-  button.addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-    localStorage.setItem("noria-theme", next);
-    show(next);
-  });
-}
 
 /** Show one view by the address's fragment. A view is mounted when it is first shown. */
 function setUpViews(context) {
@@ -105,6 +74,6 @@ byId("key-button").addEventListener("click", async () => {
   await connect();
 });
 
-setUpTheme();
+setUpTheme(byId("theme-button"));
 setUpViews({ server, model: known.promise, tell });
 connect();

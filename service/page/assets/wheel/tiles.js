@@ -1,0 +1,47 @@
+// The numbers of the engine, each with what it means.
+
+import { element } from "../dom.js";
+
+const whole = (value) => Math.round(value).toLocaleString("en");
+const share = (part, all) => (all ? `${Math.round((100 * part) / all)} %` : "–");
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  return value < 1 ? `${whole(1000 * value)} ms` : `${value.toFixed(1)} s`;
+}
+
+const TILES = [
+  ["Running", "Requests in the batch now", ({ running }) => whole(running)],
+  ["Waiting", "Requests in the queue", ({ waiting }) => whole(waiting)],
+  ["Tokens/s", "Tokens generated a second, for all requests together", (p) => whole(p.tokens_per_second)],
+  ["Prompt tokens/s", "Prompt tokens computed a second", (p) => whole(p.prompt_tokens_per_second)],
+  ["First token", "From the arrival of the latest request to its first token (TTFT)", (p) => seconds(p.ttft_seconds)],
+  ["In the queue", "How long the latest request waited for its first step", (p) => seconds(p.queue_seconds)],
+  [
+    "Preemptions",
+    "How often a request lost its pages because there were too few",
+    ({ preemptions }) => whole(preemptions),
+  ],
+  ["Prefix hits", "Prompt tokens that were found in the KV cache", ({ prefix }) => share(prefix.hit, prefix.queried)],
+  ["Drafts kept", "Draft tokens that the model agreed with", ({ drafts }) => share(drafts.accepted, drafts.proposed)],
+];
+
+/** A list of numbers. `update(picture)` fills it. */
+export class Tiles {
+  #values = TILES.map(() => element("dd", {}, "–"));
+
+  constructor() {
+    this.box = element(
+      "dl",
+      { class: "tiles" },
+      TILES.map(([name, meaning], i) => element("div", { title: meaning }, element("dt", {}, name), this.#values[i])),
+    );
+  }
+
+  update(picture) {
+    TILES.forEach(([, , text], i) => {
+      const now = text(picture);
+      if (this.#values[i].textContent !== now) this.#values[i].textContent = now;
+    });
+  }
+}

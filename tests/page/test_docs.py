@@ -1,0 +1,116 @@
+"""The API's page at /docs: it renders every part of the OpenAPI document and sends requests."""
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.conftest import PHONE
+from tests.service.live import Live, running
+
+OPEN_ALL = "document.querySelectorAll('details:not([open])').forEach((box) => { box.open = true; })"
+
+
+def operation(page: Page, name: str) -> None:
+    page.locator(f".operation:has(h3:text-is('{name}')) > summary").click()
+
+
+def test_it_has_every_operation_field_and_status(live: Live, page: Page) -> None:
+    document = live.http.get("/openapi.json").json()
+    page.goto(f"{live.url}/docs")
+    boxes = page.locator(".operation")
+    expected = [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
+    expect(boxes).to_have_count(len(expected))
+    page.evaluate(OPEN_ALL)
+    described = [item for methods in document["paths"].values() for item in methods.values()]
+    for box, (method, path), item in zip(boxes.all(), expected, described, strict=True):
+        expect(box.locator("> summary")).to_contain_text(method)
+        assert box.locator("> summary h3").inner_text() == path
+        shown = box.inner_text()
+        for status, response in item["responses"].items():
+            assert f"{status} {response['description']}".replace("`", "") in shown
+        for content in item.get("requestBody", {}).get("content", {}).values():
+            schema = document["components"]["schemas"][content["schema"]["$ref"].split("/")[-1]]
+            names = {name.inner_text() for name in box.locator("code").all()}
+            missing = schema.get("properties", {}).keys() - names
+            assert not [name for name in missing if "description" in schema["properties"][name]]
+
+
+def test_it_sends_a_request_with_the_key_of_the_tab(page: Page) -> None:
+    with running(api_keys=("secret",)) as live:
+        page.goto(f"{live.url}/docs#post-v1-completions")
+        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").press("Enter")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_text("Status 200, request")).to_be_visible()
+        answer = page.get_by_role("region", name="Answer of /v1/completions")
+        expect(answer).to_contain_text('"object": "text_completion"')
+        body = page.get_by_label("Body, as JSON")
+        body.fill('{"prompt": "a", "temperature": 3}')
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_text("Status 400")).to_be_visible()
+        expect(answer).to_contain_text('"param": "temperature"')
+        body.fill('{"prompt": ')
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_text("The body is no JSON")).to_be_visible()
+        body.fill('{"prompt": "a", "stream": true, "max_tokens": 3}')
+        page.get_by_role("button", name="Send").click()
+        expect(answer).to_contain_text("data: [DONE]")
+
+
+def test_a_stream_can_be_stopped(page: Page) -> None:
+    with running(model="slow") as live:
+        page.goto(f"{live.url}/docs#post-v1-completions")
+        page.get_by_label("Body, as JSON").fill('{"prompt": "a", "stream": true, "max_tokens": 3000}')
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("text_completion")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+
+
+def test_a_path_with_a_parameter(live: Live, page: Page) -> None:
+    page.goto(f"{live.url}/docs")
+    operation(page, "/v1/models/{name}")
+    page.get_by_label("name", exact=True).fill("org/alias")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Answer of /v1/models/{name}")).to_contain_text('"id": "org/alias"')
+
+
+def test_search_and_keyboard(live: Live, page: Page) -> None:
+    page.goto(f"{live.url}/docs")
+    search = page.get_by_label("Search")
+    search.fill("logit_bias completions")
+    shown = page.locator(".operation:visible h3")
+    expect(shown).to_have_text(["/v1/completions", "/v1/chat/completions"])
+    search.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Body, as JSON")).to_be_visible()
+    search.fill("no such thing")
+    expect(page.get_by_text("Nothing matches.")).to_be_visible()
+
+
+def test_links_between_the_pages(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    page.get_by_role("link", name="API").click()
+    expect(page.get_by_role("heading", name="The API of Noria")).to_be_visible()
+    page.get_by_role("link", name="The wheel").click()
+    expect(page.get_by_role("region", name="The wheel", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_screen_reader_a_phone_and_no_other_origin(
+    live: Live, page: Page, accessible: Callable[[Page], None], scheme: str
+) -> None:
+    hosts = set()
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).netloc))
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    for size in (PHONE, {"width": 1280, "height": 800}):
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        page.goto(f"{live.url}/docs")
+        operation(page, "/v1/completions")
+        for _ in range(2):
+            page.evaluate(OPEN_ALL.replace("details", ".operation[open] details"))
+        accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    assert hosts == {urlsplit(live.url).netloc}

@@ -1,0 +1,59 @@
+"""Wheel, completions and /docs with the embedded model: the screenshots of docs/ come from here."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.server import LiveServer, serving
+
+DESKTOP = {"width": 1280, "height": 800}
+Screenshot = Callable[[Page, str], None]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serving("--max-sequences", "4") as server:
+        yield server
+
+
+def test_the_wheel(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
+    """Four requests run and the others wait; the load's requests share their first pages."""
+    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.goto(f"{server.url}/#wheel")
+    page.get_by_role("button", name="Send load").click()
+    queue = page.get_by_role("region", name="Queue").get_by_role("listitem")
+    expect(queue.first).to_contain_text("waits for a place among the running requests")
+    expect(page.get_by_role("img", name=re.compile(r", [1-9][0-9]* shared,"))).to_be_visible()
+    expect(page.get_by_text(re.compile("^Step [0-9,]+: 4 decode"))).to_be_visible()
+    screenshot(page, "wheel")
+    page.get_by_role("button", name="Stop load").click()
+    expect(page.get_by_role("button", name="Send load")).to_be_visible()
+    server.wait_idle()
+
+
+def test_completions(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
+    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.goto(f"{server.url}/#completions")
+    page.get_by_label("max_tokens").fill("24")
+    page.get_by_label("temperature").fill("0")
+    page.get_by_label("Text").fill("The capital of France is")
+    page.get_by_label("of the prompt too").check()
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_text("24 tokens after a prompt of")).to_be_visible()
+    expect(page.get_by_label("Text")).to_have_value(re.compile("^The capital of France is Paris"))
+    text = page.get_by_label("Text").input_value()
+    tokens = page.get_by_role("listbox").get_by_role("option")
+    assert "".join(token.inner_text() for token in tokens.all()).replace("⏎\n", "\n") == text
+    page.get_by_role("option", name="“ Paris”").first.hover()
+    expect(page.get_by_role("tooltip")).to_contain_text("Paris")
+    screenshot(page, "completions")
+
+
+def test_docs(server: LiveServer, page: Page, screenshot: Screenshot) -> None:
+    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.goto(f"{server.url}/docs#post-v1-completions")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Answer of /v1/completions")).to_contain_text("Paris")
+    screenshot(page, "docs")
