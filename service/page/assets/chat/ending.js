@@ -35,7 +35,7 @@ export function costOf({ stats }) {
   const parts = [plural(stats.tokens, "token")];
   if (stats.speed) parts.push(`${stats.speed.toFixed(1)} tokens/s`);
   if (stats.first) parts.push(`first after ${duration(stats.first)}`);
-  parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
-  const queue = stats.queue === null ? "" : ` In the queue: ${duration(stats.queue)}.`;
+  parts.push(`${stats.cached ?? 0} of ${stats.prompt} prompt tokens cached`);
+  const queue = stats.queue == null ? "" : ` In the queue: ${duration(stats.queue)}.`;
   return { text: parts.join(" · "), more: `The time to the first token includes the network.${queue}${missOf(stats.miss)}` };
 }

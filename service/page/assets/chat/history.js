@@ -3,7 +3,7 @@
 import { element } from "../dom.js";
 import { titleOf } from "./conversation.js";
 
-/** `actions`: open(id), fresh(), rename(id, title), remove(id), exportOne(id), exportAll(), importFile(file), close(). */
+/** `actions`: open(id), rename(id, title), remove(id), exportOne(id), exportAll(), importFile(file), close(). */
 export class History {
   constructor(store, actions) {
     Object.assign(this, { store, actions, current: null });
@@ -17,7 +17,6 @@ export class History {
       "aside",
       { class: "history", "aria-label": "Conversations", id: "chat-history" },
       element("div", { class: "side-bar" }, element("h2", {}, "Conversations"), button("Close", actions.close)),
-      element("button", { type: "button", class: "main", onclick: actions.fresh }, "New chat"),
       this.search,
       this.list,
       this.none,

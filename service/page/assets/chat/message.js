@@ -50,7 +50,7 @@ export class Message {
     const { node } = this;
     this.parts?.update(running);
     this.root.setAttribute("aria-busy", String(running && ["waiting", "writing"].includes(node.state)));
-    const state = JSON.stringify([all.map(({ id }) => id), running, node.state, Boolean(node.stats?.tokens)]);
+    const state = JSON.stringify([all.map(({ id }) => id), running, node.state, Boolean(node.stats?.tokens), Boolean(node.content)]);
     if (state === this.state || this.editing) return;
     this.state = state;
     this.foot.replaceChildren(...this.#buttons(all, running));
@@ -70,7 +70,7 @@ export class Message {
     const buttons = [];
     if (all.length > 1) buttons.push(switcher(node, all, actions.pick));
     if (node.role === "user") buttons.push(quiet("Edit", () => this.#edit(), { disabled: running }));
-    buttons.push(copyButton("Copy", () => node.content));
+    if (node.content) buttons.push(copyButton("Copy", () => node.content));
     if (node.role !== "assistant") return buttons;
     buttons.push(quiet("Regenerate", () => actions.regenerate(node), { disabled: running }));
     if (node.sent) {

@@ -39,8 +39,10 @@ export async function answer({ server, model, node, bodyOf, signal, changed }) {
 
 function fail(node, error) {
   const lost = error instanceof TypeError; // what a browser throws when a stream breaks
-  Object.assign(node, { state: "failed", error: lost ? "The connection to the server was lost." : error.message });
+  Object.assign(node, { state: "failed", error: lost ? "The connection to the server was lost." : sentence(error.message) });
 }
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
 
 /** Ask, and ask again after the wait that a full or restarting server names. */
 async function ask(run) {
@@ -58,7 +60,7 @@ async function ask(run) {
 
 async function countDown({ node, signal, changed }, { message, retryAfter }) {
   for (let left = retryAfter; left > 0; left--) {
-    node.notice = `${message[0].toUpperCase()}${message.slice(1)}. Asks again in ${left} s.`;
+    node.notice = `${sentence(message)} Asks again in ${left} s.`;
     changed();
     await seconds(1)(signal);
   }

@@ -60,7 +60,7 @@ export class Session {
   #leave() {
     for (const { node, controller } of this.runs.values()) {
       controller.abort();
-      this.store.putNode({ ...node, state: "stopped", notice: "" });
+      this.store.putLast({ ...node, state: "stopped", notice: "" });
     }
   }
 }

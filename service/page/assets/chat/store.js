@@ -75,6 +75,13 @@ export class Store {
     });
   }
 
+  /** Put a node while the page goes: no callback will run any more, so that the transaction must end at once. */
+  putLast(node) {
+    const transaction = this.opened?.transaction("nodes", "readwrite");
+    transaction?.objectStore("nodes").put(node);
+    transaction?.commit();
+  }
+
   async remove(id) {
     const work = async (of) => {
       of("heads").delete(id);
@@ -90,7 +97,7 @@ export class Store {
       request.result.createObjectStore("nodes", { keyPath: "id" }).createIndex("conversation", "conversation");
     };
     const opened = result(request);
-    opened.catch((error) => this.onError(explain(error)));
+    opened.then((database) => (this.opened = database), (error) => this.onError(explain(error)));
     return opened;
   }
 

@@ -22,7 +22,8 @@ export class Thread {
     this.scroller = element("div", { class: "scroller", tabindex: "-1" }, this.empty, this.list);
     this.root = element("div", { class: "thread" }, this.scroller, this.latest);
     this.scroller.addEventListener("scroll", () => this.#look());
-    new ResizeObserver(() => this.#keepUp()).observe(this.list);
+    const observer = new ResizeObserver(() => this.#keepUp());
+    for (const watched of [this.list, this.scroller]) observer.observe(watched);
   }
 
   /** Draw the branch. Messages that are on screen already stay. */

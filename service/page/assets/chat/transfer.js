@@ -131,8 +131,25 @@ const PARTS = {
     state: STATES.includes(plain.state) ? plain.state : "stopped",
     finish: string(plain, "finish", where),
     error: string(plain, "error", where),
+    stats: numbers(plain.stats ?? {}, `${where}.stats`),
+    scores: list(plain, "scores", where).map((item, at) => score(item, `${where}.scores[${at}]`)),
   }),
 };
+
+function numbers(stats, where) {
+  check(isObject(stats), where, "an object");
+  const names = ["prompt", "tokens", "cached", "speed", "queue", "first"].filter((name) => stats[name] != null);
+  return Object.fromEntries(names.map((name) => [name, number(stats, name, where)]));
+}
+
+function score(plain, where) {
+  const pairs = list(plain, "top", where).map((pair, at) => {
+    check(Array.isArray(pair), `${where}.top[${at}]`, "a pair");
+    return [string(pair, 0, `${where}.top[${at}]`), number(pair, 1, `${where}.top[${at}]`)];
+  });
+  const texts = Object.fromEntries(["token", "shown"].map((name) => [name, string(plain, name, where)]));
+  return { ...texts, logprob: number(plain, "logprob", where), top: pairs };
+}
 
 function picture(url, where) {
   check(typeof url === "string" && PICTURE.test(url), where, "a picture as a data URL");

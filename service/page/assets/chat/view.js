@@ -261,7 +261,6 @@ class View {
         const conversation = this.session.live(id) ?? (await this.store.load(id));
         if (conversation) this.#open(conversation);
       },
-      fresh: () => this.#fresh(),
       rename: async (id, title) => {
         if (id === this.conversation.head.id) this.conversation.head.title = title;
         await this.store.patch(id, { title });
