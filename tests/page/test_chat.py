@@ -140,7 +140,8 @@ def plain(page: Page) -> str:
             const database = await wait(indexedDB.open(name));
             const nodes = await wait(database.transaction("nodes").objectStore("nodes").getAll());
             database.close();
-            return nodes.filter((node) => node.role === "assistant").sort((a, b) => a.created - b.created).at(-1).content;
+            const answers = nodes.filter((node) => node.role === "assistant");
+            return answers.sort((a, b) => a.created - b.created).at(-1).content;
         }"""
     )
 
@@ -276,14 +277,15 @@ def test_the_text_follows_its_end_until_somebody_scrolls_up(slow: Live, page: Pa
     page.goto(slow.url)
     ask(page, "\n".join("line" for _ in range(60)))
     wait_writing(page)
-    from_end = "(() => { const s = document.querySelector('.scroller'); return s.scrollHeight - s.scrollTop - s.clientHeight; })()"
-    eventually(lambda: page.evaluate(from_end) < 5, "the end is on screen")
-    page.locator(".scroller").evaluate("element => (element.scrollTop = 10)")
+    scroller = page.locator(".scroller")
+    from_end = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
+    eventually(lambda: scroller.evaluate(from_end) < 5, "the end is on screen")
+    scroller.evaluate("element => (element.scrollTop = 10)")
     length = len(answers(page).inner_text())
     eventually(lambda: len(answers(page).inner_text()) > length + 20, "more text")
-    assert page.locator(".scroller").evaluate("element => element.scrollTop") == 10
+    assert scroller.evaluate("element => element.scrollTop") == 10
     button(page, "↓ Latest").click()
-    eventually(lambda: page.evaluate(from_end) < 5, "the end is on screen")
+    eventually(lambda: scroller.evaluate(from_end) < 5, "the end is on screen")
     page.keyboard.press("Escape")
 
 

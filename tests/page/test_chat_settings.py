@@ -61,7 +61,7 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
     expect(field).to_be_focused()
     field.fill("1.5")
     page.get_by_label("temperature 0 to 2").fill("0")
-    page.get_by_label("max_tokens from 1").fill("5")
+    page.get_by_label("max_tokens 1 to 512").fill("5")
     page.get_by_label("seed").fill("7")
     page.get_by_label("stop", exact=True).fill("\\n\\n\nEND")
     page.get_by_label("seed").fill("")
@@ -100,7 +100,7 @@ def test_a_schema_is_checked_before_it_is_sent(live: Live, page: Page) -> None:
     ask(page, "hi")
     expect(page.locator(".message")).to_have_count(2)
     assert bodies[0]["response_format"]["type"] == "json_schema"
-    assert bodies[0]["response_format"]["json_schema"]["schema"]["required"] == ["city", "population"]
+    assert bodies[0]["response_format"]["json_schema"]["schema"]["required"] == ["city", "continent"]
 
 
 def stream(*deltas: dict[str, Any], finish: str) -> str:
@@ -112,6 +112,7 @@ def stream(*deltas: dict[str, Any], finish: str) -> str:
 
 def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
     bodies = sent(page)
+    with_card(page, capabilities={"tools": True})
     calls = [
         {
             "tool_calls": [
@@ -219,7 +220,8 @@ def test_probabilities_by_pointer_and_by_keyboard(live: Live, page: Page) -> Non
 HOSTILE = """<script>alert(1)</script> <img src=x onerror=alert(1)> <style>body{display:none}</style>
 <div class="skip" style="position:fixed;inset:0">over</div>
 
-![spy](https://elsewhere.test/spy.png) ![spy](data:image/svg+xml;base64,AAAA) [run](javascript:alert(1)) [ok](https://elsewhere.test/ok "t")
+![spy](https://elsewhere.test/spy.png) ![spy](data:image/svg+xml;base64,AAAA) [run](javascript:alert(1))
+[ok](https://elsewhere.test/ok "t")
 [x]: javascript:alert(1)
 
 <iframe src="https://elsewhere.test"></iframe><svg onload=alert(1)><a href="https://elsewhere.test/raw">raw</a>
@@ -361,40 +363,40 @@ def one(**changes: Any) -> dict[str, Any]:
     return {"format": "noria-conversations", "version": 1, "conversations": [{"title": "t", "nodes": nodes, **changes}]}
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("{", "the file is not JSON"),
-        ([], "the file is no export of conversations"),
-        (one() | {"version": 2}, "the file has version 2, this page reads 1"),
-        (one() | {"conversations": [7]}, "conversations[0]: expected an object"),
-        (one(title=7), "conversations[0].title: expected a string"),
-        (one(fields={"messages": "x"}), "conversations[0].fields.messages: expected a field of this page"),
-        (one(fields={"seed": {}}), "conversations[0].fields.seed: expected a number or text"),
-        (
-            one(nodes=[{"id": "a", "role": "system"}]),
-            "conversations[0].nodes[0].role: expected user, assistant or tool",
-        ),
-        (one(nodes=[{"id": "a", "role": "user"}] * 2), "conversations[0].nodes[1].id: expected an id of its own"),
-        (
-            one(nodes=[{"id": "a", "parent": "b", "role": "user"}, {"id": "b", "parent": "a", "role": "user"}]),
-            "conversations[0].nodes: expected a tree, found a cycle",
-        ),
-        (
-            one(nodes=[{"id": "a", "role": "user", "images": ["https://elsewhere.test/spy.png"]}]),
-            "conversations[0].nodes[0].images[0]: expected a picture as a data URL",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path, content: Any, problem: str) -> None:
+WRONG: list[tuple[Any, str]] = [
+    ("{", "the file is not JSON"),
+    ([], "the file is no export of conversations"),
+    (one() | {"version": 2}, "the file has version 2, this page reads 1"),
+    (one() | {"conversations": [7]}, "conversations[0]: expected an object"),
+    (one(title=7), "conversations[0].title: expected a string"),
+    (one(fields={"messages": "x"}), "conversations[0].fields.messages: expected a field of this page"),
+    (one(fields={"seed": {}}), "conversations[0].fields.seed: expected a number or text"),
+    (
+        one(nodes=[{"id": "a", "role": "system"}]),
+        "conversations[0].nodes[0].role: expected user, assistant or tool",
+    ),
+    (one(nodes=[{"id": "a", "role": "user"}] * 2), "conversations[0].nodes[1].id: expected an id of its own"),
+    (
+        one(nodes=[{"id": "a", "parent": "b", "role": "user"}, {"id": "b", "parent": "a", "role": "user"}]),
+        "conversations[0].nodes: expected a tree, found a cycle",
+    ),
+    (
+        one(nodes=[{"id": "a", "role": "user", "images": ["https://elsewhere.test/spy.png"]}]),
+        "conversations[0].nodes[0].images[0]: expected a picture as a data URL",
+    ),
+]
+
+
+def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path) -> None:
     page.goto(live.url)
     expect(page.locator("#model")).to_have_text("fake")
     file = tmp_path / "import.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    load(page, file)
-    expect(page.get_by_role("alert")).to_contain_text(f"Nothing was imported: {problem}")
-    expect(conversation_names(page)).to_have_count(0)
+    for content, problem in WRONG:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        load(page, file)
+        expect(page.get_by_role("alert")).to_contain_text(f"Nothing was imported: {problem}")
+    page.reload()
+    expect(page.get_by_text("No conversations yet.")).to_be_visible()
 
 
 def test_hostile_fields_of_an_import_are_harmless(live: Live, page: Page, tmp_path: Path) -> None:

@@ -22,12 +22,8 @@ export function endingOf(node, running, isLast) {
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
-/** Where the prompt left the cached prefix, in the server's words. */
-function missOf(miss) {
-  if (!miss) return "";
-  if (typeof miss === "string") return ` Cache: ${miss}.`;
-  return ` Cache: ${Object.entries(miss).map(([name, value]) => `${name} ${value}`).join(", ")}.`;
-}
+/** Where the prompt left the cached prefix, and why, in the server's word. */
+const missOf = (miss) => (miss ? ` The prompt left the cache at token ${miss.at}: ${miss.reason}.` : "");
 
 /** Speed, time to the first token and cached tokens, or null before an answer has its numbers. */
 export function costOf({ stats }) {

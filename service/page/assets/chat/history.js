@@ -2,8 +2,12 @@
 
 import { element } from "../dom.js";
 import { titleOf } from "./conversation.js";
+import { download, exported, imported } from "./transfer.js";
 
-/** `actions`: open(id), rename(id, title), remove(id), exportOne(id), exportAll(), importFile(file), close(). */
+/**
+ * `actions`: open(id), rename(id, title), remove(id), close(), tell(text); `live(id)` is a conversation that is being
+ * written, `fields()` are the request fields that an import may have.
+ */
 export class History {
   constructor(store, actions) {
     Object.assign(this, { store, actions, current: null });
@@ -20,7 +24,7 @@ export class History {
       this.search,
       this.list,
       this.none,
-      element("div", { class: "row" }, button("Export all", actions.exportAll), button("Import", () => this.picker.click()), this.picker),
+      element("div", { class: "row" }, button("Export all", () => this.#exportAll()), button("Import", () => this.picker.click()), this.picker),
     );
   }
 
@@ -44,7 +48,7 @@ export class History {
       element("button", { type: "button", class: "quiet", "aria-label": `${name} ${head.title}`, title: name, onclick }, sign);
     item.append(
       tool("Rename", "✎", () => this.#rename(head, item)),
-      tool("Export", "⤓", () => this.actions.exportOne(head.id)),
+      tool("Export", "⤓", () => this.#export([head.id])),
       tool("Delete", "×", () => {
         if (confirm(`Delete “${head.title}”? This cannot be undone.`)) this.actions.remove(head.id);
       }),
@@ -73,9 +77,28 @@ export class History {
     input.select();
   }
 
-  #import() {
+  async #exportAll() {
+    await this.#export((await this.store.heads()).map(({ id }) => id));
+  }
+
+  async #export(ids) {
+    const found = await Promise.all(ids.map((id) => this.actions.live(id) ?? this.store.load(id)));
+    const conversations = found.filter(Boolean);
+    const name = conversations.length === 1 ? conversations[0].head.title : "conversations";
+    download(`noria-${name.replace(/[^\p{L}\p{N}]+/gu, "-")}.json`, exported(conversations));
+  }
+
+  async #import() {
     const [file] = this.picker.files;
+    if (!file) return;
+    try {
+      const conversations = await imported(file, this.actions.fields());
+      for (const conversation of conversations) await this.store.add(conversation);
+      this.actions.tell(`Imported: ${conversations.length}.`);
+    } catch (error) {
+      this.actions.tell(`Nothing was imported: ${error.message}.`);
+    }
     this.picker.value = "";
-    if (file) this.actions.importFile(file);
+    this.refresh();
   }
 }

@@ -17,12 +17,18 @@ const NAMES = [
  * @property {string} about  What the server says of the field.
  */
 
+const OF_THE_CONTEXT = ["max_tokens", "min_tokens"];
+
 /** @returns {Promise<Field[]>} */
-export async function readFields(server) {
+export async function readFields(server, card) {
   const document = await server.json("openapi.json");
   const body = document.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema;
   const { properties } = resolved(document, body);
-  return NAMES.filter((name) => name in properties).map((name) => field(name, properties[name])).filter(Boolean);
+  const fields = NAMES.filter((name) => name in properties).map((name) => field(name, properties[name])).filter(Boolean);
+  for (const one of fields) {
+    if (OF_THE_CONTEXT.includes(one.name)) one.max = Math.min(one.max, card.max_model_len ?? Infinity);
+  }
+  return fields;
 }
 
 function resolved(document, schema) {

@@ -9,7 +9,7 @@ const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 export class Session {
   /** `drawn(conversation, whole)` draws: the whole branch, or its last message. */
   constructor({ server, model, store, drawn }) {
-    Object.assign(this, { server, model, store, drawn, runs: new Map() });
+    Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Set() });
     addEventListener("pagehide", () => this.#leave());
   }
 
@@ -31,6 +31,7 @@ export class Session {
     const controller = new AbortController();
     const { head } = conversation;
     this.runs.set(head.id, { conversation, node, controller });
+    this.unsaved.add(node.id);
     this.drawn(conversation, true);
     const draw = onceAtATime(requestAnimationFrame, () => this.running(conversation) && this.drawn(conversation, false));
     const save = onceAtATime(
@@ -54,6 +55,12 @@ export class Session {
     this.runs.delete(head.id);
     this.drawn(conversation, true);
     await this.store.putNode(node);
+    this.unsaved.delete(node.id);
+  }
+
+  /** Whether this tab has a newer state of the message than the storage. */
+  owns(node) {
+    return this.unsaved.has(node.id);
   }
 
   /** The page goes: what was written stays. */

@@ -6,8 +6,8 @@ import { parsed } from "./request.js";
 
 const SCHEMA = {
   type: "object",
-  properties: { city: { type: "string" }, population: { type: "integer" } },
-  required: ["city", "population"],
+  properties: { city: { type: "string" }, continent: { enum: ["Africa", "America", "Asia", "Europe", "Oceania"] } },
+  required: ["city", "continent"],
 };
 const TOOLS = [
   {
@@ -56,7 +56,7 @@ export class Settings {
   /** The model's card is known: its defaults and abilities, and the server's ranges. */
   async know(card) {
     this.card = card;
-    this.fields = await readFields(this.server);
+    this.fields = await readFields(this.server, card);
     const defaults = Object.entries(card.defaults ?? {});
     const given = defaults.map(([name, value]) => `${name} ${value}`).join(", ");
     this.defaults.textContent =

@@ -23,7 +23,8 @@ export class Store {
     this.onError = onError;
     this.channel = new BroadcastChannel(name);
     this.channel.onmessage = ({ data }) => onChange(data);
-    this.database = this.#open(name);
+    this.database = this.#opened(name);
+    this.database.catch((error) => this.onError(explain(error)));
   }
 
   /** @returns {Promise<import("./conversation.js").Head[]>} the newest first */
@@ -90,15 +91,13 @@ export class Store {
     await this.#write(id, work, true);
   }
 
-  #open(name) {
+  async #opened(name) {
     const request = indexedDB.open(name, VERSION);
     request.onupgradeneeded = () => {
       request.result.createObjectStore("heads", { keyPath: "id" });
       request.result.createObjectStore("nodes", { keyPath: "id" }).createIndex("conversation", "conversation");
     };
-    const opened = result(request);
-    opened.then((database) => (this.opened = database), (error) => this.onError(explain(error)));
-    return opened;
+    return (this.opened = await result(request));
   }
 
   async #transaction(mode, work) {

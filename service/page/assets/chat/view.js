@@ -1,16 +1,15 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
-import { element } from "../dom.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { History } from "./history.js";
+import { layout } from "./layout.js";
 import { can } from "./limits.js";
 import { bodyOf } from "./request.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
 import { Thread } from "./thread.js";
-import { download, exported, imported } from "./transfer.js";
 
 const CURRENT = "noria-conversation"; // in the tab's storage: a reload opens the same conversation
 const WIDE = "(min-width: 64rem)";
@@ -63,21 +62,14 @@ class View {
   }
 
   #build(root) {
-    this.alert = element("span", { role: "alert" });
-    const dismiss = element("button", { type: "button", class: "quiet", onclick: () => this.tell("") }, "Dismiss");
-    this.alertBox = element("div", { class: "alert", hidden: true }, this.alert, dismiss);
-    this.status = element("p", { class: "unseen", role: "status" });
-    const button = (name, onclick, more) => element("button", { type: "button", onclick, ...more }, name);
-    this.historyButton = button("History", () => this.#toggle(this.history.root, this.historyButton), { "aria-controls": "chat-history" });
-    this.settingsButton = button("Settings", () => this.#toggle(this.settings.root, this.settingsButton), { "aria-controls": "chat-settings" });
-    this.scoresButton = button("Probabilities", () => this.#toggleScores(), {
-      "aria-pressed": "false",
-      title: "Colour the tokens of answers by their probability",
-    });
-    const bar = element("div", { class: "bar" }, this.historyButton, button("New chat", () => this.#fresh()),
-      element("span", { class: "space" }), this.scoresButton, this.settingsButton);
-    const middle = element("div", { class: "middle" }, bar, this.alertBox, this.thread.root, this.composer.root, this.status);
-    root.append(element("div", { class: "chat" }, this.history.root, middle, this.settings.root));
+    Object.assign(this, layout(this, {
+      history: () => this.#toggle(this.history.root, this.historyButton),
+      settings: () => this.#toggle(this.settings.root, this.settingsButton),
+      scores: () => this.#toggleScores(),
+      fresh: () => this.#fresh(),
+      dismiss: () => this.tell(""),
+    }));
+    root.append(this.chat);
     this.#toggle(this.history.root, this.historyButton, matchMedia(WIDE).matches);
     this.#toggle(this.settings.root, this.settingsButton, false);
     document.addEventListener("keydown", (event) => this.#escape(event));
@@ -273,28 +265,11 @@ class View {
         if (id === this.conversation.head.id) this.#fresh();
         this.history.refresh();
       },
-      exportOne: (id) => this.#export([id]),
-      exportAll: async () => this.#export((await this.store.heads()).map(({ id }) => id)),
-      importFile: (file) => this.#import(file),
+      live: (id) => this.session.live(id),
+      fields: () => this.settings.fields,
+      tell: (text) => this.tell(text),
       close: () => this.#toggle(this.history.root, this.historyButton, false),
     };
-  }
-
-  async #export(ids) {
-    const conversations = await Promise.all(ids.map((id) => this.session.live(id) ?? this.store.load(id)));
-    const name = conversations.length === 1 ? conversations[0].head.title.replace(/[^\p{L}\p{N}]+/gu, "-") : "conversations";
-    download(`noria-${name}.json`, exported(conversations.filter(Boolean)));
-  }
-
-  async #import(file) {
-    try {
-      const conversations = await imported(file, this.settings.fields);
-      for (const conversation of conversations) await this.store.add(conversation);
-      this.tell(`Imported: ${conversations.length}.`);
-    } catch (error) {
-      this.tell(`Nothing was imported: ${error.message}.`);
-    }
-    this.history.refresh();
   }
 
   /** Another tab has changed a conversation. */
@@ -316,7 +291,8 @@ class View {
     const { head, nodes } = this.conversation;
     for (const node of loaded.nodes.values()) {
       const known = nodes.get(node.id);
-      if (!known || known.content !== node.content || known.state !== node.state) nodes.set(node.id, node);
+      const same = known && known.content === node.content && known.state === node.state;
+      if (!same && !this.session.owns(node)) nodes.set(node.id, node);
     }
     Object.assign(head, loaded.head, { leaf: head.leaf });
     choose(this.conversation, nodes.get(head.leaf) ?? [...nodes.values()].at(-1));
