@@ -93,7 +93,8 @@ def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
 def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
     with mortal() as server:
         page.goto(server.url)
-        ask(page, "Count from one to one thousand, one number a line.")
+        set_fields(page, min_tokens="4000")
+        ask(page, "Tell me a long story.")
         expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
         before = answers(page).inner_text()
         strike(server.engine_pid, signal.SIGKILL)

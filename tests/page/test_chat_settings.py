@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
-from tests.page.test_chat import answers, ask, button
+from tests.page.test_chat import answers, ask, button, item
 from tests.service.live import Live, answer, running
 
 
@@ -305,7 +305,7 @@ def test_the_list_search_rename_delete(reciting: Live, page: Page) -> None:
     expect(conversation_names(page)).to_have_text(["oranges", "apples and pears"])
     page.get_by_label("Search conversations").fill("PEARS")
     expect(conversation_names(page)).to_have_text(["apples and pears"])
-    button(page, "Rename apples and pears").click()
+    item(page, "apples and pears").get_by_role("button", name="Rename").click()
     page.get_by_label("New title").fill("fruit")
     page.get_by_label("New title").press("Enter")
     expect(conversation_names(page)).to_have_text(["fruit"])  # found by its messages
@@ -313,7 +313,7 @@ def test_the_list_search_rename_delete(reciting: Live, page: Page) -> None:
     expect(answers(page)).to_have_text("apples and pears")
     expect(page).to_have_title("fruit · Noria")
     page.once("dialog", lambda dialog: dialog.accept())
-    button(page, "Delete fruit").click()
+    item(page, "fruit").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("Nothing found.")).to_be_visible()
     page.get_by_label("Search conversations").fill("")
     expect(conversation_names(page)).to_have_text(["oranges"])
@@ -332,7 +332,7 @@ def test_export_and_import(reciting: Live, page: Page, tmp_path: Path) -> None:
     ask(page, "and me")
     expect(page.locator(".cost")).to_have_count(2)
     with page.expect_download() as download:
-        button(page, "Export carry me").click()
+        item(page, "carry me").get_by_role("button", name="Export").click()
     assert download.value.suggested_filename == "noria-carry-me.json"
     file = tmp_path / "export.json"
     download.value.save_as(file)
@@ -343,7 +343,7 @@ def test_export_and_import(reciting: Live, page: Page, tmp_path: Path) -> None:
         button(page, "Export all").click()
     assert download.value.suggested_filename == "noria-conversations.json"
     page.once("dialog", lambda dialog: dialog.accept())
-    page.locator("[aria-label='Delete carry me']").last.click()  # the older one
+    item(page, "carry me").last.get_by_role("button", name="Delete").click()  # the older one
     expect(conversation_names(page)).to_have_count(1)
     conversation_names(page).click()
     expect(page.locator(".message.user .text")).to_have_text(["carry me", "and me"])

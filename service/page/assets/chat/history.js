@@ -41,11 +41,11 @@ export class History {
   }
 
   #item(head) {
-    const open = element("button", { type: "button", class: "open", title: head.title, onclick: () => this.actions.open(head.id) }, head.title);
+    const open = element("button", { id: `chat-of-${head.id}`, type: "button", class: "open", title: head.title, onclick: () => this.actions.open(head.id) }, head.title);
     if (head.id === this.current) open.setAttribute("aria-current", "true");
     const item = element("li", {}, open);
     const tool = (name, sign, onclick) =>
-      element("button", { type: "button", class: "quiet", "aria-label": `${name} ${head.title}`, title: name, onclick }, sign);
+      element("button", { type: "button", class: "quiet", "aria-label": name, "aria-describedby": open.id, title: name, onclick }, sign);
     item.append(
       tool("Rename", "✎", () => this.#rename(head, item)),
       tool("Export", "⤓", () => this.#export([head.id])),
