@@ -266,6 +266,7 @@ def test_edit_regenerate_and_branches(reciting: Live, page: Page) -> None:
     expect(first.locator(".switch")).to_contain_text("2 / 2")
     first.get_by_role("button", name="Earlier version").click()
     expect(answers(page)).to_have_text(["one", "two"])
+    expect(first.get_by_role("button", name="Later version")).to_be_focused()
     page.locator(".message.assistant").last.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".message.assistant").last.locator(".switch")).to_contain_text("2 / 2")
     expect(answers(page)).to_have_text(["one", "two"])

@@ -248,6 +248,16 @@ def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
     assert foreign == []
 
 
+def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
+    body = stream({"content": "> " * 5000 + "end"}, finish="stop")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(live.url)
+    ask(page, "nest")
+    expect(page.get_by_text("The answer has ended.")).to_be_attached()
+    assert answers(page).inner_text() == "> " * 5000 + "end"
+    assert answers(page).locator("blockquote").count() == 0
+
+
 def test_code_is_coloured_and_copied(reciting: Live, page: Page) -> None:
     page.goto(reciting.url)
     code = "def f(x):\n    return x < 1 and 'a'"

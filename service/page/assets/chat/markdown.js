@@ -80,6 +80,16 @@ export class Markdown {
   }
 
   show(text) {
+    try {
+      if (!this.failed) return this.#showBlocks(text);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error; // thousands of nested quotes or lists
+      this.failed = true;
+    }
+    this.root.replaceChildren(element("div", { class: "text" }, text));
+  }
+
+  #showBlocks(text) {
     const tokens = marked.lexer(text);
     let same = 0;
     while (same < this.blocks.length && this.blocks[same] === tokens[same]?.raw) same++;

@@ -48,6 +48,12 @@ export class Thread {
     this.#keepUp();
   }
 
+  /** After a switch to another version: the next switch is one key away. */
+  focusVersions(node) {
+    const message = this.messages.find((one) => one.node === node);
+    message?.foot.querySelector(".switch button:enabled")?.focus();
+  }
+
   toEnd() {
     this.follows = true;
     this.#keepUp();

@@ -145,7 +145,7 @@ class View {
   }
 
   #escape(event) {
-    if (event.key !== "Escape" || !this.isShown || document.querySelector("dialog[open]")) return;
+    if (event.key !== "Escape" || event.isComposing || !this.isShown || document.querySelector("dialog[open]")) return;
     if (this.session.running(this.conversation)) this.#stop();
     else if (this.settings.root.contains(event.target)) this.#toggle(this.settings.root, this.settingsButton, false);
     else if (this.history.root.contains(event.target)) this.#toggle(this.history.root, this.historyButton, false);
@@ -180,6 +180,7 @@ class View {
     }
     this.thread.follows = true;
     const written = this.session.write(conversation, added.at(-1));
+    this.#refocus();
     await this.#save(added);
     await written;
   }
@@ -201,7 +202,7 @@ class View {
 
   #stop() {
     this.session.stop(this.conversation.head.id);
-    this.composer.focus();
+    this.#refocus();
   }
 
   #change(changes) {
@@ -231,6 +232,7 @@ class View {
       pick: (node) => {
         choose(this.conversation, node);
         this.#drawThread(this.session.running(this.conversation));
+        this.thread.focusVersions(node);
         this.store.patch(this.conversation.head.id, { leaf: this.conversation.head.leaf });
       },
     };
@@ -241,10 +243,18 @@ class View {
     if (!this.#mayAsk()) return;
     if (node.content || node.thought || node.calls?.length) this.#append(node.parent, []);
     else this.session.write(this.conversation, node);
+    this.#refocus();
   }
 
   #goOn(node) {
-    if (this.#mayAsk()) this.session.write(this.conversation, node, { content: node.content, thought: node.thought ?? "" });
+    if (!this.#mayAsk()) return;
+    this.session.write(this.conversation, node, { content: node.content, thought: node.thought ?? "" });
+    this.#refocus();
+  }
+
+  /** The button that was used is gone. On a phone the text box would bring up the keyboard. */
+  #refocus() {
+    if (matchMedia("(hover: hover)").matches) this.composer.focus();
   }
 
   #historyActions() {
