@@ -16,7 +16,11 @@ export function asCurl(server, body) {
   return `curl -N '${url}' \\\n  -H 'content-type: application/json'${key} \\\n  --data-binary @- <<'JSON'\n${json}\nJSON\n`;
 }
 
-const WORDS = new Map([[true, "True"], [false, "False"], [null, "None"]]);
+const WORDS = new Map([
+  [true, "True"],
+  [false, "False"],
+  [null, "None"],
+]);
 
 /** A value of JSON as Python writes it. A JSON string is a Python string. */
 function python(value, indent) {

@@ -21,18 +21,44 @@ export class Composer {
   constructor({ send, stop, tell }) {
     Object.assign(this, { send, tell, images: [], sees: false, running: false });
     this.input = element("textarea", {
-      id: "chat-input", rows: "1", dir: "auto", placeholder: "Ask something", enterkeyhint: "send",
+      id: "chat-input",
+      rows: "1",
+      dir: "auto",
+      placeholder: "Ask something",
+      enterkeyhint: "send",
       "aria-describedby": "chat-hint",
     });
     this.input.value = sessionStorage.getItem(DRAFT) ?? "";
     this.sendButton = element("button", { type: "submit", class: "main" }, "Send");
     this.stopButton = element("button", { type: "button", class: "main", hidden: true, onclick: stop }, "Stop");
-    this.picker = element("input", { type: "file", accept: TYPES.join(), multiple: true, hidden: true, "aria-hidden": "true" });
-    this.attach = element("button", { type: "button", hidden: true, onclick: () => this.picker.click() }, "Add picture");
+    this.picker = element("input", {
+      type: "file",
+      accept: TYPES.join(),
+      multiple: true,
+      hidden: true,
+      "aria-hidden": "true",
+    });
+    this.attach = element(
+      "button",
+      { type: "button", hidden: true, onclick: () => this.picker.click() },
+      "Add picture",
+    );
     this.shelf = element("div", { class: "shelf", hidden: true });
     const label = element("label", { for: "chat-input", class: "unseen" }, "Message");
-    const hint = element("p", { id: "chat-hint", class: "hint" }, "Enter sends, Shift-Enter breaks the line, Escape stops.");
-    const row = element("div", { class: "row" }, this.attach, this.picker, this.input, this.sendButton, this.stopButton);
+    const hint = element(
+      "p",
+      { id: "chat-hint", class: "hint" },
+      "Enter sends, Shift-Enter breaks the line, Escape stops.",
+    );
+    const row = element(
+      "div",
+      { class: "row" },
+      this.attach,
+      this.picker,
+      this.input,
+      this.sendButton,
+      this.stopButton,
+    );
     this.root = element("form", { class: "composer" }, label, this.shelf, row, hint);
     this.#listen();
   }
@@ -110,7 +136,8 @@ export class Composer {
   async #add(files) {
     for (const file of files) {
       if (!TYPES.includes(file.type)) this.tell(`${file.name}: expected a picture (PNG, JPEG, WebP or GIF).`);
-      else if (file.size > LARGEST) this.tell(`${file.name}: a picture has at most ${LARGEST} bytes, this one ${file.size}.`);
+      else if (file.size > LARGEST)
+        this.tell(`${file.name}: a picture has at most ${LARGEST} bytes, this one ${file.size}.`);
       else this.images.push(await dataUrl(file));
     }
     this.#drawShelf();

@@ -16,7 +16,11 @@ export function endingOf(node, running, isLast) {
     return text && { kind: "", text, offers: goOn };
   }
   if (running) return null;
-  return { kind: "", text: "Not complete: its page was closed, or another tab writes it.", offers: goOn.length ? goOn : ["Retry"] };
+  return {
+    kind: "",
+    text: "Not complete: its page was closed, or another tab writes it.",
+    offers: goOn.length ? goOn : ["Retry"],
+  };
 }
 
 const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
@@ -33,5 +37,8 @@ export function costOf({ stats }) {
   if (stats.first) parts.push(`first after ${duration(stats.first)}`);
   parts.push(`${stats.cached ?? 0} of ${stats.prompt} prompt tokens cached`);
   const queue = stats.queue == null ? "" : ` In the queue: ${duration(stats.queue)}.`;
-  return { text: parts.join(" · "), more: `The time to the first token includes the network.${queue}${missOf(stats.miss)}` };
+  return {
+    text: parts.join(" · "),
+    more: `The time to the first token includes the network.${queue}${missOf(stats.miss)}`,
+  };
 }

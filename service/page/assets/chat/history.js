@@ -11,10 +11,20 @@ import { download, exported, imported } from "./transfer.js";
 export class History {
   constructor(store, actions) {
     Object.assign(this, { store, actions, current: null });
-    this.search = element("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", oninput: () => this.refresh() });
+    this.search = element("input", {
+      type: "search",
+      placeholder: "Search",
+      "aria-label": "Search conversations",
+      oninput: () => this.refresh(),
+    });
     this.list = element("ul", { class: "list", "aria-label": "Conversations" });
     this.none = element("p", { class: "hint", role: "status" });
-    this.picker = element("input", { type: "file", accept: "application/json,.json", hidden: true, "aria-label": "File to import" });
+    this.picker = element("input", {
+      type: "file",
+      accept: "application/json,.json",
+      hidden: true,
+      "aria-label": "File to import",
+    });
     this.picker.addEventListener("change", () => this.#import());
     const button = (name, onclick) => element("button", { type: "button", onclick }, name);
     this.root = element(
@@ -24,7 +34,13 @@ export class History {
       this.search,
       this.list,
       this.none,
-      element("div", { class: "row" }, button("Export all", () => this.#exportAll()), button("Import", () => this.picker.click()), this.picker),
+      element(
+        "div",
+        { class: "row" },
+        button("Export all", () => this.#exportAll()),
+        button("Import", () => this.picker.click()),
+        this.picker,
+      ),
     );
   }
 
@@ -41,11 +57,25 @@ export class History {
   }
 
   #item(head) {
-    const open = element("button", { id: `chat-of-${head.id}`, type: "button", class: "open", title: head.title, onclick: () => this.actions.open(head.id) }, head.title);
+    const open = element(
+      "button",
+      {
+        id: `chat-of-${head.id}`,
+        type: "button",
+        class: "open",
+        title: head.title,
+        onclick: () => this.actions.open(head.id),
+      },
+      head.title,
+    );
     if (head.id === this.current) open.setAttribute("aria-current", "true");
     const item = element("li", {}, open);
     const tool = (name, sign, onclick) =>
-      element("button", { type: "button", class: "quiet", "aria-label": name, "aria-describedby": open.id, title: name, onclick }, sign);
+      element(
+        "button",
+        { type: "button", class: "quiet", "aria-label": name, "aria-describedby": open.id, title: name, onclick },
+        sign,
+      );
     item.append(
       tool("Rename", "✎", () => this.#rename(head, item)),
       tool("Export", "⤓", () => this.#export([head.id])),

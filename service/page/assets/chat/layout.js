@@ -16,7 +16,15 @@ export function layout({ history, thread, composer, settings }, actions) {
   const alertBox = element("div", { class: "alert", hidden: true }, alert, dismiss);
   const status = element("p", { class: "unseen", role: "status" });
   const space = element("span", { class: "space" });
-  const bar = element("div", { class: "bar" }, historyButton, button("New chat", actions.fresh), space, scoresButton, settingsButton);
+  const bar = element(
+    "div",
+    { class: "bar" },
+    historyButton,
+    button("New chat", actions.fresh),
+    space,
+    scoresButton,
+    settingsButton,
+  );
   const middle = element("div", { class: "middle" }, bar, alertBox, thread.root, composer.root, status);
   const chat = element("div", { class: "chat" }, history.root, middle, settings.root);
   return { chat, historyButton, settingsButton, scoresButton, alert, alertBox, status };

@@ -1,9 +1,23 @@
 // The request fields that a person can change, with the ranges that the server's OpenAPI document gives them.
 
 const NAMES = [
-  "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty",
-  "repetition_penalty", "stop", "min_tokens", "prompt_lookup_num_tokens", "reasoning_effort", "thinking_token_budget",
-  "tool_choice", "priority", "timeout",
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "repetition_penalty",
+  "stop",
+  "min_tokens",
+  "prompt_lookup_num_tokens",
+  "reasoning_effort",
+  "thinking_token_budget",
+  "tool_choice",
+  "priority",
+  "timeout",
 ];
 
 /**
@@ -24,7 +38,9 @@ export async function readFields(server, card) {
   const document = await server.json("openapi.json");
   const body = document.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema;
   const { properties } = resolved(document, body);
-  const fields = NAMES.filter((name) => name in properties).map((name) => field(name, properties[name])).filter(Boolean);
+  const fields = NAMES.filter((name) => name in properties)
+    .map((name) => field(name, properties[name]))
+    .filter(Boolean);
   for (const one of fields) {
     if (OF_THE_CONTEXT.includes(one.name)) one.max = Math.min(one.max, card.max_model_len ?? Infinity);
   }
@@ -32,7 +48,12 @@ export async function readFields(server, card) {
 }
 
 function resolved(document, schema) {
-  return schema.$ref ? schema.$ref.split("/").slice(1).reduce((value, key) => value[key], document) : schema;
+  return schema.$ref
+    ? schema.$ref
+        .split("/")
+        .slice(1)
+        .reduce((value, key) => value[key], document)
+    : schema;
 }
 
 function field(name, property) {
@@ -80,7 +101,9 @@ const unescaped = (text) => text.replace(/\\([nt\\])/g, (_, letter) => ESCAPES[l
 export function textOf(value) {
   if (value === undefined) return "";
   if (!Array.isArray(value)) return String(value);
-  return value.map((one) => one.replace(/[\\\n\t]/g, (found) => ({ "\n": "\\n", "\t": "\\t" })[found] ?? "\\\\")).join("\n");
+  return value
+    .map((one) => one.replace(/[\\\n\t]/g, (found) => ({ "\n": "\\n", "\t": "\\t" })[found] ?? "\\\\"))
+    .join("\n");
 }
 
 /** Whether the model can do something, such as "vision": true, false, or null where its card does not say. */

@@ -50,7 +50,13 @@ export class Message {
     const { node } = this;
     this.parts?.update(running);
     this.root.setAttribute("aria-busy", String(running && ["waiting", "writing"].includes(node.state)));
-    const state = JSON.stringify([all.map(({ id }) => id), running, node.state, Boolean(node.stats?.tokens), Boolean(node.content)]);
+    const state = JSON.stringify([
+      all.map(({ id }) => id),
+      running,
+      node.state,
+      Boolean(node.stats?.tokens),
+      Boolean(node.content),
+    ]);
     if (state === this.state || this.editing) return;
     this.state = state;
     this.foot.replaceChildren(...this.#buttons(all, running));
@@ -104,7 +110,10 @@ export class Message {
       event.stopPropagation();
     });
     this.editing = true;
-    this.foot.replaceChildren(quiet("Cancel", close), element("button", { class: "main", onclick: save }, "Send again"));
+    this.foot.replaceChildren(
+      quiet("Cancel", close),
+      element("button", { class: "main", onclick: save }, "Send again"),
+    );
     this.body.replaceChildren(text);
     text.focus();
   }
@@ -157,7 +166,12 @@ class Answer {
     if (open === Boolean(this.send)) return;
     this.send?.remove();
     this.send = open ? element("button", { class: "main", type: "button" }, "Send the results") : null;
-    this.send?.addEventListener("click", () => actions.sendResults(node, this.cards.map((card) => card.result)));
+    this.send?.addEventListener("click", () =>
+      actions.sendResults(
+        node,
+        this.cards.map((card) => card.result),
+      ),
+    );
     if (this.send) this.calls.append(this.send);
   }
 

@@ -39,7 +39,10 @@ export async function answer({ server, model, node, bodyOf, signal, changed }) {
 
 function fail(node, error) {
   const lost = error instanceof TypeError; // what a browser throws when a stream breaks
-  Object.assign(node, { state: "failed", error: lost ? "The connection to the server was lost." : sentence(error.message) });
+  Object.assign(node, {
+    state: "failed",
+    error: lost ? "The connection to the server was lost." : sentence(error.message),
+  });
 }
 
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;

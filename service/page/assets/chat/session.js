@@ -33,7 +33,10 @@ export class Session {
     this.runs.set(head.id, { conversation, node, controller });
     this.unsaved.add(node.id);
     this.drawn(conversation, true);
-    const draw = onceAtATime(requestAnimationFrame, () => this.running(conversation) && this.drawn(conversation, false));
+    const draw = onceAtATime(
+      requestAnimationFrame,
+      () => this.running(conversation) && this.drawn(conversation, false),
+    );
     const save = onceAtATime(
       (work) => setTimeout(work, SAVE_MS),
       () => this.running(conversation) && this.store.putNode(node),

@@ -27,15 +27,29 @@ export class Settings {
     Object.assign(this, { server, changed, card: null, fields: [], rows: [] });
     this.defaults = element("p", { class: "hint" });
     this.list = element("div", { class: "fields" });
-    this.system = this.#text("system", "System prompt", { rows: "4", about: "What the model should know and how it should answer." });
-    this.schema = this.#text("schema", "JSON schema", { about: "The answer follows it.", check: [false], example: SCHEMA });
+    this.system = this.#text("system", "System prompt", {
+      rows: "4",
+      about: "What the model should know and how it should answer.",
+    });
+    this.schema = this.#text("schema", "JSON schema", {
+      about: "The answer follows it.",
+      check: [false],
+      example: SCHEMA,
+    });
     this.tools = this.#text("tools", "Tools", {
-      about: "A JSON list of functions. You type the results of calls.", check: [true], example: TOOLS,
+      about: "A JSON list of functions. You type the results of calls.",
+      check: [true],
+      example: TOOLS,
     });
     this.root = element(
       "aside",
       { class: "settings", "aria-label": "Settings", hidden: true, id: "chat-settings" },
-      element("div", { class: "side-bar" }, element("h2", {}, "Settings"), element("button", { type: "button", onclick: closed }, "Close")),
+      element(
+        "div",
+        { class: "side-bar" },
+        element("h2", {}, "Settings"),
+        element("button", { type: "button", onclick: closed }, "Close"),
+      ),
       this.system.root,
       element("h3", {}, "Parameters"),
       this.defaults,
@@ -59,8 +73,7 @@ export class Settings {
     this.fields = await readFields(this.server, card);
     const defaults = Object.entries(card.defaults ?? {});
     const given = defaults.map(([name, value]) => `${name} ${value}`).join(", ");
-    this.defaults.textContent =
-      `${given ? `This model's defaults: ${given}. ` : ""}An empty field keeps its default. Only changed fields are sent.`;
+    this.defaults.textContent = `${given ? `This model's defaults: ${given}. ` : ""}An empty field keeps its default. Only changed fields are sent.`;
     const unable = { reasoning_effort: "reasoning", thinking_token_budget: "reasoning", tool_choice: "tools" };
     const able = this.fields.filter(({ name }) => !(name in unable) || can(card, unable[name]) !== false);
     this.tools.root.hidden = can(card, "tools") === false;
@@ -81,7 +94,8 @@ export class Settings {
   /** An input with its label, its explanation and its error. `read(text)` stores the value or throws. */
   #input({ id, label, about, input, read, write }) {
     const error = element("p", { class: "error", id: `${id}-error`, role: "alert" });
-    for (const [name, value] of Object.entries({ id, "aria-describedby": `${id}-about ${id}-error` })) input.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ id, "aria-describedby": `${id}-about ${id}-error` }))
+      input.setAttribute(name, value);
     const hint = element("p", { class: "hint", id: `${id}-about` }, about);
     const show = () => {
       input.value = write();
@@ -131,13 +145,25 @@ export class Settings {
     const more = kind === "strings" ? " Here: one a line; \\n is a line break." : "";
     const write = () => textOf(this.head.fields[name]);
     const input = inputFor(field, placeholder);
-    return this.#input({ id: `chat-field-${name}`, label, about: about.replaceAll("`", "") + more, input, read, write });
+    return this.#input({
+      id: `chat-field-${name}`,
+      label,
+      about: about.replaceAll("`", "") + more,
+      input,
+      read,
+      write,
+    });
   }
 }
 
 function inputFor({ kind, options, min }, placeholder) {
   if (kind === "choice") {
-    return element("select", {}, element("option", { value: "" }, placeholder), ...options.map((one) => element("option", {}, one)));
+    return element(
+      "select",
+      {},
+      element("option", { value: "" }, placeholder),
+      ...options.map((one) => element("option", {}, one)),
+    );
   }
   if (kind === "strings") return element("textarea", { rows: "2", placeholder, class: "mono" });
   // Not type="number": a browser hides the text that is no number, and it would count as "no change".

@@ -18,7 +18,11 @@ export class Thread {
     this.follows = true;
     this.list = element("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off" });
     this.empty = this.#emptyState();
-    this.latest = element("button", { type: "button", class: "latest", hidden: true, onclick: () => this.toEnd() }, "↓ Latest");
+    this.latest = element(
+      "button",
+      { type: "button", class: "latest", hidden: true, onclick: () => this.toEnd() },
+      "↓ Latest",
+    );
     this.scroller = element("div", { class: "scroller", tabindex: "-1" }, this.empty, this.list);
     this.root = element("div", { class: "thread" }, this.scroller, this.latest);
     this.scroller.addEventListener("scroll", () => this.#look());

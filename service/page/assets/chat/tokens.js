@@ -74,7 +74,9 @@ export class Tokens {
   #tell(target) {
     const score = this.scores[target.dataset?.index];
     if (!score) return;
-    const rows = score.top.some(([name]) => name === score.token) ? score.top : [[score.token, score.logprob], ...score.top];
+    const rows = score.top.some(([name]) => name === score.token)
+      ? score.top
+      : [[score.token, score.logprob], ...score.top];
     const cells = rows.map(([name, logprob]) => {
       const own = name === score.token ? "own" : null;
       return element("div", { class: own }, element("span", {}, quoted(name)), element("span", {}, percent(logprob)));

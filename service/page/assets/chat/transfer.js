@@ -32,7 +32,8 @@ export async function imported(file, fields) {
     throw new Error(`the file is not JSON (${error.message})`);
   }
   if (content?.format !== FORMAT) throw new Error(`the file is no export of conversations (format is not ${FORMAT})`);
-  if (content.version !== VERSION) throw new Error(`the file has version ${content.version}, this page reads ${VERSION}`);
+  if (content.version !== VERSION)
+    throw new Error(`the file has version ${content.version}, this page reads ${VERSION}`);
   const names = new Set(fields.map(({ name }) => name));
   return list(content, "conversations", "").map((item, at) => conversation(item, `conversations[${at}]`, names));
 }
@@ -123,7 +124,9 @@ function node(plain, where, conversationId, ids) {
 }
 
 const PARTS = {
-  user: (plain, where) => ({ images: list(plain, "images", where).map((url, at) => picture(url, `${where}.images[${at}]`)) }),
+  user: (plain, where) => ({
+    images: list(plain, "images", where).map((url, at) => picture(url, `${where}.images[${at}]`)),
+  }),
   tool: (plain, where) => ({ callId: string(plain, "callId", where) }),
   assistant: (plain, where) => ({
     thought: string(plain, "thought", where),

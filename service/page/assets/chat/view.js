@@ -62,13 +62,16 @@ class View {
   }
 
   #build(root) {
-    Object.assign(this, layout(this, {
-      history: () => this.#toggle(this.history.root, this.historyButton),
-      settings: () => this.#toggle(this.settings.root, this.settingsButton),
-      scores: () => this.#toggleScores(),
-      fresh: () => this.#fresh(),
-      dismiss: () => this.tell(""),
-    }));
+    Object.assign(
+      this,
+      layout(this, {
+        history: () => this.#toggle(this.history.root, this.historyButton),
+        settings: () => this.#toggle(this.settings.root, this.settingsButton),
+        scores: () => this.#toggleScores(),
+        fresh: () => this.#fresh(),
+        dismiss: () => this.tell(""),
+      }),
+    );
     root.append(this.chat);
     this.#toggle(this.history.root, this.historyButton, matchMedia(WIDE).matches);
     this.#toggle(this.settings.root, this.settingsButton, false);
@@ -223,12 +226,17 @@ class View {
       isLast: (node) => this.conversation.head.leaf === node.id,
       redraw: () => this.#drawThread(this.session.running(this.conversation)),
       bodyOf: (node) => bodyOf(node.sent, pathTo(this.conversation, node.parent)),
-      edit: (node, text) => this.#mayAsk() && this.#append(node.parent, [{ role: "user", content: text, images: node.images }]),
+      edit: (node, text) =>
+        this.#mayAsk() && this.#append(node.parent, [{ role: "user", content: text, images: node.images }]),
       regenerate: (node) => this.#mayAsk() && this.#append(node.parent, []),
       retry: (node) => this.#retry(node),
       goOn: (node) => this.#goOn(node),
       sendResults: (node, results) =>
-        this.#mayAsk() && this.#append(node.id, results.map((result) => ({ role: "tool", ...result }))),
+        this.#mayAsk() &&
+        this.#append(
+          node.id,
+          results.map((result) => ({ role: "tool", ...result })),
+        ),
       pick: (node) => {
         choose(this.conversation, node);
         this.#drawThread(this.session.running(this.conversation));
