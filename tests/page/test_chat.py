@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
+from tests.page.chat import answers, ask, button, item
 from tests.page.conftest import PHONE
 from tests.service.live import Live, answer, idle, running
 from tests.waiting import eventually
@@ -25,26 +26,6 @@ def reciting() -> Iterator[Live]:
 def slow() -> Iterator[Live]:
     with running(**LONG_MODEL) as live:
         yield live
-
-
-def ask(page: Page, text: str) -> None:
-    box = page.get_by_label("Message")
-    box.fill(text)
-    box.press("Enter")
-
-
-def answers(page: Page) -> Locator:
-    return page.locator(".message.assistant .content")
-
-
-def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def item(page: Page, title: str) -> Locator:
-    """The entry of a conversation in the list."""
-    named = page.get_by_role("button", name=title, exact=True)
-    return page.get_by_role("list", name="Conversations").get_by_role("listitem").filter(has=named)
 
 
 def wait_writing(page: Page) -> None:

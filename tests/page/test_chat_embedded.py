@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.server import LiveServer, serving
+from tests.page.chat import answers, ask, button
 from tests.page.conftest import PHONE
-from tests.page.test_chat import answers, ask, button
 from tests.waiting import strike
 
 DESKTOP = {"width": 1280, "height": 800}
@@ -82,7 +82,10 @@ def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
     button(page, "Example of Tools").click()
     page.get_by_label("tool_choice").select_option("required")
     ask(page, "What is the weather in Rome?")
-    page.get_by_label("Result of get_weather").fill('{"sky": "clear"}')
+    results = page.get_by_label("Result of get_weather")  # one for each call that the model makes
+    expect(results.first).to_be_visible()
+    for result in results.all():
+        result.fill('{"sky": "clear"}')
     page.get_by_label("tool_choice").select_option("")
     page.get_by_label("Tools", exact=True).fill("")
     button(page, "Send the results").click()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
-from tests.page.test_chat import answers, ask, button, item
+from tests.page.chat import answers, ask, button, item
 from tests.service.live import Live, answer, running
 
 
