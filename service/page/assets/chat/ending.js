@@ -1,0 +1,44 @@
+// How an answer ended and what it cost, in words.
+
+const FINISHES = {
+  length: "The answer was cut off at its length limit.",
+  timeout: "The answer was cut off at its time limit.",
+};
+
+/** What to say of an answer's end, and what to offer; null for an answer that is complete. */
+export function endingOf(node, running, isLast) {
+  const written = Boolean(node.content || node.thought);
+  const goOn = isLast && written && !node.calls?.length ? ["Continue"] : [];
+  if (node.state === "failed") return { kind: "error", text: node.error || "It failed.", offers: ["Retry", ...goOn] };
+  if (node.state === "stopped") return { kind: "", text: "Stopped.", offers: goOn.length ? goOn : ["Retry"] };
+  if (node.state === "done") {
+    const text = FINISHES[node.finish] ?? (!written && !node.calls?.length ? "The answer is empty." : null);
+    return text && { kind: "", text, offers: goOn };
+  }
+  if (running) return null;
+  return {
+    kind: "",
+    text: "Not complete: its page was closed, or another tab writes it.",
+    offers: goOn.length ? goOn : ["Retry"],
+  };
+}
+
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
+/** Where the prompt left the cached prefix, and why, in the server's word. */
+const missOf = (miss) => (miss ? ` The prompt left the cache at token ${miss.at}: ${miss.reason}.` : "");
+
+/** Speed, time to the first token and cached tokens, or null before an answer has its numbers. */
+export function costOf({ stats }) {
+  if (!stats?.tokens) return null;
+  const parts = [plural(stats.tokens, "token")];
+  if (stats.speed) parts.push(`${stats.speed.toFixed(1)} tokens/s`);
+  if (stats.first) parts.push(`first after ${duration(stats.first)}`);
+  parts.push(`${stats.cached ?? 0} of ${stats.prompt} prompt tokens cached`);
+  const queue = stats.queue == null ? "" : ` In the queue: ${duration(stats.queue)}.`;
+  return {
+    text: parts.join(" · "),
+    more: `The time to the first token includes the network.${queue}${missOf(stats.miss)}`,
+  };
+}

@@ -1,0 +1,114 @@
+// The request fields that a person can change, with the ranges that the server's OpenAPI document gives them.
+
+const NAMES = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "repetition_penalty",
+  "stop",
+  "min_tokens",
+  "prompt_lookup_num_tokens",
+  "reasoning_effort",
+  "thinking_token_budget",
+  "tool_choice",
+  "priority",
+  "timeout",
+];
+
+/**
+ * @typedef {object} Field
+ * @property {string} name
+ * @property {"number" | "integer" | "choice" | "strings"} kind
+ * @property {number} [min]
+ * @property {number} [max]
+ * @property {boolean} [above]  Whether the value must be above `min`, not equal to it.
+ * @property {string[]} [options]
+ * @property {string} about  What the server says of the field.
+ */
+
+const OF_THE_CONTEXT = ["max_tokens", "min_tokens"];
+
+/** @returns {Promise<Field[]>} */
+export async function readFields(server, card) {
+  const document = await server.json("openapi.json");
+  const body = document.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema;
+  const { properties } = resolved(document, body);
+  const fields = NAMES.filter((name) => name in properties)
+    .map((name) => field(name, properties[name]))
+    .filter(Boolean);
+  for (const one of fields) {
+    if (OF_THE_CONTEXT.includes(one.name)) one.max = Math.min(one.max, card.max_model_len ?? Infinity);
+  }
+  return fields;
+}
+
+function resolved(document, schema) {
+  return schema.$ref
+    ? schema.$ref
+        .split("/")
+        .slice(1)
+        .reduce((value, key) => value[key], document)
+    : schema;
+}
+
+function field(name, property) {
+  const types = property.anyOf ?? [property];
+  const about = property.description ?? "";
+  const number = types.find(({ type }) => type === "number" || type === "integer");
+  if (number) {
+    const above = number.minimum === undefined && number.exclusiveMinimum !== undefined;
+    const min = number.minimum ?? number.exclusiveMinimum ?? Number.MIN_SAFE_INTEGER;
+    const safe = (value) => Math.max(Number.MIN_SAFE_INTEGER, Math.min(Number.MAX_SAFE_INTEGER, value));
+    return { name, kind: number.type, min: safe(min), max: safe(number.maximum ?? Infinity), above, about };
+  }
+  const choice = types.find((type) => type.enum?.length > 1);
+  if (choice) return { name, kind: "choice", options: choice.enum, about };
+  return types.some(({ type }) => type === "array") ? { name, kind: "strings", about } : null;
+}
+
+/** The range in words, or "" where it is the whole range of integers. */
+export function rangeOf({ min, max, above }) {
+  const huge = (value) => Math.abs(value) >= 2 ** 31 - 1;
+  if (min === undefined || (huge(min) && huge(max))) return "";
+  const low = above ? `above ${min}` : `${min}`;
+  if (huge(max)) return above ? low : `from ${low}`;
+  return above ? `${low}, up to ${max}` : `${low} to ${max}`;
+}
+
+/** The value of a text. Throws an Error that names the field, the value and the limit. */
+export function valueOf(field, text) {
+  if (field.kind === "choice") return text;
+  if (field.kind === "strings") return text.split("\n").filter(Boolean).map(unescaped);
+  const value = Number(text);
+  const wrong = !Number.isFinite(value) || (field.kind === "integer" && !Number.isInteger(value));
+  if (wrong || value < field.min || value > field.max || (field.above && value === field.min)) {
+    const kind = field.kind === "integer" ? "an integer" : "a number";
+    const range = rangeOf(field) || `${field.min} to ${field.max}`;
+    throw new Error(`${field.name}: expected ${kind}, ${range}; got ${text}`);
+  }
+  return value;
+}
+
+const ESCAPES = { n: "\n", t: "\t", "\\": "\\" };
+const unescaped = (text) => text.replace(/\\([nt\\])/g, (_, letter) => ESCAPES[letter]);
+
+/** The text of a value, as `valueOf` reads it. */
+export function textOf(value) {
+  if (value === undefined) return "";
+  if (!Array.isArray(value)) return String(value);
+  return value
+    .map((one) => one.replace(/[\\\n\t]/g, (found) => ({ "\n": "\\n", "\t": "\\t" })[found] ?? "\\\\"))
+    .join("\n");
+}
+
+/** Whether the model can do something, such as "vision": true, false, or null where its card does not say. */
+export function can(card, what) {
+  const { capabilities } = card;
+  if (Array.isArray(capabilities)) return capabilities.includes(what);
+  return capabilities?.[what] ?? null;
+}

@@ -1,0 +1,102 @@
+// The text of a model as markdown. It is hostile until shown otherwise: its HTML stays text, its pictures become links
+// (loading one would tell another origin what was written), and DOMPurify lets through only what is listed here.
+
+import createPurify from "../vendor/dompurify.js";
+import highlight from "../vendor/highlight.js";
+import { Marked } from "../vendor/marked.js";
+import { element } from "../dom.js";
+import { copyButton } from "./copy.js";
+
+const TAGS = `p br strong em del code pre ul ol li blockquote h3 table thead tbody tr th td a hr span`.split(" ");
+const ATTRIBUTES = ["href", "class", "data-language", "data-depth", "start"];
+const LONGEST_COLOURED = 30_000; // characters of code
+
+const SAFE_LINK = /^(https?:|mailto:)/i;
+const escaped = (text) => String(text).replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
+const link = (href, inner) => (SAFE_LINK.test(href) ? `<a href="${escaped(href)}">${inner}</a>` : inner);
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
+    image: ({ href, text }) => link(href, escaped(text || "picture")),
+    link({ href, tokens }) {
+      return link(href, this.parser.parseInline(tokens));
+    },
+    heading({ tokens, depth }) {
+      return `<h3 data-depth="${depth}">${this.parser.parseInline(tokens)}</h3>`; // one level: outlines stay whole
+    },
+    code: ({ text, lang }) => {
+      const language = (lang ?? "").split(/\s/)[0];
+      return `<pre data-language="${escaped(language)}"><code>${coloured(text, language)}</code></pre>`;
+    },
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+function coloured(text, language) {
+  if (!highlight.getLanguage(language) || text.length > LONGEST_COLOURED) return escaped(text);
+  return highlight.highlight(text, { language, ignoreIllegals: true }).value;
+}
+
+const purify = createPurify(window);
+purify.addHook("uponSanitizeAttribute", (_, data) => {
+  // The page's own classes must not be borrowed.
+  if (data.attrName === "class") data.attrValue = data.attrValue.match(/\bhljs-[\w-]+/g)?.join(" ") ?? "";
+});
+
+function sanitized(html) {
+  const options = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ATTRIBUTES, ALLOW_DATA_ATTR: false, RETURN_DOM_FRAGMENT: true };
+  return purify.sanitize(html, options);
+}
+
+/** Links open beside the page; wide things scroll in their own box, by keyboard too; code has a button. */
+function finish(fragment) {
+  for (const anchor of fragment.querySelectorAll("a")) {
+    Object.assign(anchor, { target: "_blank", rel: "noopener noreferrer nofollow" });
+  }
+  for (const pre of fragment.querySelectorAll("pre")) pre.replaceWith(codeBlock(pre));
+  for (const table of fragment.querySelectorAll("table")) {
+    const box = element("div", { class: "wide", role: "group", "aria-label": "Table", tabindex: "0" });
+    table.replaceWith(box);
+    box.append(table);
+  }
+  return fragment;
+}
+
+function codeBlock(pre) {
+  const language = pre.dataset.language || "text";
+  const code = element("pre", { tabindex: "0", role: "group", "aria-label": `Code: ${language}` }, ...pre.childNodes);
+  const button = copyButton("Copy code", () => code.textContent);
+  return element("div", { class: "code" }, element("div", { class: "code-bar" }, language, button), code);
+}
+
+/** Markdown in an element. While a text grows, only the blocks that change are drawn again. */
+export class Markdown {
+  constructor() {
+    this.root = element("div", { class: "markdown", dir: "auto" });
+    this.blocks = [];
+  }
+
+  show(text) {
+    try {
+      if (!this.failed) return this.#showBlocks(text);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error; // thousands of nested quotes or lists
+      this.failed = true;
+    }
+    this.root.replaceChildren(element("div", { class: "text" }, text));
+  }
+
+  #showBlocks(text) {
+    const tokens = marked.lexer(text);
+    let same = 0;
+    while (same < this.blocks.length && this.blocks[same] === tokens[same]?.raw) same++;
+    while (this.root.children.length > same) this.root.lastChild.remove();
+    for (const token of tokens.slice(same)) {
+      this.root.append(element("div", { class: "block" }, finish(sanitized(marked.parser([token])))));
+    }
+    this.blocks = tokens.map((token) => token.raw);
+  }
+}

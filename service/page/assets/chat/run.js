@@ -1,0 +1,143 @@
+// One answer: asks the server and writes what comes into a node.
+
+import { ServerError } from "../server.js";
+
+const LONGEST_WAIT = 60; // seconds; a longer Retry-After is an error to read, not a wait
+
+/** Wait until the promise is settled or the signal is aborted. */
+function orAborted(promise, signal) {
+  return new Promise((resolve, reject) => {
+    const abort = () => reject(new DOMException("stopped", "AbortError"));
+    if (signal.aborted) abort();
+    signal.addEventListener("abort", abort, { once: true });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", abort));
+  });
+}
+
+const seconds = (n) => orAborted.bind(null, new Promise((resolve) => setTimeout(resolve, n * 1000)));
+
+/**
+ * Fill `node` until its answer ends. Never throws: the node's state says how it ended.
+ * `bodyOf(card)` is the request, `changed()` follows each change of the node.
+ */
+export async function answer({ server, model, node, bodyOf, signal, changed }) {
+  node.state = "waiting";
+  node.notice = "Waits until the model is ready.";
+  changed();
+  try {
+    const body = bodyOf(await orAborted(model, signal));
+    node.notice = "";
+    await ask({ server, node, body, signal, changed });
+    if (node.state !== "failed") node.state = "done";
+  } catch (error) {
+    if (error.name === "AbortError") node.state = "stopped";
+    else fail(node, error);
+  }
+  node.notice = "";
+  changed();
+}
+
+function fail(node, error) {
+  const lost = error instanceof TypeError; // what a browser throws when a stream breaks
+  Object.assign(node, {
+    state: "failed",
+    error: lost ? "The connection to the server was lost." : sentence(error.message),
+  });
+}
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
+
+/** Ask, and ask again after the wait that a full or restarting server names. */
+async function ask(run) {
+  for (;;) {
+    try {
+      await read(run);
+      return;
+    } catch (error) {
+      const waits = error instanceof ServerError && [429, 503].includes(error.status) && error.retryAfter;
+      if (!waits || waits > LONGEST_WAIT) throw error;
+      await countDown(run, error);
+    }
+  }
+}
+
+async function countDown({ node, signal, changed }, { message, retryAfter }) {
+  for (let left = retryAfter; left > 0; left--) {
+    node.notice = `${sentence(message)} Asks again in ${left} s.`;
+    changed();
+    await seconds(1)(signal);
+  }
+}
+
+async function read({ server, node, body, signal, changed }) {
+  const fold = folder(node, performance.now());
+  let ended = false;
+  for await (const { data } of server.events("v1/chat/completions", { method: "POST", body, signal })) {
+    if (data === "[DONE]") ended = true;
+    else fold(JSON.parse(data));
+    changed();
+    if (node.state === "failed") return;
+  }
+  if (!ended) throw new Error("The connection ended before the answer did.");
+}
+
+/** A function that folds the chunks of a stream into a node. */
+function folder(node, started) {
+  const decoder = new TextDecoder();
+  const firstCall = node.calls?.length ?? 0;
+  node.finish = null;
+  node.stats = {};
+  return (chunk) => {
+    if (chunk.error) return fail(node, chunk.error);
+    if (chunk.prompt_progress) node.notice = progressOf(chunk.prompt_progress);
+    const choice = chunk.choices?.[0];
+    if (choice) foldChoice(choice);
+    if (chunk.usage) Object.assign(node.stats, statsOf(chunk));
+  };
+
+  function foldChoice({ delta, logprobs, finish_reason: finish }) {
+    const thought = delta.reasoning_content ?? "";
+    if (delta.content || thought || delta.tool_calls || logprobs?.content?.length) begin();
+    if (thought) node.thought = (node.thought ?? "") + thought;
+    node.content += delta.content ?? "";
+    for (const call of delta.tool_calls ?? []) foldCall(call);
+    if (logprobs?.content) (node.scores ??= []).push(...logprobs.content.map((item) => scoreOf(item, decoder)));
+    if (finish) node.finish = finish;
+  }
+
+  function begin() {
+    node.stats.first ??= performance.now() - started;
+    node.state = "writing";
+    node.notice = "";
+  }
+
+  function foldCall({ index, id, function: part }) {
+    const calls = (node.calls ??= []);
+    const call = (calls[firstCall + index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= id ?? "";
+    call.name += part?.name ?? "";
+    call.arguments += part?.arguments ?? "";
+  }
+}
+
+function progressOf({ total, processed }) {
+  return total ? `Reads the prompt: ${Math.floor((100 * processed) / total)} %.` : "";
+}
+
+/** What the last chunk says of cost and speed. */
+function statsOf({ usage, timings = {} }) {
+  return {
+    prompt: usage.prompt_tokens,
+    tokens: usage.completion_tokens,
+    cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    speed: timings.predicted_per_second ?? null,
+    queue: timings.queue_ms ?? null,
+    miss: timings.cache_miss ?? null,
+  };
+}
+
+/** A token's text is complete once its last byte has come. Control tokens have no bytes. */
+function scoreOf({ token, bytes, logprob, top_logprobs: top }, decoder) {
+  const shown = bytes?.length ? decoder.decode(new Uint8Array(bytes), { stream: true }) : token;
+  return { token, shown, logprob, top: top.map((item) => [item.token, item.logprob]) };
+}

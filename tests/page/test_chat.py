@@ -1,0 +1,309 @@
+"""The chat view with the fake model: text box, streaming, stop, reload, tabs, faults, branches."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.chat import answers, ask, button, item
+from tests.page.conftest import PHONE
+from tests.service.live import Live, answer, idle, running
+from tests.waiting import eventually
+
+LONG_MODEL = {"model": "slow"}
+"""4,096 tokens at 20 ms a token: it writes until somebody stops it."""
+
+
+@pytest.fixture(scope="module")
+def reciting() -> Iterator[Live]:
+    """A server whose model repeats the last question."""
+    with running(model="recite", max_model_len=4096) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Live]:
+    with running(**LONG_MODEL) as live:
+        yield live
+
+
+def wait_writing(page: Page) -> None:
+    """Wait until the last answer has some text."""
+    expect(answers(page).last).to_have_text(re.compile(r"\S{5}"))
+
+
+def test_the_box_has_the_focus_and_enter_sends(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    expect(page.get_by_role("textbox")).to_have_count(1)
+    expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+    expect(page).to_have_title("Chat · Noria")
+    page.keyboard.type("first line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_have_text("first line\nsecond", use_inner_text=True)
+    expect(page.get_by_label("Message")).to_have_value("")
+    expect(page.get_by_label("Message")).to_be_focused()
+    expect(page).to_have_title("first line second · Noria")
+
+
+def test_a_composition_does_not_send(reciting: Live, page: Page) -> None:
+    """Enter chooses a word in an input method for Japanese, and must not send."""
+    page.goto(reciting.url)
+    page.get_by_label("Message").fill("half")
+    page.get_by_label("Message").dispatch_event("keydown", {"key": "Enter", "isComposing": True})
+    expect(page.get_by_label("Message")).to_have_value("half")
+    page.get_by_label("Message").press("Enter")
+    expect(answers(page)).to_have_text("half")
+
+
+def test_what_is_sent_while_the_model_loads_is_answered_later(page: Page) -> None:
+    with running(model="large", wait="loading") as live:
+        page.goto(live.url)
+        ask(page, "early")
+        expect(page.locator(".notice")).to_have_text("Waits until the model is ready.")
+        expect(answers(page)).to_have_text(re.compile(r"\S{20}"))
+
+
+def test_what_an_answer_cost(slow: Live, page: Page) -> None:
+    page.goto(slow.url)
+    set_field(page, "max_tokens", "30")
+    ask(page, "cost")
+    expect(page.locator(".cost")).to_have_text(
+        re.compile(r"^30 tokens · [\d.]+ tokens/s · first after [\d.]+ m?s · 0 of 9 prompt tokens cached$")
+    )
+    button(page, "Regenerate").click()
+    expect(page.locator(".cost")).to_have_text(re.compile("· 0 of 9 prompt tokens cached$"))
+    ask(page, "x" * 40)
+    expect(page.locator(".cost").last).to_have_text(re.compile("· 32 of 85 prompt tokens cached$"))
+
+
+def set_field(page: Page, name: str, value: str) -> None:
+    button(page, "Settings").click()
+    page.get_by_label(re.compile(f"^{name}\\b")).fill(value)
+    button(page, "Close").last.click()
+
+
+@pytest.mark.parametrize("how", ["button", "Escape"])
+def test_stop_keeps_the_text_and_ends_the_request(slow: Live, page: Page, how: str) -> None:
+    page.goto(slow.url)
+    ask(page, "talk")
+    wait_writing(page)
+    if how == "button":
+        button(page, "Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    expect(page.locator(".ending")).to_contain_text("Stopped.")
+    eventually(idle(slow), "the engine has dropped the request")
+    text = answers(page).inner_text()
+    page.reload()
+    expect(answers(page)).to_have_text(text, use_inner_text=True)
+
+
+def test_a_reload_keeps_the_text_and_the_answer_goes_on(slow: Live, page: Page) -> None:
+    page.goto(slow.url)
+    ask(page, "reload")
+    wait_writing(page)
+    before = answers(page).inner_text()
+    page.reload()
+    eventually(idle(slow), "the engine has dropped the request")
+    expect(page.locator(".ending")).to_contain_text("Stopped.")
+    kept = plain(page)
+    assert kept.startswith(before)
+    button(page, "Continue").click()
+    eventually(lambda: len(plain(page)) > len(kept) + 5, "the answer goes on")
+    button(page, "Stop").click()
+    written = plain(page)
+    assert written == answer("u:reload;a:", len(written))
+
+
+def plain(page: Page) -> str:
+    """The text of the last answer as the storage has it, without what markdown makes of it."""
+    return page.evaluate(
+        """async () => {
+            const name = (await indexedDB.databases())[0].name;
+            const wait = (request) => new Promise((resolve) => (request.onsuccess = () => resolve(request.result)));
+            const database = await wait(indexedDB.open(name));
+            const nodes = await wait(database.transaction("nodes").objectStore("nodes").getAll());
+            database.close();
+            const answers = nodes.filter((node) => node.role === "assistant");
+            return answers.sort((a, b) => a.created - b.created).at(-1).content;
+        }"""
+    )
+
+
+def test_three_tabs_at_once(slow: Live, page: Page) -> None:
+    tabs = [page, page.context.new_page(), page.context.new_page()]
+    for number, tab in enumerate(tabs):
+        tab.goto(slow.url)
+        ask(tab, f"tab {number}")
+    for tab in tabs:
+        wait_writing(tab)
+    for tab in tabs:
+        expect(tab.get_by_role("list", name="Conversations").get_by_role("listitem")).to_have_count(3)
+    for number, tab in enumerate(tabs):
+        tab.keyboard.press("Escape")
+        expect(tab.locator(".ending")).to_contain_text("Stopped.")
+        tab.reload()
+        expect(tab.locator(".message.user .text")).to_have_text(f"tab {number}")
+        assert answer(f"u:tab {number};a:", 5) in answers(tab).inner_text()
+
+
+def test_two_tabs_with_one_conversation(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    ask(page, "from the first")
+    expect(answers(page)).to_have_text("from the first")
+    other = page.context.new_page()
+    other.goto(reciting.url)
+    other.get_by_role("button", name="from the first", exact=True).click()
+    ask(other, "from the second")
+    expect(answers(page)).to_have_text(["from the first", "from the second"])
+    ask(page, "again")
+    expect(answers(other)).to_have_text(["from the first", "from the second", "again"])
+    other.once("dialog", lambda dialog: dialog.accept())
+    item(other, "from the first").get_by_role("button", name="Delete").click()
+    expect(page.get_by_role("alert")).to_have_text("This conversation was deleted in another tab.")
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_the_engine_dies_in_mid_answer(page: Page) -> None:
+    with running(**LONG_MODEL) as live:
+        page.goto(live.url)
+        ask(page, "die")
+        wait_writing(page)
+        before = answers(page).inner_text()
+        live.hosts[-1].kill()
+        expect(page.locator(".ending.error")).to_contain_text("engine")
+        assert answers(page).inner_text().startswith(before)
+        button(page, "Retry").click()
+        expect(page.locator(".switch")).to_contain_text("2 / 2")
+        wait_writing(page)
+        button(page, "Stop").click()
+        button(page, "Earlier version").click()
+        expect(page.locator(".ending.error")).to_be_visible()
+        assert answers(page).inner_text().startswith(before)
+
+
+def test_a_full_queue_shows_the_wait(reciting: Live, page: Page) -> None:
+    refusals = [{"error": {"message": "the server is full: 256 requests; try again in 2 s", "param": None}}]
+
+    def refuse(route: object) -> None:
+        if refusals:
+            route.fulfill(status=429, headers={"retry-after": "2"}, json=refusals.pop())  # type: ignore[attr-defined]
+        else:
+            route.continue_()  # type: ignore[attr-defined]
+
+    page.route("**/v1/chat/completions", refuse)
+    page.goto(reciting.url)
+    ask(page, "patience")
+    expect(page.locator(".notice")).to_have_text(re.compile(r"^The server is full: .* Asks again in [12] s\.$"))
+    expect(answers(page)).to_have_text("patience")
+
+
+def test_a_refusal_says_why_and_offers_retry(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    ask(page, "x" * 600)
+    expect(page.locator(".ending.error")).to_contain_text("This model's context is 512 tokens")
+    expect(button(page, "Retry")).to_be_visible()
+
+
+def test_a_wrong_key(page: Page) -> None:
+    with running(model="recite", api_keys=("secret",)) as live:
+        page.goto(live.url)
+        key = page.get_by_label("API key")
+        key.fill("wrong")
+        key.press("Enter")
+        expect(page.get_by_role("alert")).to_have_text("The server does not know this key.")
+        button(page, "Cancel").click()
+        expect(page.get_by_label("Message")).to_be_focused()
+        ask(page, "kept")
+        expect(page.locator(".notice")).to_be_visible()
+        button(page, "Key").click()
+        key.fill("secret")
+        key.press("Enter")
+        expect(answers(page)).to_have_text("kept")
+
+
+def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    set_field(page, "max_tokens", "6")
+    ask(page, "cut")
+    expect(page.locator(".ending")).to_contain_text("The answer was cut off at its length limit.")
+    button(page, "Continue").click()
+    eventually(lambda: plain(page) == answer("u:cut;a:", 12), "the answer has 12 tokens")
+
+
+def test_edit_regenerate_and_branches(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    for text in ("one", "two"):
+        ask(page, text)
+        expect(answers(page).last).to_have_text(text)
+    first = page.locator(".message.user").first
+    first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Your text").fill("uno")
+    page.get_by_label("Your text").press("Enter")
+    expect(answers(page)).to_have_text(["uno"])
+    expect(first.locator(".switch")).to_contain_text("2 / 2")
+    first.get_by_role("button", name="Earlier version").click()
+    expect(answers(page)).to_have_text(["one", "two"])
+    expect(first.get_by_role("button", name="Later version")).to_be_focused()
+    page.locator(".message.assistant").last.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".message.assistant").last.locator(".switch")).to_contain_text("2 / 2")
+    expect(answers(page)).to_have_text(["one", "two"])
+    page.reload()
+    expect(answers(page)).to_have_text(["one", "two"])
+    expect(first.locator(".switch")).to_contain_text("1 / 2")
+    first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Your text").press("Escape")
+    expect(page.get_by_label("Your text")).to_have_count(0)
+    expect(answers(page)).to_have_text(["one", "two"])
+
+
+def test_the_text_follows_its_end_until_somebody_scrolls_up(slow: Live, page: Page) -> None:
+    page.set_viewport_size({"width": 400, "height": 400})
+    page.goto(slow.url)
+    ask(page, "\n".join("line" for _ in range(60)))
+    wait_writing(page)
+    scroller = page.locator(".scroller")
+    from_end = "element => element.scrollHeight - element.scrollTop - element.clientHeight"
+    eventually(lambda: scroller.evaluate(from_end) < 5, "the end is on screen")
+    scroller.evaluate("element => (element.scrollTop = 10)")
+    length = len(answers(page).inner_text())
+    eventually(lambda: len(answers(page).inner_text()) > length + 20, "more text")
+    assert scroller.evaluate("element => element.scrollTop") == 10
+    button(page, "↓ Latest").click()
+    eventually(lambda: scroller.evaluate(from_end) < 5, "the end is on screen")
+    page.keyboard.press("Escape")
+
+
+def test_an_example_starts_a_conversation(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    expect(page.locator(".example")).to_have_count(3)
+    button(page, "What is the capital of France?").click()
+    expect(answers(page)).to_have_text("What is the capital of France?")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, {"width": 1280, "height": 800}], ids=["phone", "desktop"])
+def test_a_conversation_for_a_screen_reader_and_a_phone(
+    reciting: Live, page: Page, accessible: Callable[[Page], None], scheme: str, size: dict[str, int]
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(size)
+    page.goto(reciting.url)
+    rows = "| a | b |\n|---|---|\n| " + "wide" * 40 + " | 2 |"
+    ask(page, f"# Head\n\n- list\n\n```python\ndef f(x):\n    return 'text' + str({'1' * 90})  # note\n```\n\n{rows}")
+    expect(page.locator(".cost")).to_be_visible()
+    button(page, "Probabilities").click()
+    ask(page, "colours")
+    expect(page.locator(".token")).to_have_count(7)
+    for panel in ("Settings", "History"):
+        button(page, panel).click()
+        accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if size is PHONE:
+            page.get_by_role("complementary", name=panel.replace("History", "Conversations")).get_by_role(
+                "button", name="Close"
+            ).click()
+            accessible(page)

@@ -1,0 +1,114 @@
+"""The chat view with the embedded model: real answers, deaths of the engine and of the server, screenshots."""
+
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.server import LiveServer, serving
+from tests.page.chat import answers, ask, button
+from tests.page.conftest import PHONE
+from tests.waiting import strike
+
+DESKTOP = {"width": 1280, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[LiveServer]:
+    with serving() as server:
+        yield server
+
+
+@contextmanager
+def mortal() -> Iterator[LiveServer]:
+    """A server that the test kills. `serving` would miss its exit code 0."""
+    with ExitStack() as stack:
+        server = stack.enter_context(serving())
+        try:
+            yield server
+        finally:
+            strike(server.process.pid, signal.SIGKILL)
+            with suppress(AssertionError):
+                stack.close()
+
+
+def set_fields(page: Page, **fields: str) -> None:
+    button(page, "Settings").click()
+    for name, value in fields.items():
+        page.get_by_label(re.compile(f"^{name}\\b")).fill(value)
+    button(page, "Settings").click()
+
+
+def test_a_conversation_and_its_screenshots(
+    served: LiveServer, page: Page, screenshot: Callable[[Page, str], None]
+) -> None:
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(DESKTOP)
+    page.goto(served.url)
+    set_fields(page, temperature="0", max_tokens="80")
+    ask(page, "What is the capital of France?")
+    expect(answers(page)).to_contain_text("Paris")
+    expect(page.locator(".cost")).to_have_text(re.compile(r"\d tokens/s · first after .* prompt tokens cached"))
+    ask(page, "Write a Python function that says whether a number is prime.")
+    expect(page.locator(".cost")).to_have_count(2)
+    expect(answers(page).last.locator(".code .hljs-keyword").first).to_be_visible()
+    screenshot(page, "chat")
+    button(page, "New chat").click()
+    set_fields(page, temperature="0", max_tokens="40")
+    button(page, "Probabilities").click()
+    ask(page, "Name three cities of Italy.")
+    expect(page.locator(".cost")).to_be_visible()
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size(PHONE)
+    button(page, "Close").click()
+    page.locator(".token").nth(3).focus()
+    expect(page.get_by_role("tooltip")).to_be_visible()
+    screenshot(page, "chat-probabilities")
+
+
+def test_a_schema_and_a_tool(served: LiveServer, page: Page) -> None:
+    page.goto(served.url)
+    set_fields(page, temperature="0", max_tokens="100")
+    button(page, "Settings").click()
+    button(page, "Example of JSON schema").click()
+    ask(page, "Describe Paris.")
+    expect(page.locator(".cost")).to_be_visible()
+    assert set(json.loads(answers(page).inner_text())) == {"city", "continent"}
+    page.get_by_label("JSON schema", exact=True).fill("")
+    button(page, "Example of Tools").click()
+    page.get_by_label("tool_choice").select_option("required")
+    ask(page, "What is the weather in Rome?")
+    results = page.get_by_label("Result of get_weather")  # one for each call that the model makes
+    expect(results.first).to_be_visible()
+    for result in results.all():
+        result.fill('{"sky": "clear"}')
+    page.get_by_label("tool_choice").select_option("")
+    page.get_by_label("Tools", exact=True).fill("")
+    button(page, "Send the results").click()
+    expect(page.locator(".message.assistant").last.locator(".cost")).to_be_visible()
+    assert answers(page).last.inner_text().strip()
+
+
+def test_the_engine_and_then_the_server_are_killed_in_mid_answer(page: Page) -> None:
+    with mortal() as server:
+        page.goto(server.url)
+        set_fields(page, min_tokens="4000")
+        ask(page, "Tell me a long story.")
+        expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
+        before = answers(page).inner_text()
+        strike(server.engine_pid, signal.SIGKILL)
+        expect(page.locator(".ending.error")).to_contain_text("engine")
+        assert answers(page).inner_text().startswith(before)
+        button(page, "Retry").click()  # a fresh engine answers
+        expect(page.locator(".switch")).to_contain_text("2 / 2")
+        expect(answers(page)).to_have_text(re.compile(r"\S{3}"))
+        before = answers(page).inner_text()
+        strike(server.process.pid, signal.SIGKILL)
+        expect(page.locator(".ending.error")).to_contain_text("The connection to the server was lost.")
+        assert answers(page).inner_text().startswith(before)
+        button(page, "Retry").click()
+        expect(page.locator(".ending.error")).to_contain_text("The server does not answer.")

@@ -1,0 +1,448 @@
+"""The chat view with the fake model: settings, forms, tools, pictures, probabilities, storage, hostile text."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Request, Route, expect
+
+from tests.page.chat import answers, ask, button, item
+from tests.service.live import Live, answer, running
+
+
+@pytest.fixture(scope="module")
+def reciting() -> Iterator[Live]:
+    """A server whose model repeats the last question."""
+    with running(model="recite", max_model_len=4096) as live:
+        yield live
+
+
+def sent(page: Page) -> list[dict[str, Any]]:
+    """The bodies of the page's chat requests, as they are sent."""
+    bodies: list[dict[str, Any]] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith("chat/completions"):
+            bodies.append(request.post_data_json)
+
+    page.on("request", note)
+    return bodies
+
+
+def with_card(page: Page, **facts: Any) -> None:
+    """Add facts to the model's card."""
+
+    def fulfil(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | facts)
+
+    page.route(re.compile(r"/v1/models/."), fulfil)
+
+
+def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    with_card(page, defaults={"temperature": 0.2, "top_p": 0.9})
+    page.goto(live.url)
+    button(page, "Settings").click()
+    expect(page.get_by_text("This model's defaults: temperature 0.2, top_p 0.9.")).to_be_visible()
+    schema = live.http.get("/openapi.json").json()["components"]["schemas"]["ChatBody"]["properties"]
+    number = schema["repetition_penalty"]["anyOf"][0]
+    field = page.get_by_label(f"repetition_penalty {number['minimum']} to {number['maximum']:g}", exact=True)
+    field.fill("11")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    ask(page, "refused")
+    problem = "repetition_penalty: expected a number, 0.01 to 10; got 11"
+    expect(page.get_by_role("alert").first).to_have_text(problem)
+    expect(page.get_by_label("Message")).to_have_value("refused")
+    expect(field).to_be_focused()
+    field.fill("1.5")
+    page.get_by_label("temperature 0 to 2").fill("0")
+    page.get_by_label("max_tokens 1 to 512").fill("5")
+    page.get_by_label("seed").fill("7")
+    page.get_by_label("stop", exact=True).fill("\\n\\n\nEND")
+    page.get_by_label("seed").fill("")
+    page.get_by_label("System prompt").fill("Be brief.")
+    ask(page, "hi")
+    expect(page.locator(".cost")).to_be_visible()
+    assert bodies == [
+        {
+            "model": "fake",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}],
+            "repetition_penalty": 1.5,
+            "temperature": 0,
+            "max_tokens": 5,
+            "stop": ["\n\n", "END"],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+        }
+    ]
+    page.reload()
+    button(page, "Settings").click()
+    expect(page.get_by_label("repetition_penalty")).to_have_value("1.5")
+    expect(page.get_by_label("stop", exact=True)).to_have_value("\\n\\n\nEND")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+
+
+def test_a_schema_is_checked_before_it_is_sent(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    page.goto(live.url)
+    button(page, "Settings").click()
+    page.get_by_label("JSON schema", exact=True).fill('{"type": ')
+    ask(page, "hi")
+    expect(page.get_by_role("alert").first).to_have_text(re.compile("^JSON schema: this is not JSON"))
+    assert not bodies
+    button(page, "Example of JSON schema").click()
+    ask(page, "hi")
+    expect(page.locator(".message")).to_have_count(2)
+    assert bodies[0]["response_format"]["type"] == "json_schema"
+    assert bodies[0]["response_format"]["json_schema"]["schema"]["required"] == ["city", "continent"]
+
+
+def stream(*deltas: dict[str, Any], finish: str) -> str:
+    """A stream of a chat completion, as OpenAI documents it."""
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def test_a_tool_call_and_its_result(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    with_card(page, capabilities={"tools": True})
+    calls = [
+        {
+            "tool_calls": [
+                {"index": 0, "id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
+    ]
+    replies = [stream({"content": "It is sunny."}, finish="stop"), stream(*calls, finish="tool_calls")]
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=replies.pop())
+    )
+    page.goto(live.url)
+    button(page, "Settings").click()
+    button(page, "Example of Tools").click()
+    button(page, "Settings").click()
+    ask(page, "Weather in Paris?")
+    expect(page.get_by_role("group", name="Arguments")).to_have_text('{\n  "city": "Paris"\n}', use_inner_text=True)
+    page.get_by_label("Result of get_weather").fill('{"sky": "clear"}')
+    button(page, "Send the results").click()
+    expect(answers(page).last).to_have_text("It is sunny.")
+    assert bodies[0]["tools"][0]["function"]["name"] == "get_weather"
+    call = {"id": "abc", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    assert bodies[1]["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abc", "content": '{"sky": "clear"}'},
+    ]
+
+
+def test_thoughts_are_folded_away(live: Live, page: Page) -> None:
+    body = stream({"reasoning_content": "Let me *think*."}, {"content": "Done."}, finish="stop")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(live.url)
+    ask(page, "why")
+    expect(answers(page)).to_have_text("Done.")
+    expect(page.get_by_text("Let me think.")).to_be_hidden()
+    page.get_by_text("Thought", exact=True).click()
+    expect(page.get_by_text("Let me think.")).to_be_visible()
+
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def test_pictures_where_the_model_sees(live: Live, page: Page, tmp_path: Path) -> None:
+    bodies = sent(page)
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    expect(button(page, "Add picture")).to_be_hidden()
+    with_card(page, capabilities={"vision": True})
+    page.reload()
+    paste = """(box, data) => {
+        const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+        const clipboardData = new DataTransfer();
+        clipboardData.items.add(new File([bytes], "dot.png", { type: "image/png" }));
+        box.dispatchEvent(new ClipboardEvent("paste", { clipboardData, cancelable: true, bubbles: true }));
+    }"""
+    expect(button(page, "Add picture")).to_be_visible()
+    page.get_by_label("Message").evaluate(paste, PNG)
+    expect(page.get_by_role("img", name="Picture 1")).to_be_visible()
+    button(page, "Remove picture 1").click()
+    expect(page.get_by_role("img", name="Picture 1")).to_have_count(0)
+    page.get_by_label("Message").evaluate(paste, PNG)
+    expect(page.get_by_role("img", name="Picture 1")).to_be_visible()
+    ask(page, "What is it?")
+    expect(page.locator(".message.user img")).to_be_visible()
+    expect(page.locator(".ending")).to_be_visible()  # the fake model sees nothing
+    assert bodies[0]["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
+        {"type": "text", "text": "What is it?"},
+    ]
+
+
+def test_probabilities_by_pointer_and_by_keyboard(live: Live, page: Page) -> None:
+    bodies = sent(page)
+    page.goto(live.url)
+    button(page, "Settings").click()
+    page.get_by_label("max_tokens").fill("4")
+    button(page, "Settings").click()
+    button(page, "Probabilities").click()
+    ask(page, "odds")
+    first, second, *_ = answer("u:odds;a:", 4)
+    tokens = page.get_by_role("listbox", name="Tokens and their probabilities").get_by_role("option")
+    expect(tokens).to_have_count(4)
+    assert (bodies[0]["logprobs"], bodies[0]["top_logprobs"]) == (True, 5)
+    # the fake model gives e^-0.5 to its token, e^-1.5 to the next in the alphabet, and so on
+    shares = ["61 %", "22 %", "8.2 %", "3.0 %", "1.1 %"]
+    rows = "".join(f"“{chr(ord(first) + n)}”{share}" for n, share in enumerate(shares))
+    tokens.first.hover()
+    expect(page.get_by_role("tooltip")).to_have_text(rows)
+    page.get_by_label("Message").hover()
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    tokens.first.focus()
+    expect(page.get_by_role("tooltip")).to_have_text(rows)
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    expect(page.get_by_role("tooltip")).to_contain_text(f"“{second}”61 %")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("tooltip")).to_have_count(0)
+    expect(tokens.nth(1)).to_have_accessible_name(re.compile(re.escape(f"“{second}” 61 %; else ")))
+    button(page, "Probabilities").click()
+    expect(tokens).to_have_count(0)
+
+
+HOSTILE = """<script>alert(1)</script> <img src=x onerror=alert(1)> <style>body{display:none}</style>
+<div class="skip" style="position:fixed;inset:0">over</div>
+
+![spy](https://elsewhere.test/spy.png) ![spy](data:image/svg+xml;base64,AAAA) [run](javascript:alert(1))
+[ok](https://elsewhere.test/ok "t")
+[x]: javascript:alert(1)
+
+<iframe src="https://elsewhere.test"></iframe><svg onload=alert(1)><a href="https://elsewhere.test/raw">raw</a>
+
+```x"><img/src=x/onerror=alert(1)>
+</code></pre><script>alert(1)</script>
+```
+"""
+
+
+def test_hostile_text_does_nothing(reciting: Live, page: Page) -> None:
+    foreign: list[str] = []
+    page.on("request", lambda request: foreign.append(request.url) if reciting.url not in request.url else None)
+    page.on("dialog", lambda dialog: foreign.append(dialog.message) or dialog.dismiss())
+    page.goto(reciting.url)
+    ask(page, HOSTILE)
+    expect(page.locator(".cost")).to_be_visible()
+    content = answers(page)
+    assert content.locator("script, img, style, iframe, svg, [style], [onerror], .skip").count() == 0
+    links = content.locator("a").evaluate_all("links => links.map((link) => [link.href, link.target, link.rel])")
+    rel = ["_blank", "noopener noreferrer nofollow"]
+    assert links == [["https://elsewhere.test/spy.png", *rel], ["https://elsewhere.test/ok", *rel]]
+    expect(content).to_contain_text("<script>alert(1)</script>")
+    assert foreign == []
+
+
+def test_nesting_without_end_is_shown_as_text(live: Live, page: Page) -> None:
+    body = stream({"content": "> " * 5000 + "end"}, finish="stop")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.goto(live.url)
+    ask(page, "nest")
+    expect(page.get_by_text("The answer has ended.")).to_be_attached()
+    assert answers(page).inner_text() == "> " * 5000 + "end"
+    assert answers(page).locator("blockquote").count() == 0
+
+
+def test_code_is_coloured_and_copied(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    code = "def f(x):\n    return x < 1 and 'a'"
+    ask(page, f"Look:\n\n```python\n{code}\n```\n\n- [x] done")
+    expect(answers(page).locator(".hljs-keyword").first).to_have_text("def")
+    button(page, "Copy code").click()
+    expect(button(page, "Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").rstrip() == code
+
+
+AWKWARD = "it's \"quoted\" $HOME `id` $(id) \\n !! %s\nJSON\n<<'JSON' é 😀 \u2028 end"
+
+
+@pytest.mark.parametrize("kind", ["curl", "Python"])
+def test_a_request_as_code_gives_the_same_answer(page: Page, kind: str) -> None:
+    with running(model="recite", max_model_len=4096, api_keys=("secret",)) as live:
+        page.goto(live.url)
+        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").press("Enter")
+        button(page, "Settings").click()
+        page.get_by_label("min_p").fill("0.05")  # no parameter of the package `openai`
+        page.get_by_label("stop", exact=True).fill("never\nappears")
+        page.get_by_label("System prompt").fill(AWKWARD)
+        button(page, "Settings").click()
+        ask(page, AWKWARD)
+        expect(page.locator(".cost")).to_be_visible()
+        button(page, f"Copy as {kind}").click()
+        expect(button(page, "Copied")).to_be_visible()
+        code = page.evaluate("navigator.clipboard.readText()")
+        assert "secret" not in code
+        command = ["bash", "-c"] if kind == "curl" else [sys.executable, "-c"]
+        environment = {"PATH": "/usr/bin:/bin", "NORIA_API_KEY": "secret", "PYTHONUTF8": "1"}
+        done = subprocess.run([*command, code], capture_output=True, text=True, check=True, env=environment)
+        text = done.stdout.removesuffix("\n") if kind == "Python" else joined(done.stdout)
+        assert text == AWKWARD
+
+
+def joined(events: str) -> str:
+    """The text of a stream."""
+    data = [line.removeprefix("data: ") for line in events.split("\n") if line.startswith("data: {")]
+    chunks = [choice for line in data for choice in json.loads(line)["choices"]]
+    return "".join(chunk["delta"].get("content", "") for chunk in chunks)
+
+
+def conversation_names(page: Page) -> Any:
+    return page.get_by_role("list", name="Conversations").locator(".open")
+
+
+def test_the_list_search_rename_delete(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    for text in ("apples and pears", "oranges"):
+        button(page, "New chat").click()
+        ask(page, text)
+        expect(page.locator(".cost")).to_be_visible()
+    expect(conversation_names(page)).to_have_text(["oranges", "apples and pears"])
+    page.get_by_label("Search conversations").fill("PEARS")
+    expect(conversation_names(page)).to_have_text(["apples and pears"])
+    item(page, "apples and pears").get_by_role("button", name="Rename").click()
+    page.get_by_label("New title").fill("fruit")
+    page.get_by_label("New title").press("Enter")
+    expect(conversation_names(page)).to_have_text(["fruit"])  # found by its messages
+    button(page, "fruit").click()
+    expect(answers(page)).to_have_text("apples and pears")
+    expect(page).to_have_title("fruit · Noria")
+    page.once("dialog", lambda dialog: dialog.accept())
+    item(page, "fruit").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("Nothing found.")).to_be_visible()
+    page.get_by_label("Search conversations").fill("")
+    expect(conversation_names(page)).to_have_text(["oranges"])
+    page.reload()
+    expect(conversation_names(page)).to_have_text(["oranges"])
+
+
+def test_export_and_import(reciting: Live, page: Page, tmp_path: Path) -> None:
+    page.goto(reciting.url)
+    button(page, "Probabilities").click()
+    ask(page, "carry me")
+    expect(page.locator(".cost")).to_be_visible()
+    button(page, "Regenerate").click()
+    expect(page.locator(".switch")).to_contain_text("2 / 2")
+    expect(page.locator(".cost")).to_be_visible()
+    ask(page, "and me")
+    expect(page.locator(".cost")).to_have_count(2)
+    with page.expect_download() as download:
+        item(page, "carry me").get_by_role("button", name="Export").click()
+    assert download.value.suggested_filename == "noria-carry-me.json"
+    file = tmp_path / "export.json"
+    download.value.save_as(file)
+    load(page, file)
+    expect(page.get_by_role("alert")).to_have_text("Imported: 1.")
+    expect(conversation_names(page)).to_have_text(["carry me", "carry me"])
+    with page.expect_download() as download:
+        button(page, "Export all").click()
+    assert download.value.suggested_filename == "noria-conversations.json"
+    page.once("dialog", lambda dialog: dialog.accept())
+    item(page, "carry me").last.get_by_role("button", name="Delete").click()  # the older one
+    expect(conversation_names(page)).to_have_count(1)
+    conversation_names(page).click()
+    expect(page.locator(".message.user .text")).to_have_text(["carry me", "and me"])
+    expect(page.locator(".switch")).to_contain_text("2 / 2")
+    expect(page.locator(".token")).to_have_count(len("carry me" + "and me"))
+
+
+def load(page: Page, file: Path) -> None:
+    with page.expect_file_chooser() as chooser:
+        button(page, "Import").click()
+    chooser.value.set_files(file)
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    """An export of a conversation with one message, or with these changes of its conversation."""
+    nodes = [{"id": "a", "parent": None, "role": "user", "content": "hi"}]
+    return {"format": "noria-conversations", "version": 1, "conversations": [{"title": "t", "nodes": nodes, **changes}]}
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("{", "the file is not JSON"),
+    ([], "the file is no export of conversations"),
+    (one() | {"version": 2}, "the file has version 2, this page reads 1"),
+    (one() | {"conversations": [7]}, "conversations[0]: expected an object"),
+    (one(title=7), "conversations[0].title: expected a string"),
+    (one(fields={"messages": "x"}), "conversations[0].fields.messages: expected a field of this page"),
+    (one(fields={"seed": {}}), "conversations[0].fields.seed: expected a number or text"),
+    (
+        one(nodes=[{"id": "a", "role": "system"}]),
+        "conversations[0].nodes[0].role: expected user, assistant or tool",
+    ),
+    (one(nodes=[{"id": "a", "role": "user"}] * 2), "conversations[0].nodes[1].id: expected an id of its own"),
+    (
+        one(nodes=[{"id": "a", "parent": "b", "role": "user"}, {"id": "b", "parent": "a", "role": "user"}]),
+        "conversations[0].nodes: expected a tree, found a cycle",
+    ),
+    (
+        one(nodes=[{"id": "a", "role": "user", "images": ["https://elsewhere.test/spy.png"]}]),
+        "conversations[0].nodes[0].images[0]: expected a picture as a data URL",
+    ),
+]
+
+
+def test_a_wrong_import_changes_nothing(live: Live, page: Page, tmp_path: Path) -> None:
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    file = tmp_path / "import.json"
+    for content, problem in WRONG:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        load(page, file)
+        expect(page.get_by_role("alert")).to_contain_text(f"Nothing was imported: {problem}")
+    page.reload()
+    expect(page.get_by_text("No conversations yet.")).to_be_visible()
+
+
+def test_hostile_fields_of_an_import_are_harmless(live: Live, page: Page, tmp_path: Path) -> None:
+    page.goto(live.url)
+    expect(page.locator("#model")).to_have_text("fake")
+    file = tmp_path / "import.json"
+    html = "<img src=x onerror=alert(1)>"
+    node = {
+        "id": "a",
+        "parent": None,
+        "role": "assistant",
+        "content": html,
+        "error": html,
+        "state": "failed",
+        "sent": 1,
+    }
+    text = json.dumps(one(title=html, nodes=[node], id="../x", leaf="nobody"))
+    file.write_text(text.replace('"title"', '"__proto__": {"x": 1}, "title"'))
+    load(page, file)
+    expect(page.get_by_role("alert")).to_have_text("Imported: 1.")
+    conversation_names(page).click()
+    expect(answers(page)).to_have_text(html)
+    expect(page.locator(".ending.error")).to_contain_text(html)
+    expect(page).to_have_title(f"{html} · Noria")
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_full_storage_is_told_and_the_chat_goes_on(reciting: Live, page: Page) -> None:
+    page.add_init_script(
+        """IDBObjectStore.prototype.put = function () {
+            throw new DOMException("no room", "QuotaExceededError");
+        };"""
+    )
+    page.goto(reciting.url)
+    ask(page, "full")
+    expect(page.get_by_role("alert")).to_contain_text("The browser's storage is full.")
+    expect(answers(page)).to_have_text("full")
+    ask(page, "still")
+    expect(answers(page).last).to_have_text("still")
