@@ -63,6 +63,11 @@ def option(default: T, help: str, **about: Any) -> T:
     return field(default=default, metadata={Flag: Flag(help, **about)})
 
 
+def required(help: str, **about: Any) -> Any:
+    """A dataclass field that is an argument without a default: `about` as for `option`."""
+    return option(..., help, is_argument=True, **about)
+
+
 def flags(options: Any) -> Iterator[tuple[Field[Any], Flag]]:
     """The fields of a dataclass, or of an instance, that are flags."""
     return ((declared, declared.metadata[Flag]) for declared in fields(options) if Flag in declared.metadata)

