@@ -69,11 +69,15 @@ def build(arguments: list[str]) -> typer.Typer:
         from service.commands.batch.command import batch
         from service.commands.bench.command import bench
         from service.commands.chat import chat
+        from service.commands.models.command import list_models, pull, rm
 
         app.command()(plan)
         app.command()(chat)
         app.command()(bench)
         app.command()(batch)
+        app.command()(pull)
+        app.command("list")(list_models)
+        app.command()(rm)
     return app
 
 

@@ -10,6 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from model.errors import duration
+
 SECONDS = 10.0
 """Between two lines."""
 REFRESH_SECONDS = 0.25
@@ -48,14 +50,6 @@ def _print(title: str, report: Report, ended: threading.Event, console: Console,
         print(f"{title}: {report()[1]}", file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
-    """A time for people: "45 s", "3 min", "2 h 5 min"."""
-    minutes, hours = round(seconds / 60), int(seconds // 3600)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{hours} h {round(seconds % 3600 / 60)} min"
-
-
 class Pace:
     """The rate of a growing number, since the start, and the time that is left."""
 
@@ -74,7 +68,8 @@ class Pace:
 class Loading:
     """Shows the stage of a server that loads, from its first note until it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "server") -> None:
+        self._title = title
         self._stack = ExitStack()
         self._stage, self._done = "", 0.0
 
@@ -89,7 +84,10 @@ class Loading:
         begins = not self._stage
         self._stage, self._done = stage, done
         if begins:
-            self._stack.enter_context(shown("server", lambda: (self._done, f"{self._stage} {self._done:.0%}")))
+            self._stack.enter_context(shown(self._title, self._report))
+
+    def _report(self) -> tuple[float, str]:
+        return self._done, self._stage if "%" in self._stage else f"{self._stage} {self._done:.0%}"
 
     def close(self) -> None:
         self._stack.close()

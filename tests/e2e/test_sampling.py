@@ -37,6 +37,20 @@ def test_choices_differ_and_each_is_reproducible(server: LiveServer) -> None:
     assert complete(server, **{**body, "seed": 12})[0]["text"] != choices[0]["text"]
 
 
+def test_first_answers_are_right(server: LiveServer) -> None:
+    """Requests without sampling parameters, as the first ones of a new user: 8 seeds, at most one without Paris."""
+
+    def ask(seed: int) -> str:
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "seed": seed}
+        answer = server.http.post("/v1/chat/completions", json=body | {"max_tokens": 64}).json()
+        return answer["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    assert sum("Paris" in answer for answer in answers) >= 7, answers
+    assert len(set(answers)) > 1  # they are sampled
+
+
 def test_logprobs_are_the_same_streamed_and_whole_alone_and_batched(server: LiveServer) -> None:
     """The logprobs are equal bit for bit, as the default scheme promises."""
     body = {"seed": 3, "temperature": 0.8, "logprobs": 2, "echo": True}

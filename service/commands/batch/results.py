@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -26,7 +26,7 @@ GOOD = range(200, 300)
 class Results:
     """The open file. `done` has the keys of finished lines, `failed` counts those without a good answer."""
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, path: Path, file: io.FileIO) -> None:
         self.done: set[bytes] = set()
         self.failed = 0
         self._path = path
@@ -94,7 +94,7 @@ def opened(path: Path, *, retry_failed: bool) -> Iterator[Results]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
+def _locked(path: Path) -> Iterator[io.FileIO]:
     try:
         file = path.open("ab+", buffering=0)
     except OSError as error:
@@ -107,7 +107,7 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _cut(file: IO[bytes]) -> None:
+def _cut(file: io.FileIO) -> None:
     """Remove the last line if it has no end."""
     end, found = file.seek(0, os.SEEK_END), -1
     while end and found < 0:
@@ -118,10 +118,10 @@ def _cut(file: IO[bytes]) -> None:
     file.truncate(end)
 
 
-def _read(path: Path, file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines of the file and the results in them. Raises OptionError for another content."""
     file.seek(0)
-    lines = io.BufferedReader(file)  # type: ignore[arg-type]
+    lines = io.BufferedReader(file)
     for number, line in enumerate(lines, 1):
         try:
             result = orjson.loads(line)
@@ -133,7 +133,7 @@ def _read(path: Path, file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]
     lines.detach()
 
 
-def _write_good(path: Path, file: IO[bytes]) -> None:
+def _write_good(path: Path, file: io.FileIO) -> None:
     """Replace the file by one without failures."""
     partial = path.with_name(f"{path.name}.partial")
     try:
