@@ -21,11 +21,11 @@ SETTINGS: tuple[dict[str, float], ...] = (
     {"temperature": 1.0},
     {"temperature": 1.0, "min_p": 0.1},
     {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 0.7, "min_p": 0.1},
-    {"temperature": 0.5, "top_p": 0.9},
-    {"temperature": 0.3, "top_p": 0.9},
-    {"temperature": 0.2, "top_p": 0.9},
-    {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1},
+    {"temperature": 0.2, "top_p": 0.9},  # of the model card
+    {"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.15},
+    {"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.06},
+    {"temperature": 0.5, "top_p": 0.3},
+    {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06},  # EMBEDDED_SAMPLING
     {"temperature": 0.0},
 )
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
