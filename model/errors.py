@@ -40,3 +40,19 @@ def one_line(error: Exception) -> str:
     """The message of an exception on one line, without the path of an OSError; its type if there is no message."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     return " ".join(text.split())[:MAX_CHARS] or type(error).__name__
+
+
+def size(n_bytes: float) -> str:
+    """A size for people, such as "1.50 GiB"."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.2f} {unit}"
+    return f"{n_bytes / 2**10:.1f} KiB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: "45 s", "3 min", "2 h 5 min"."""
+    minutes, hours = round(seconds / 60), int(seconds // 3600)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{hours} h {round(seconds % 3600 / 60)} min"

@@ -65,6 +65,17 @@ def option(default: T, help: str, **about: Any) -> T:
     return field(default=default, metadata={Flag: Flag(help, **about)})
 
 
+def required(help: str, **about: Any) -> Any:
+    """A dataclass field that is an argument without a default: `about` as for `option`."""
+    return option(..., help, is_argument=True, **about)
+
+
+def same(options: type, name: str) -> Any:
+    """The flag that `options` declares under this name, for another command."""
+    declared = next(declared for declared in fields(options) if declared.name == name)
+    return field(default=declared.default, metadata=declared.metadata)
+
+
 def flags(options: Any) -> Iterator[tuple[Field[Any], Flag]]:
     """The fields of a dataclass, or of an instance, that are flags."""
     return ((declared, declared.metadata[Flag]) for declared in fields(options) if Flag in declared.metadata)

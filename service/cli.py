@@ -15,7 +15,7 @@ from service.commands.help import HELP, PanelCommand, PanelGroup
 from service.commands.serve import run
 from service.settings import Settings
 
-SERVER, CLIENTS = "Serve", "Use a server"
+SERVER, MODELS, CLIENTS = "Serve", "Models", "Use a server"
 """Panels of the commands in `noria --help`."""
 
 
@@ -68,13 +68,13 @@ def _show_version(wanted: bool) -> None:
 
 
 def build(arguments: list[str]) -> typer.Typer:
-    """The application with its commands. It has no `chat` and `bench` for `serve`, because they import slow modules."""
+    """The application with its commands. `serve` gets no other command, because those import slow modules."""
     app = typer.Typer(
         name="noria", cls=PanelGroup, context_settings=HELP, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
-    def add(command: Callable[..., None], panel: str) -> None:
-        app.command(cls=PanelCommand, context_settings=HELP, rich_help_panel=panel)(command)
+    def add(command: Callable[..., None], panel: str, name: str | None = None) -> None:
+        app.command(name, cls=PanelCommand, context_settings=HELP, rich_help_panel=panel)(command)
 
     @app.callback()
     def root(
@@ -89,12 +89,18 @@ def build(arguments: list[str]) -> typer.Typer:
 
     add(serve, SERVER)
     if arguments[:1] != ["serve"]:
+        from service.commands.batch.command import batch
         from service.commands.bench.command import bench
         from service.commands.chat.command import chat
+        from service.commands.models.command import list_models, pull, rm
 
         add(plan, SERVER)
         add(chat, CLIENTS)
+        add(batch, CLIENTS)
         add(bench, CLIENTS)
+        add(pull, MODELS)
+        add(list_models, MODELS, "list")
+        add(rm, MODELS)
     return app
 
 

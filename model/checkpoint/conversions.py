@@ -19,7 +19,7 @@ from model.checkpoint.files import fingerprint
 from model.errors import ModelError, one_line
 
 MANIFEST = "noria.json"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors for want of space."""
 
 
@@ -49,7 +49,7 @@ def built(entry: Path, build: Callable[[Path], None]) -> Path:
             if not intact(entry):
                 _rebuild(entry, build)
     except OSError as error:
-        remedy = "free disk space, or choose" if error.errno in _FULL else "choose"
+        remedy = "free disk space, or choose" if error.errno in FULL else "choose"
         raise ModelError(
             f"the converted model cannot be written: {one_line(error)} ({entry.parent}); "
             f"{remedy} another directory with --cache-dir"

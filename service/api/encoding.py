@@ -95,7 +95,7 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 def sampling(body: SamplingBody, served: ServedModel, **limits: Any) -> SamplingParams:
     """The sampling parameters: the request's, else those of the model's generation config, else the server's."""
-    values = served.defaults.sampling | body.given
+    values = served.defaults.completed(body.given)
     ends = () if values.get("ignore_eos") else served.defaults.eos_token_ids
     stops = dict.fromkeys((*(body.stop_token_ids or ()), *ends))
     params = SamplingParams(

@@ -55,6 +55,14 @@ _NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "rope.scaling.yarn_attn_factor": (1,),
 }
 """Keys that would change the computation, and the values with which they do not."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Keys after `general.sampling.`, and the names of the same parameters in `generation_config.json`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -93,10 +101,20 @@ def hf_config(
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """End tokens that the file names: `eos` (sequence), `eot` (turn, GGUF's word) and `eom` (message)."""
+    """End tokens that the file names: `eos` (sequence), `eot` (turn, GGUF's word) and `eom` (message); its sampling."""
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    config = {"eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}
-    return {name: value for name, value in config.items() if value}
+    eos = list(dict.fromkeys(end for end in ends if end is not None))
+    return ({"eos_token_id": eos} if eos else {}) | _sampling(metadata)
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, float | int]:
+    """Sampling parameters that the model's authors recommend, without the noise of 32-bit numbers."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 _HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"

@@ -4,8 +4,9 @@ The weights stay in the file. No torch.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,14 +19,17 @@ from model.checkpoint.gguf.tokenizer import write_tokenizer
 from model.checkpoint.names import GGUF, native_name
 from model.errors import ModelError, one_line, short
 
+Sampling = Mapping[str, float]
+"""Sampling parameters by their names in `generation_config.json`."""
+NO_SAMPLING: Sampling = MappingProxyType({})
 DIVISORS = "rope_freqs.weight"
 
 
-def convert(source: Path, directory: Path, progress: Progress) -> None:
+def convert(source: Path, directory: Path, progress: Progress, sampling: Sampling = NO_SAMPLING) -> None:
     """Write what serving the model in `source` needs, except its weights, to `directory`, which exists.
 
-    `source` is the first file of a split model. Raises ModelError for a damaged file, for another architecture, and for
-    a quantization without a decoder.
+    `source` is the first file of a split model. `sampling` are defaults for a file that has none of its own. Raises
+    ModelError for a damaged file, for another architecture, and for a quantization without a decoder.
     """
     progress("reading", 0.0)
     paths = find_parts(source)
@@ -38,7 +42,7 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
     index = Index(paths, tuple(entries))
     try:
         configs = {"config.json": hf_config(file.metadata, shapes, _divisors(paths, file.tensors), index.dtype)}
-        configs["generation_config.json"] = generation_config(file.metadata)
+        configs["generation_config.json"] = {**sampling, **generation_config(file.metadata)}
         for name, config in configs.items():
             (directory / name).write_text(json.dumps(config, indent=1), encoding="utf-8")
         write_tokenizer(file.metadata, directory)

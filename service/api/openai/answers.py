@@ -125,9 +125,18 @@ class ChatCompletion(AnswerHead):
     prompt_token_ids: NotRequired[Sequence[int] | None]
 
 
+class Capabilities(TypedDict):
+    """What requests to the model may contain: messages and tools, budgets for thoughts, images."""
+
+    chat: bool
+    tools: bool
+    reasoning: bool
+    vision: bool
+
+
 class ModelCard(TypedDict):
     """A model as vLLM describes it, and how it is run. `window`: of attention, in tokens; null is full attention, and
-    a list has the windows of layers that differ."""
+    a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set it."""
 
     id: str
     object: Literal["model"]
@@ -138,6 +147,8 @@ class ModelCard(TypedDict):
     window: int | list[int | None] | None
     quantization: str | None
     adapters: list[Any]
+    defaults: dict[str, float]
+    capabilities: Capabilities
 
 
 class ModelList(TypedDict):
@@ -186,4 +197,6 @@ CARD: ModelCard = {
     "window": None,
     "quantization": "int8",
     "adapters": [],
+    "defaults": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+    "capabilities": {"chat": True, "tools": True, "reasoning": False, "vision": False},
 }

@@ -3,6 +3,8 @@
 from fastapi import Request
 from starlette.responses import Response
 
+from model.checkpoint.generation_config import SAMPLING
+from model.sampling_params import SamplingParams, declared
 from service.api.admission import State
 from service.api.openai.answers import CARD, ModelCard, ModelList
 from service.api.routes import get, json_response
@@ -38,4 +40,17 @@ def card(served: ServedModel, name: str) -> ModelCard:
         "window": windows[0] if len(windows) == 1 else windows,
         "quantization": served.info.description.get("quantize"),
         "adapters": [],
+        "defaults": sampling_defaults(served),
+        "capabilities": {
+            "chat": served.chat is not None,
+            "tools": served.chat is not None,
+            "reasoning": served.reasoning is not None,
+            "vision": False,  # images are refused
+        },
     }
+
+
+def sampling_defaults(served: ServedModel) -> dict[str, float]:
+    """The model's own sampling parameters; for those that it does not set, the server's."""
+    rows = declared(SamplingParams)
+    return {name: served.defaults.sampling.get(name, rows[name].default) for name in SAMPLING}

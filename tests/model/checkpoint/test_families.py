@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Ministra
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.checkpoint.families import FAMILIES, read_config
-from model.checkpoint.generation_config import read_generation
+from model.checkpoint.generation_config import GenerationDefaults, read_generation
 from model.checkpoint.names import canonical_name, is_vision
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError
@@ -525,6 +525,21 @@ def test_generation_defaults(generation: dict, ends: tuple, sampling: dict, tmp_
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     defaults = read_generation(tmp_path, eos_id=5)
     assert (defaults.eos_token_ids, defaults.sampling) == (ends, sampling)
+
+
+def test_a_request_is_completed_unless_it_is_greedy() -> None:
+    defaults = GenerationDefaults((), {"temperature": 0.3, "repetition_penalty": 1.1})
+    assert defaults.completed({}) == {"temperature": 0.3, "repetition_penalty": 1.1}
+    assert defaults.completed({"temperature": 1, "top_k": 5}) == {
+        "temperature": 1,
+        "repetition_penalty": 1.1,
+        "top_k": 5,
+    }
+    assert defaults.completed({"temperature": 0}) == {"temperature": 0}
+    assert defaults.completed({"temperature": 0.0, "repetition_penalty": 1.2}) == {
+        "temperature": 0.0,
+        "repetition_penalty": 1.2,
+    }
 
 
 def test_the_tokenizer_names_the_end_token_where_no_file_does(tmp_path: Path) -> None:

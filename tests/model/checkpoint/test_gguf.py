@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import Keys
 
 from model.checkpoint.families import read_config
+from model.checkpoint.generation_config import read_generation
 from model.checkpoint.open import open_checkpoint
-from model.checkpoint.resolve import resolve
+from model.checkpoint.resolve import EMBEDDED, EMBEDDED_SAMPLING, resolve
 from model.errors import ModelError
 from tests.model.checkpoint.gguf_files import DIM, VOCAB, converted, new_file, write
 
@@ -35,6 +37,31 @@ def test_metadata_becomes_the_config(tmp_path: Path) -> None:
     assert config.rope_scaling is not None
     assert (config.rope_scaling.kind, config.rope_scaling.factor) == ("yarn", 4.0)
     assert config.rope_scaling.original_max_position == 32
+
+
+def test_the_authors_sampling_becomes_the_default(tmp_path: Path) -> None:
+    """The keys are those of llama.cpp, whose numbers have 32 bits."""
+    file = new_file(tmp_path / "m.gguf")
+    file.add_float32(Keys.General.SAMPLING_TEMP, 0.15)
+    file.add_float32(Keys.General.SAMPLING_TOP_P, 0.95)
+    file.add_int32(Keys.General.SAMPLING_TOP_K, 40)
+    file.add_float32(Keys.General.SAMPLING_MIN_P, 0.05)
+    file.add_float32(Keys.General.SAMPLING_PENALTY_REPEAT, 1.1)
+    write(file)
+    found = read_generation(converted(tmp_path / "m.gguf"))
+    assert found.eos_token_ids == (1,)
+    assert found.sampling == {
+        "temperature": 0.15,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    }
+
+
+def test_the_embedded_model_has_defaults_that_suit_it(small: Path) -> None:
+    assert read_generation(resolve(EMBEDDED)).sampling == EMBEDDED_SAMPLING
+    assert read_generation(converted(small)).sampling == {}
 
 
 def _stamps(directory: Path) -> dict[str, int]:
@@ -101,7 +128,7 @@ def test_the_leavings_of_a_killed_build_are_no_obstacle(small: Path) -> None:
 def test_processes_that_start_together_share_one_conversion(small: Path) -> None:
     code = f"""
 from pathlib import Path
-from model.checkpoint.resolve import resolve
+from model.checkpoint.resolve import EMBEDDED, EMBEDDED_SAMPLING, resolve
 stages = set()
 print(resolve({str(small)!r}, cache_dir=Path({str(small.parent)!r}) / "cache", progress=lambda s, f: stages.add(s)))
 print(len(stages))

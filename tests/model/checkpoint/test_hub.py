@@ -1,17 +1,12 @@
 """Downloads from a local server that speaks the hub's file API, in a child: the client reads its endpoint once."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -19,9 +14,9 @@ import pytest
 from model.checkpoint.gguf.kinds import choose, find_kinds
 from model.checkpoint.resolve import default_name, ignore_progress, resolve, resolve_again
 from model.errors import ModelError
+from tests.model.checkpoint.fake_hub import SHA, Hub, serving
 from tests.model.checkpoint.gguf_files import new_file, write
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = b'{"model_type": "llama"}'
 REPOS = {  # every file differs: the client downloads equal contents once
     "org/both": {
@@ -63,70 +58,10 @@ REPOS["org/two"] = {"a-Q8_0.gguf": b"a", "b-Q8_0.gguf": b"b"}
 REPOS["org/both"]["other-Q4_0.gguf"] = ggufs()["Model-7B-Q4_K_M.gguf"] + bytes(32)
 
 
-@dataclass
-class Hub:
-    url: str
-    fetched: list[str] = field(default_factory=list)
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: "Server"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._send(*self._answer(), body=False)
-
-    def do_GET(self) -> None:
-        status, data, headers = self._answer()
-        if "ETag" in headers:
-            self.server.hub.fetched.append(self.path.rpartition("/")[2])
-        self._send(status, data, headers, body=True)
-
-    def _answer(self) -> tuple[int, bytes, dict[str, str]]:
-        """Model info by revision, the file tree of a commit, or a file of it."""
-        path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
-        path = path if path.count("/") > 1 else f"{path}/revision/main"
-        organization, repository, action, revision, *file = path.split("/", 4)
-        name = f"{organization}/{repository}"
-        if name not in REPOS:
-            return 404, b"{}", {"X-Error-Code": "RepoNotFound"}
-        if revision not in ("main", SHA):
-            return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
-        files = REPOS[name]
-        if action == "resolve":
-            data = files[unquote(file[0])]
-            return 200, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
-        if action == "tree":
-            tree = [{"type": "file", "path": path, "size": len(data), "oid": path} for path, data in files.items()]
-            return 200, json.dumps(tree).encode(), {}
-        siblings = [{"rfilename": path} for path in files]
-        return 200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode(), {}
-
-    def _send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool) -> None:
-        self.send_response(status)
-        for key, value in ({"X-Repo-Commit": SHA, "Content-Length": str(len(data))} | headers).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-
-class Server(ThreadingHTTPServer):
-    hub: Hub
-
-
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    server = Server(("127.0.0.1", 0), Handler)
-    server.hub = Hub(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server.hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(REPOS) as hub:
+        yield hub
 
 
 CHILD = """
@@ -155,7 +90,7 @@ print(json.dumps(answers))
 
 
 def _resolve(hub: Hub, home: Path, *models: tuple[str | None, ...]) -> list[dict]:
-    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "no_proxy": "*"}
+    env = {**os.environ, **hub.variables(home)}
     command = [sys.executable, "-c", CHILD, json.dumps(models), str(home)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     return json.loads(done.stdout)

@@ -1,0 +1,1 @@
+"""`noria batch`: a file of requests in OpenAI's batch format, answered offline."""

@@ -1,0 +1,99 @@
+"""`noria batch`: answer a file of requests, and go on where an earlier run stopped."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import typer
+
+from model.errors import NoriaError, OptionError
+from model.options import check_limits, option, required
+from service.commands.batch.lines import count, read
+from service.commands.batch.progress import Progress
+from service.commands.batch.results import Results, opened
+from service.commands.batch.run import run
+from service.commands.endpoint import base_url, headers
+from service.commands.flags import takes
+from service.commands.own_server import embedded_server
+from service.commands.pulse import Loading, shown
+
+OWN, OTHER = 256, 32
+"""Requests at a time on a server of our own, and on one that others may use."""
+MAX_QUEUE = 2**31 - 1
+QUEUE_FLAGS = ("--max-queue", "--max-queue-choices", "--max-queue-tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """The options of `noria batch`."""
+
+    input: Path = required("File of requests in OpenAI's batch format, one a line.")
+    output: Path = required("File for the results, one a line. What it already has is not computed again.")
+    model: str | None = option(
+        None, "Model to serve, as for noria serve. Not allowed with --url.", unset="the embedded model"
+    )
+    url: str | None = option(None, "Address of a running server.", unset="the batch starts its own server")
+    api_key: str | None = option(None, "API key of the server at --url.")
+    concurrency: int | None = option(
+        None, "Number of requests in flight at any time.", unset=f"{OWN}, with --url {OTHER}", least=1
+    )
+    retry_failed: bool = option(False, "Compute the lines again that failed in an earlier run.")
+
+
+@takes(BatchOptions, "NORIA_BATCH_")
+def batch(options: BatchOptions) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    The order of the results is that in which they are finished. After a stop or a crash the same command goes on. The
+    exit code is 1 if a line failed. Without --url the batch starts its own server, which reads the environment
+    variables of noria serve.
+    """
+    check_limits(options)
+    if options.url and options.model:
+        raise OptionError("--model and --url exclude each other: the server at --url has its model")
+    if options.output.exists() and options.input.exists() and options.output.samefile(options.input):
+        raise OptionError(f"{options.output} is the file of the requests; name another file for the results")
+    total = count(options.input)
+    with opened(options.output, retry_failed=options.retry_failed) as results:
+        progress = Progress(total, results)
+        try:
+            if len(results.done) < total:
+                _answer(options, results, progress)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped: {progress.counts()}. The same command goes on.", err=True)
+            raise typer.Exit(130) from None
+        except NoriaError as error:
+            raise OptionError(f"{error} ({progress.counts()}; the same command goes on)") from error
+    typer.echo(progress.summary(), err=True)
+    if results.failed:
+        raise typer.Exit(1)
+
+
+def _answer(options: BatchOptions, results: Results, progress: Progress) -> None:
+    """Answer the lines without a result. Raises OptionError, or KeyboardInterrupt at Ctrl-C."""
+    n_at_once = options.concurrency or (OTHER if options.url else OWN)
+    with _server(options) as server:
+        limits = httpx.Limits(max_connections=n_at_once)
+        client = httpx.AsyncClient(
+            base_url=server.base_url, headers=server.headers, timeout=None, limits=limits, trust_env=server.trust_env
+        )
+        progress.start()
+        with shown("batch", progress.report):
+            lines = (line for line in read(options.input) if not results.has(line))
+            asyncio.run(run(client, lines, n_at_once, progress.write))
+
+
+@contextmanager
+def _server(options: BatchOptions) -> Iterator[httpx.Client]:
+    """A client of the server. In the queue of a server of our own there is a place for all requests in flight."""
+    if options.url:
+        with httpx.Client(base_url=base_url(options.url), headers=headers(options.api_key)) as client:
+            yield client
+        return
+    flags = [word for flag in QUEUE_FLAGS for word in (flag, str(MAX_QUEUE))]
+    with Loading() as loading, embedded_server(options.model, loading.note, flags) as client:
+        loading.close()
+        yield client

@@ -1,0 +1,144 @@
+"""The results of a batch: a file that only grows, one line for each request that is finished.
+
+A line is written in one piece. After a crash the file has the finished lines and perhaps the beginning of another one,
+which is cut off. What is left says which requests need no answer any more.
+"""
+
+import fcntl
+import io
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from model.errors import OptionError
+from service.commands.batch.lines import Line, Refusal, key_of
+
+CHUNK_BYTES = 2**16
+FIELDS = {"custom_id", "response", "error"}
+GOOD = range(200, 300)
+
+
+class Results:
+    """The open file. `done` has the keys of finished lines, `failed` counts those without a good answer."""
+
+    def __init__(self, path: Path, file: io.FileIO) -> None:
+        self.done: set[bytes] = set()
+        self.failed = 0
+        self._path = path
+        self._file = file
+
+    def remember(self, result: dict[str, Any]) -> None:
+        """Count a line of the file."""
+        self.done.add(key_of((result["error"] or {}).get("line"), result["custom_id"]))
+        self.failed += is_failure(result)
+
+    def has(self, line: Line) -> bool:
+        """Whether the file has the result of this line."""
+        return key_of(line.line, line.custom_id) in self.done
+
+    def write(self, result: dict[str, Any]) -> None:
+        """Append a result. Raises OptionError if the file cannot take it."""
+        data = orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise OptionError(f"{self._path} cannot be written: {error.strerror}") from error
+        self.remember(result)
+
+
+def is_failure(result: dict[str, Any]) -> bool:
+    """Whether a result is no good answer."""
+    return result["response"] is None or result["response"]["status_code"] not in GOOD
+
+
+def answered(line: Line, status: int, request_id: str | None, body: object) -> dict[str, Any]:
+    """The result of a request that the server answered, well or not."""
+    return _result(line, {"status_code": status, "request_id": request_id, "body": body}, None)
+
+
+def failed(line: Line, code: str, message: str) -> dict[str, Any]:
+    """The result of a line that got no answer."""
+    return _result(line, None, {"code": code, "message": message, "line": line.line})
+
+
+def refused(refusal: Refusal) -> dict[str, Any]:
+    return failed(refusal, "invalid_line", refusal.message)
+
+
+def _result(line: Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
+    name = f"batch_req_{uuid.uuid4().hex}"
+    return {"id": name, "custom_id": line.custom_id, "response": response, "error": error}
+
+
+@contextmanager
+def opened(path: Path, *, retry_failed: bool) -> Iterator[Results]:
+    """The file of results, with what an earlier run finished. With `retry_failed` its failures are removed first.
+
+    Raises OptionError for a file that cannot be written, that is no file of results, or that another batch writes.
+    """
+    with _locked(path) as file:
+        _cut(file)
+        if retry_failed:
+            _write_good(path, file)
+    with _locked(path) as file:
+        results = Results(path, file)
+        for _, result in _read(path, file):
+            results.remember(result)
+        yield results
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[io.FileIO]:
+    try:
+        file = path.open("ab+", buffering=0)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OptionError(f"another noria batch writes {path}; wait for it, or name another file") from error
+        yield file
+
+
+def _cut(file: io.FileIO) -> None:
+    """Remove the last line if it has no end."""
+    end, found = file.seek(0, os.SEEK_END), -1
+    while end and found < 0:
+        start = max(0, end - CHUNK_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        end = start + found + 1
+    file.truncate(end)
+
+
+def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of the file and the results in them. Raises OptionError for another content."""
+    file.seek(0)
+    lines = io.BufferedReader(file)
+    for number, line in enumerate(lines, 1):
+        try:
+            result = orjson.loads(line)
+        except ValueError:
+            result = None
+        if not (isinstance(result, dict) and result.keys() >= FIELDS):
+            raise OptionError(f"{path} line {number} is no result of a batch; name a new file for the results")
+        yield line, result
+    lines.detach()
+
+
+def _write_good(path: Path, file: io.FileIO) -> None:
+    """Replace the file by one without failures."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as good:
+            good.writelines(line for line, result in _read(path, file) if not is_failure(result))
+        partial.replace(path)
+    except OSError as error:
+        raise OptionError(f"{partial} cannot be written: {error.strerror}") from error

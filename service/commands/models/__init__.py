@@ -1,0 +1,1 @@
+"""`noria pull`, `noria list` and `noria rm`: the models on this machine."""

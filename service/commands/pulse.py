@@ -1,0 +1,93 @@
+"""The progress of a long command: a bar on a terminal, elsewhere a line every ten seconds."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from model.errors import duration
+
+SECONDS = 10.0
+"""Between two lines."""
+REFRESH_SECONDS = 0.25
+"""Between two pictures of the bar."""
+
+Report = Callable[[], tuple[float, str]]
+"""The part that is done, 0..1, and a text about it."""
+
+
+@contextmanager
+def shown(title: str, report: Report, *, seconds: float = SECONDS) -> Iterator[None]:
+    """Show what `report` returns on stderr until the block ends. A thread calls it."""
+    console = Console(stderr=True)
+    ended = threading.Event()
+    work = _draw if console.is_terminal else _print
+    thread = threading.Thread(target=work, args=(title, report, ended, console, seconds), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _draw(title: str, report: Report, ended: threading.Event, console: Console, seconds: float) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=1.0, text="")
+        while not ended.wait(REFRESH_SECONDS):
+            done, text = report()
+            bar.update(task, completed=done, text=text)
+
+
+def _print(title: str, report: Report, ended: threading.Event, console: Console, seconds: float) -> None:
+    while not ended.wait(seconds):
+        print(f"{title}: {report()[1]}", file=sys.stderr, flush=True)
+
+
+class Pace:
+    """The rate of a growing number, since the start, and the time that is left."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def rate(self, done: float) -> float:
+        """Per second."""
+        return done / max(time.monotonic() - self._start, 1e-9)
+
+    def left(self, done: float, total: float) -> str:
+        """The time that the rest takes at this rate; empty as long as nothing is done."""
+        return f", {duration((total - done) / self.rate(done))} left" if done else ""
+
+
+class Loading:
+    """Shows the stage of a server that loads, from its first note until it is closed."""
+
+    def __init__(self, title: str = "server") -> None:
+        self._title = title
+        self._stack = ExitStack()
+        self._stage, self._done = "", 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def note(self, stage: str, done: float) -> None:
+        """Take the stage, and its part that is done. The thread that shows it starts late: a child may start before."""
+        begins = not self._stage
+        self._stage, self._done = stage, done
+        if begins:
+            self._stack.enter_context(shown(self._title, self._report))
+
+    def _report(self) -> tuple[float, str]:
+        return self._done, self._stage if "%" in self._stage else f"{self._stage} {self._done:.0%}"
+
+    def close(self) -> None:
+        self._stack.close()

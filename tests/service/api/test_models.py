@@ -1,0 +1,32 @@
+"""What `/v1/models` says of a model: the sampling of a silent request, and what requests may contain."""
+
+from tests.service.live import FakeChat, running
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class ThinkingChat(FakeChat):
+    """A format with thoughts in tags."""
+
+    reasoning_style = "tags"
+
+
+def test_the_defaults_are_the_models_own_and_then_the_servers() -> None:
+    own = {"temperature": 0.3, "top_k": 5}
+    with running(sampling=own) as live:
+        card = live.http.get("/v1/models/fake").json()
+        assert card["defaults"] == NEUTRAL | own
+        assert live.http.get("/v1/models").json()["data"][0] == card
+    with running() as live:
+        assert live.http.get("/v1/models/org/alias").json()["defaults"] == NEUTRAL
+
+
+def test_capabilities_are_those_of_the_model() -> None:
+    plain = {"chat": False, "tools": False, "reasoning": False, "vision": False}
+    for chat, more in (
+        (False, {}),
+        (True, {"chat": True, "tools": True}),
+        (ThinkingChat(), {"chat": True, "tools": True, "reasoning": True}),
+    ):
+        with running(chat=chat) as live:
+            assert live.http.get("/v1/models/fake").json()["capabilities"] == plain | more

@@ -1,0 +1,217 @@
+"""`noria pull`, `noria list` and `noria rm` against a local hub, as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save as save_tensors
+from typer.testing import CliRunner
+
+from model.errors import OptionError
+from service.cli import build
+from tests.model.checkpoint.fake_hub import SHA, Hub, serving
+from tests.model.checkpoint.gguf_files import save
+from tests.waiting import PATIENCE, strike
+
+CONFIG = {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 4096,
+    "sliding_window": None,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("gguf")
+    save("llama", folder / "m-F32.gguf")
+    gguf = (folder / "m-F32.gguf").read_bytes()
+    plain = {"config.json": json.dumps(CONFIG).encode(), "tokenizer.json": b"{}"}
+    parts = [save_tensors({f"model.layers.{n}.mlp.up_proj.weight": np.zeros((300, 500), np.float16)}) for n in (0, 1)]
+    return {
+        "org/plain": plain | {"model.safetensors": parts[0]},
+        "org/split": plain
+        | {
+            "model-00001-of-00002.safetensors": parts[0],
+            "model-00002-of-00002.safetensors": parts[1],
+        },
+        "org/kinds": {"m-F32.gguf": gguf, "m-Q8_0.gguf": gguf + bytes(64), "README.md": b"hi"},
+        "org/bert": {"config.json": b'{"model_type": "bert"}', "model.safetensors": bytes(1000)},
+        "org/gated": plain | {"model.safetensors": bytes(1000)},
+    }
+
+
+@pytest.fixture
+def hub(repos: dict[str, dict[str, bytes]]) -> Iterator[Hub]:
+    with serving(repos) as hub:
+        yield hub
+
+
+class User:
+    """Runs commands with caches of its own: `pull` in a process of its own, because the hub's client needs one."""
+
+    def __init__(self, hub: Hub, home: Path) -> None:
+        plain = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
+        self.variables = plain | hub.variables(home) | {"NORIA_CACHE_DIR": str(home / "made")}
+        self.home = home
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "service", "pull", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self.variables)
+
+    def pull(self, *arguments: str) -> tuple[int, str, str]:
+        with self.start(*arguments) as process:
+            out, errors = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, errors
+
+    def run(self, *arguments: str, say: str = "") -> str:
+        """The output of a command, which must end well, to a user who says something."""
+        command = build(list(arguments))
+        done = CliRunner(env={"NORIA_CACHE_DIR": str(self.home / "made"), "COLUMNS": "200"}).invoke(
+            command, arguments, input=say, catch_exceptions=False
+        )
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def list(self) -> dict[str, dict[str, Any]]:
+        """The rows of the list, by name, without the embedded model, which is always there."""
+        first, *rows = json.loads(self.run("list", "--json"))
+        assert (first["name"], first["fits"]) == ("smollm2-135m-instruct", True)
+        return {row.pop("name"): row for row in rows}
+
+
+@pytest.fixture
+def user(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return User(hub, tmp_path)
+
+
+def test_pull_list_rm(user: User) -> None:
+    code, said, _ = user.pull("org/plain")
+    assert code == 0
+    assert said.startswith("org/plain is here: 293.4 KiB on the disk, ")
+    assert said.endswith("which fits here now (cpu); noria serve org/plain serves it\n")
+    (row,) = user.list().values()
+    (folder,) = user.home.glob("hub/models--org--plain/snapshots/*")
+    plan = json.loads(user.run("plan", str(folder), "--device", "cpu", "--json"))
+    assert row["memory"] == plan["weights"] + plan["step"] + plan["fits"][-1]["n_bytes"]
+    assert (row["context"], row["device"], row["fits"], row["note"]) == (4096, "cpu", True, "")
+    assert "org/plain" in user.run("list")
+    with pytest.raises(AssertionError, match="Remove org/plain and free"):
+        user.run("rm", "org/plain", say="n\n")
+    assert user.list()
+    assert user.run("rm", "org/plain", say="y\n").endswith(
+        f"removed org/plain: {row['disk'] / 1024:.1f} KiB are free again\n"
+    )
+    assert not user.list()
+    assert not list(user.home.rglob("model.safetensors"))
+
+
+def test_kinds_of_one_repository_come_and_go_alone(user: User) -> None:
+    """What was made from a GGUF file goes with it."""
+    for kind in ("F32", "Q8_0"):
+        assert user.pull(f"org/kinds:{kind}")[0] == 0
+    assert set(user.list()) == {"org/kinds:F32", "org/kinds:Q8_0"}
+    assert len(list((user.home / "made").glob("m-*"))) == 2
+    user.run("rm", "org/kinds:F32", "--yes")
+    assert set(user.list()) == {"org/kinds:Q8_0"}
+    assert [path.name[:6] for path in (user.home / "made").glob("m-*")] == ["m-q8_0"]
+    user.run("rm", "org/kinds", "--yes")
+    assert not user.list()
+    assert not list((user.home / "made").glob("m-*"))
+    assert not list(user.home.glob("hub/models--*"))
+
+
+def test_what_noria_cannot_serve_is_listed_with_the_reason(user: User) -> None:
+    _, said, _ = user.pull("org/bert")
+    assert "'bert'" in said
+    (folder,) = user.home.glob("hub/models--org--bert/snapshots/*")
+    assert "'bert'" in user.list()["org/bert"]["note"]
+    (folder / "model.safetensors").unlink()
+    row = user.list()["org/bert"]
+    assert (row["memory"], row["note"]) == (None, "no weights here; noria pull org/bert fetches them")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/absent", "org/absent is no local path and no model on the hub; for a private one set HF_TOKEN"),
+        ("org/gated", "org/gated needs your consent on the hub: accept its licence there and set HF_TOKEN"),
+        ("org/kinds:Q2_K", "org/kinds has no GGUF file of kind Q2_K on the hub; it has F32, Q8_0"),
+        ("/models", "'/models' is no name on the hub; expected org/name or org/name:Q4_K_M"),
+    ],
+)
+def test_what_cannot_be_pulled_is_one_line(name: str, message: str, hub: Hub, user: User) -> None:
+    hub.gated.add("org/gated")
+    code, _, errors = user.pull(name)
+    assert code == 1
+    assert errors.splitlines()[-1].startswith(f"noria: {message}")
+    assert "Traceback" not in errors
+
+
+def test_a_name_that_is_not_there_gets_the_nearest(user: User) -> None:
+    def refused(name: str) -> str:
+        with pytest.raises(OptionError) as caught:
+            user.run("rm", name, "--yes")
+        return str(caught.value)
+
+    assert refused("org/plain") == "there is no org/plain in the hub's cache; it has no model"
+    assert user.pull("org/plain")[0] == 0
+    assert refused("org/plian") == "there is no org/plian in the hub's cache; there is org/plain"
+    assert refused("smollm2-135m-instruct").startswith("smollm2-135m-instruct is a part of the installation; pip")
+
+
+def test_a_download_goes_on_after_a_broken_connection(hub: Hub, user: User) -> None:
+    hub.cut.add("model.safetensors")
+    assert user.pull("org/plain")[0] == 0
+    assert hub.fetched.count("model.safetensors") == 2
+    (weights,) = user.home.glob(f"hub/models--org--plain/snapshots/{SHA}/model.safetensors")
+    assert weights.stat().st_size == len(hub.repos["org/plain"]["model.safetensors"])
+
+
+def test_a_killed_download_goes_on_with_the_files_that_are_missing(hub: Hub, user: User) -> None:
+    held = "model-00002-of-00002.safetensors"
+    hub.held.add(held)
+    with user.start("org/split") as process:
+        assert hub.holding.wait(PATIENCE)
+        folder = user.home / f"hub/models--org--split/snapshots/{SHA}"
+        first = folder / "model-00001-of-00002.safetensors"
+        while not first.exists():
+            assert process.poll() is None
+        strike(process.pid, signal.SIGKILL)
+        process.communicate()
+    hub.held.clear()
+    hub.release.set()
+    (part,) = user.home.glob("hub/models--org--split/blobs/*.incomplete")
+    os.utime(part, (0, 0))  # it is old: no download writes it
+    assert user.list()["org/split"]["memory"] is None
+    before = list(hub.fetched)
+    assert user.pull("org/split")[0] == 0
+    assert hub.fetched[len(before) :] == [held]
+    assert not part.exists()
+
+
+def test_a_download_that_does_not_fit_the_disk_is_refused_before_it_begins(hub: Hub, user: User) -> None:
+    hub.claimed["model.safetensors"] = 2**60
+    code, _, errors = user.pull("org/plain")
+    assert code == 1
+    assert "org/plain needs 1073741824.00 GiB more in the hub's cache, whose disk has " in errors
+    assert errors.endswith("free; free some (noria list, noria rm NAME), or move the cache with HF_HOME\n")
+    assert "model.safetensors" not in hub.fetched
