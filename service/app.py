@@ -17,6 +17,7 @@ from service import logs
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
+from service.api.document.hints import Hints
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
 from service.api.operations import health as probes
@@ -56,9 +57,11 @@ ROUTES: tuple[Route, ...] = (
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,
+    tokens.tokenizer_info,
     probes.live,
     probes.ready,
     probes.health,
+    probes.ping,
     probes.show_version,
     metrics.metrics,
     document.openapi,
@@ -170,7 +173,14 @@ def _assemble(
     app.state.routes = routes
     for route in routes:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
-    app.add_exception_handler(HTTPException, _routing_error)
+    hints = Hints(routes)
+
+    async def routing_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        helpful = hints.error(error, request.method, request.url.path)
+        return error_response(helpful, request.scope["noria.record"].policy.dialect)
+
+    app.add_exception_handler(HTTPException, routing_error)
     policies = Policies((route.path, route.policy) for route in routes)
     app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies)
     if settings.cors_origins:  # outermost: a preflight carries no key
@@ -179,10 +189,6 @@ def _assemble(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
         )
     return app
-
-
-async def _routing_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope["noria.record"].policy.dialect)
