@@ -11,7 +11,8 @@ from service.http.policy import Policy
 class RequestRecord:
     """The facts of one request, for its log line and the metrics. They are added while the request is served.
 
-    `client` is the address of its sender. `key` is None without keys too. Times are in seconds. None: the request did
+    `client` is the address of its sender. `key` is None without keys too. `ignored` are fields of the
+    body that passed without effect. Times are in seconds. None: the request did
     not get that far.
     """
 
@@ -30,6 +31,7 @@ class RequestRecord:
     first_token_seconds: float | None = None
     outcome: str | None = None
     user: str | None = None
+    ignored: tuple[str, ...] = ()
     key: Key | None = None
 
     @property
@@ -53,8 +55,10 @@ class RequestRecord:
         return "its first token" if self.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every response: the id, and the wait for the engine once it is known."""
+        """Headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
         headers = [(b"x-request-id", self.id.encode())]
         if self.queue_seconds is not None:
             headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
+        if self.ignored:
+            headers.append((b"x-noria-ignored", ", ".join(self.ignored).encode()))
         return headers

@@ -32,6 +32,7 @@ from tests.waiting import PATIENCE, eventually
 class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
+    source: str | None = "{{ messages }}"
     call_style: str | None = None
     may_strip = True
     reasoning_style: str | None = None
