@@ -53,7 +53,7 @@ class Shape(Framing, Protocol):
     """Writes the answer of one request in its API's JSON, whole or as events. `usage` is that of the request so far."""
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        """The events before a choice's first, with a usage that counts none of its tokens."""
+        """The events before a choice's first, with a usage that counts no generated tokens."""
         ...
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]: ...
@@ -193,12 +193,7 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
         frames: list[Json] = []
         if choice.index in unopened:
             unopened.remove(choice.index)
-            before = replace(
-                usage,
-                completion=usage.completion - choice.n_generated,
-                reasoning=usage.reasoning - choice.n_thought,
-            )
-            frames += shape.opening(choice.index, before)
+            frames += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
         frames += shape.chunks(choice.index, delta, usage)
         if delta.finish is not None:
             unfinished -= 1

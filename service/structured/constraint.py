@@ -11,7 +11,7 @@ from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.http.errors import InvalidRequest
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.json_schema import bounded, closed
+from service.structured.json_schema import bounded, closed, readable
 
 Json = dict[str, Any]
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
@@ -111,7 +111,7 @@ def with_spaces(schema: Json, field: str) -> Json:
     """
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
-    return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
+    return bounded(closed(readable(schema))) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:

@@ -51,7 +51,7 @@ class Hints:
             near = self.meant(path)
             hint = f": did you mean {self._methods[near][0]} {near}?" if near else ""
             message = f"there is no route {quoted(path)[1:-1]}{hint}"
-        elif error.status_code == 405 and (allowed := (error.headers or {}).get("allow")):
+        elif error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
             message = f"{quoted(path)[1:-1]} takes {allowed}, not {quoted(method)[1:-1]}"
         return HttpError(error.status_code, message, error.headers)
 
