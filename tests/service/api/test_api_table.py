@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.api.document.api_table import cell, document, names_of, parts_of
+from service.api.document.api_table import cell, document, names_of, parts_of, values_of
 from service.app import ROUTES
 from service.schema.fields import Body, Items, optional
 from tests.service.bodies import KINDS, least
@@ -62,3 +62,25 @@ def test_objects_are_found_wherever_they_are() -> None:
         (Middle, ["one"]),
         (Inner, ["one.pairs[][]", "inner"]),
     ]
+
+
+def test_the_document_opens_with_what_is_supported() -> None:
+    """Every field is in the part that says the truth of it: with an effect, another name, default only, or refused."""
+    text = API.read_text()
+    opening, refusals = text.split("<!-- refusals: ")
+    assert "default only" not in opening.lower()
+    assert (
+        opening.index("### /v1/completions") < opening.index("### Other names") < opening.index("## What the fields do")
+    )
+    for path, body in BODIES.items():
+        section = opening[opening.index(f"### {path}\n") :].split("\n### ")[0]
+        others = refusals.split(f"**{path}**: ")[1].splitlines()[0]
+        for name in dict.fromkeys(name for other in BODIES.values() for name in names_of(other)):
+            assert (f"`{name}`" in others) == (cell(body, name) == "400"), (path, name)
+            row = f"| `{name}` | " in section or f"`{name}`" in section
+            if name in body.synonyms:
+                assert f"| `{name}` | `{body.synonyms[name]}` |" in opening
+            elif cell(body, name) in ("yes", "required"):
+                assert row, (path, name)
+            elif name in body.harmless:
+                assert f"| `{name}` | {values_of(body, name)} |" in refusals, (path, name)
