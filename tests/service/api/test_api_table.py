@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from service.api.document.api_table import cell, document, names_of, parts_of, values_of
 from service.app import ROUTES
 from service.schema.fields import Body, Items, optional
-from tests.service.bodies import KINDS, least
+from tests.service.bodies import BODIES, KINDS, least
 
 API = Path(__file__).parents[3] / "docs" / "api.md"
 
