@@ -81,7 +81,7 @@ def allowed_calls(
 def _parsed(arguments: Any, info: ValidationInfo) -> Json:
     """The object in a string of JSON: chat templates take objects. The context is the `Reading` of the body."""
     if not isinstance(arguments, str):
-        raise PydanticCustomError("string", "should be a valid string")
+        raise PydanticCustomError("string", "must be a string")
     structure = Structure() if info.context is None else info.context.structure
     try:
         structure.add(arguments.encode(), "the body with the arguments of all calls")
