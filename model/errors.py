@@ -6,8 +6,14 @@ NoriaError
 └── ParameterError   a parameter of a request outside its range; has the field's name
 """
 
+import json
+from typing import Any
+
 MAX_CHARS = 300
 """Maximum length of a message from another library."""
+QUOTED_CHARS = 80
+CUT = QUOTED_CHARS + 1
+ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class NoriaError(Exception):
@@ -31,9 +37,20 @@ class ParameterError(NoriaError):
 
 
 def short(value: object) -> str:
-    """A value from a file for a message: on one line, and not long."""
+    """A value from a file for a message to the operator: on one line, and not long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def quoted(value: Any) -> str:
+    """A value as a message to a client quotes it: JSON on one line, short, and fast to make even of a large value."""
+    text = ""
+    for part in ENCODER.iterencode(value[:CUT] if isinstance(value, str) else value):
+        text += part[:CUT]
+        if len(text) >= CUT:
+            break
+    text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text[:CUT])
+    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."
 
 
 def one_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any
 
-from model.errors import ParameterError
+from model.errors import ParameterError, quoted
 
 
 class Stage(Enum):
@@ -55,7 +55,9 @@ class Parameter:
         least, greatest = self.limits
         words, number = ("an integer ", int) if isinstance(least, int) else ("", int | float)
         if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= greatest:
-            raise ParameterError(self.name, f"{self.name} must be {words}between {least} and {greatest}, got {value!r}")
+            raise ParameterError(
+                self.name, f"{self.name} must be {words}between {least} and {greatest}, got {quoted(value)}"
+            )
 
 
 def parameter(
@@ -219,7 +221,7 @@ class SamplingParams:
         if self.grammar is not None:
             self._check_grammar(self.grammar)
         if self.embed is not None and (self.embed not in POOLINGS or self.max_tokens):
-            message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {self.embed!r}"
+            message = f"embed must be one of {', '.join(POOLINGS)}, with max_tokens 0, got {quoted(self.embed)}"
             raise ParameterError("embed", message)
 
     @cached_property
@@ -267,7 +269,8 @@ class SamplingParams:
         for name in () if grammar.startswith(FREE_END) else ("ignore_eos", "min_tokens"):
             if getattr(self, name):
                 raise ParameterError(
-                    name, f"{name} ({getattr(self, name)}) contradicts a grammar, which says where the output ends"
+                    name,
+                    f"{name} ({quoted(getattr(self, name))}) contradicts a grammar, which says where the output ends",
                 )
 
 
@@ -280,7 +283,7 @@ def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Raise ParameterError for a value that is no token id of the vocabulary."""
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
-            raise ParameterError(name, f"{name} has token id {token!r}, the vocabulary is 0..{vocab_size - 1}")
+            raise ParameterError(name, f"{name} has token id {quoted(token)}, the vocabulary is 0..{vocab_size - 1}")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

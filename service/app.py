@@ -18,6 +18,7 @@ from service import logs
 from service.api.admission import Admission, State
 from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
+from service.api.document.hints import Hints
 from service.api.embeddings import routes as embeddings
 from service.api.openai import chat, completions, models
 from service.api.operations import engine_events, metrics, requests
@@ -63,9 +64,11 @@ ROUTES: tuple[Route, ...] = (
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,
+    tokens.tokenizer_info,
     probes.live,
     probes.ready,
     probes.health,
+    probes.ping,
     probes.show_version,
     metrics.metrics,
     engine_events.engine_events,
@@ -211,7 +214,14 @@ def _assemble(
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
-    app.add_exception_handler(HTTPException, _routing_error)
+    hints = Hints(routes)
+
+    async def routing_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        helpful = hints.error(error, request.method, request.url.path)
+        return error_response(helpful, request.scope["noria.record"].policy.dialect)
+
+    app.add_exception_handler(HTTPException, routing_error)
     policies = Policies((route.path, route.policy) for route in served)
     app.add_middleware(RequestMiddleware, keys=keys, metrics=measured, policies=policies, trace=trace)
     if settings.cors_origins:  # outermost: a preflight carries no key
@@ -220,10 +230,6 @@ def _assemble(
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-queue-ms", "retry-after"],
+            expose_headers=["x-request-id", "x-queue-ms", "x-noria-ignored", "retry-after"],
         )
     return app
-
-
-async def _routing_error(request: Request, error: Exception) -> Response:
-    return error_response(error, request.scope["noria.record"].policy.dialect)

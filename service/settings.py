@@ -70,6 +70,11 @@ class Settings(RunnerOptions):
     )
     ssl_certfile: Path | None = option(None, "TLS certificate chain (PEM).")
     ssl_keyfile: Path | None = option(None, "TLS private key (PEM).")
+    lenient: bool = option(
+        False,
+        "Accept fields that mean nothing here. The header x-noria-ignored and the log name them. Without this flag "
+        "they are a 400.",
+    )
     max_queue: int = option(
         256, "Number of requests that may wait while others run. The next one gets a 429.", least=0, group="Limits"
     )

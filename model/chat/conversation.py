@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.reasoning import PARTS, THOUGHT
-from model.errors import ParameterError
+from model.errors import ParameterError, quoted
 
 Message = Mapping[str, Any]
 
@@ -22,7 +22,8 @@ def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise ParameterError(
-                "messages", f"messages[{index}].role must be one of {', '.join(ROLES)}, got {message.get('role')!r}"
+                "messages",
+                f"messages[{index}].role must be one of {', '.join(ROLES)}, got {quoted(message.get('role'))}",
             )
         if not isinstance(message.get("content"), str):
             raise ParameterError("messages", f"messages[{index}].content must be a string")

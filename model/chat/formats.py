@@ -27,7 +27,10 @@ class ChatFormat(Protocol):
     `reasoning_style` names how the model writes a thought before its answer: "tokens" or "tags" (`reasoning.py`), None
     for a model without reasoning. `switches` are those variables that turn reasoning on or off, or say how much;
     `efforts` are the values of the variable `reasoning_effort`, empty where any value passes.
+    `source` is the Jinja template, None for a format without one.
     """
+
+    source: str | None
 
     call_style: str | None
     may_strip: bool

@@ -49,6 +49,7 @@ class JinjaChat:
     def __init__(
         self, source: str, tokenizer: Tokenizer, special_tokens: Mapping[str, str], tool_source: str | None = None
     ) -> None:
+        self.source: str | None = source
         self._template = _Template.of(source, special_tokens)
         self._tool_template = _Template.of(tool_source, special_tokens, [TRIAL_TOOL]) if tool_source else self._template
         known = self._tool_template.variables

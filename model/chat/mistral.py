@@ -9,7 +9,7 @@ from typing import Any
 from model.chat.conversation import NOTHING, Message, checked
 from model.chat.mistral_messages import fitted
 from model.chat.reasoning import EFFORT, check_effort, has_tokens, with_thought
-from model.errors import ModelError, ParameterError, one_line
+from model.errors import ModelError, ParameterError, one_line, quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
 
@@ -37,6 +37,7 @@ class MistralChat:
     """
 
     may_strip = False
+    source: str | None = None
 
     def __init__(self, file: Path, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -95,7 +96,7 @@ class MistralChat:
             known = f"{EFFORT} ({', '.join(self.efforts)})" if self.efforts else "none"
             raise ParameterError(
                 EFFORT if unknown[0] == EFFORT else "chat_template_kwargs",
-                f"chat_template_kwargs has {unknown[0][:80]!r}, this model's tokenizer {self._version} knows: {known}",
+                f"chat_template_kwargs has {quoted(unknown[0])}, this model's tokenizer {self._version} knows: {known}",
             )
         effort = variables.get(EFFORT)
         check_effort(effort, self.efforts)

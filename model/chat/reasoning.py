@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from model.errors import ParameterError, short
+from model.errors import ParameterError, quoted
 from model.tokenizers.base import Tokenizer
 
 THOUGHT = "reasoning_content"
@@ -110,4 +110,4 @@ def check_effort(effort: Any, efforts: Collection[str]) -> None:
     """Raise ParameterError for an effort that the chat format does not know. No `efforts`: it takes any."""
     if effort is not None and efforts and effort not in efforts:
         known = ", ".join(efforts)
-        raise ParameterError(EFFORT, f"{EFFORT} of this model must be one of {known}, got {short(effort)}")
+        raise ParameterError(EFFORT, f"{EFFORT} of this model must be one of {known}, got {quoted(effort)}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from model.errors import ParameterError
+from model.errors import ParameterError, quoted
 
 MAX_NUMBER = 2**31
 MAX_CHARS = 1024
@@ -22,7 +22,7 @@ def check_variables(variables: Mapping[str, Any], declared: Collection[str], con
     for name, value in variables.items():
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
-            message = f"chat_template_kwargs has {name[:80]!r}, this model's chat template declares: {known}"
+            message = f"chat_template_kwargs has {quoted(name)}, this model's chat template declares: {known}"
             raise ParameterError("chat_template_kwargs", message)
         if not _allowed(value, control):
             raise ParameterError(

@@ -22,8 +22,10 @@ from model.tokenizers.pieces import encode_inner
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_LEXER_STATES, MAX_GRAMMAR_SIZE, MAX_STEP_ITEMS = 10_000, 200_000, 10_000
+MAX_LEXER_STATES, MAX_GRAMMAR_SIZE, MAX_STEP_ITEMS = 10_000, 200_000, 30_000
 """Limits below llguidance's: each sequence needs about 2 kB for a state and some microseconds a token for an item."""
+MAX_ROW_ITEMS = 4_000
+"""Above llguidance's limit: an object needs four items for each optional property that may come next."""
 MAX_COMPILED = 32
 
 
@@ -96,6 +98,7 @@ class Compiler:
             max_lexer_states=MAX_LEXER_STATES,
             max_grammar_size=MAX_GRAMMAR_SIZE,
             step_max_items=MAX_STEP_ITEMS,
+            max_items_in_row=MAX_ROW_ITEMS,
             verbose_errors=False,
         )
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from model.errors import MAX_CHARS
+from model.grammar.reasons import in_our_words
 from model.grammar.thinking import ThinkingMatcher
 
 if TYPE_CHECKING:
@@ -65,5 +66,5 @@ class Follower:
 
 
 def problem(matcher: Matcher) -> str:
-    """The error of a matcher, on one line."""
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:MAX_CHARS]
+    """The error of a matcher, on one line, in our words."""
+    return in_our_words(" ".join(matcher.get_error().replace("<non-verbose/>", "").split()))[:MAX_CHARS]

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.api.work import WorkThread
 from service.engine.client import EngineClient
@@ -14,6 +14,7 @@ from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
 from service.metrics import Metrics
+from service.schema.lenient import Notices
 from service.settings import Settings
 from service.structured.trial import Grammars
 from service.view.feed import Feed
@@ -181,3 +182,4 @@ class State:
     grammars: Grammars
     feed: Feed
     requests: LiveRequests
+    notices: Notices = field(default_factory=Notices)

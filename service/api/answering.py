@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Protocol
 
 import orjson
@@ -52,7 +53,7 @@ class Shape(Framing, Protocol):
     """Writes the answer of one request in its API's JSON, whole or as events. `usage` is that of the request so far."""
 
     def opening(self, index: int, usage: Usage) -> list[Json]:
-        """The events before a choice's first."""
+        """The events before a choice's first, with a usage that counts no generated tokens."""
         ...
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> list[Json]: ...
@@ -196,7 +197,7 @@ async def _frames(generation: Generation, shape: Shape) -> AsyncIterator[bytes]:
         frames: list[Json] = []
         if choice.index in unopened:
             unopened.remove(choice.index)
-            frames += shape.opening(choice.index, usage)
+            frames += shape.opening(choice.index, replace(usage, completion=0, reasoning=0))
         frames += shape.chunks(choice.index, delta, usage)
         if delta.finish is not None:
             unfinished -= 1

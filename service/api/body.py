@@ -2,17 +2,21 @@
 
 import codecs
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from pydantic_core import from_json
 
+from model.errors import quoted
 from service.api.admission import State
-from service.http.errors import BodyTooLarge, HttpError, InvalidRequest, invalid_body, quoted
+from service.http.errors import BodyTooLarge, HttpError, InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import while_connected
 from service.schema.fields import Body
-from service.schema.structure import Structure, StructureError
+from service.schema.lenient import ignored_fields
+from service.schema.refusals import invalid_body
+from service.schema.structure import Reading, StructureError
 
 B = TypeVar("B", bound=Body)
 
@@ -31,10 +35,15 @@ async def read_body(request: Request, kind: type[B]) -> B:
         content = await read_bytes(request, state.settings.max_body_bytes, take)
         content = content.removeprefix(codecs.BOM_UTF8)
         record.body_bytes = len(content)
+        reading = Reading(lenient=state.settings.lenient)
         if len(content) <= SMALL_BYTES and sum(map(content.count, b'[{"')) <= SMALL_MARKS:
-            return _checked(content, kind)
-        checked = state.admission.work.run(lambda: _checked(content, kind), len(content))
-        return await while_connected(request.receive, state.admission.expired, checked)
+            body, record.ignored = _checked(content, kind, reading)
+        else:
+            checked = state.admission.work.run(lambda: _checked(content, kind, reading), len(content))
+            body, record.ignored = await while_connected(request.receive, state.admission.expired, checked)
+    if record.ignored:
+        state.notices.note(record.tenant or record.client or "", record.path, record.ignored)
+    return body
 
 
 def _check_headers(request: Request) -> None:
@@ -48,17 +57,25 @@ def _check_headers(request: Request) -> None:
         raise HttpError(415, message, {"accept-encoding": "identity"})
 
 
-def _checked(content: bytes, kind: type[B]) -> B:
-    structure = Structure()
+def _checked(content: bytes, kind: type[B], reading: Reading) -> tuple[B, tuple[str, ...]]:
+    """The body, and the names of its fields that have no effect."""
     try:
-        structure.add(content)
-        body = kind.model_validate_json(content, context=structure)
+        reading.structure.add(content)
+        body = kind.model_validate_json(content, context=reading)
     except StructureError as error:
         raise InvalidRequest(str(error)) from None
     except ValidationError as error:
-        raise invalid_body(error) from None
+        raise invalid_body(error, _parsed(content)) from None
     body.check()
-    return body
+    return body, ignored_fields(body) if reading.ignores else ()
+
+
+def _parsed(content: bytes) -> Any:
+    """The JSON of a body; None if it is none."""
+    try:
+        return from_json(content)
+    except ValueError:
+        return None
 
 
 async def read_bytes(request: Request, limit: int, take: Callable[[int], None]) -> bytes:

@@ -28,8 +28,8 @@ class Delta(NamedTuple):
     """What one update adds to a choice.
 
     The first delta has `prompt_tokens` and `prompt_logprobs` (of all tokens but the first), if the request wants them.
-    The last has `finish` ("stop", "length", "timeout" or "abort"), the stop string that ended the text, and the
-    `embedding`.
+    The last has `finish` ("stop", "length", "timeout" or "abort"), the stop string or the request's own stop token that
+    ended the text, and the `embedding`.
     `thought` is text of the reasoning before the answer. `tokens` are generated ids, if the request wants them.
     `progress` comes during prefill, before the first token.
     """
@@ -44,6 +44,12 @@ class Delta(NamedTuple):
     embedding: tuple[float, ...] = ()
     progress: dict[str, int] | None = None
     thought: str = ""
+    stop_token: int | None = None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What of the request ended the text: a stop string, or one of `stop_token_ids`."""
+        return self.stop_token if self.stop is None else self.stop
 
     def __bool__(self) -> bool:
         anything = self.text or self.thought or self.scored or self.finish or self.tokens or self.progress
@@ -63,6 +69,7 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         deltas[-1].embedding,
         deltas[-1].progress,
         "".join(delta.thought for delta in deltas),
+        deltas[-1].stop_token,
     )
 
 
@@ -128,7 +135,9 @@ class Choice:
         scored = self._score(starts, end=finish is not None and not cut) if self._scores else ()
         tokens = update.tokens[: self.n_generated - before] if self._order.options.return_token_ids else ()
         stop = self._text.stopped_by
-        delta = Delta(text, scored, finish, tokens, None, None, stop, update.embedding, progress, thought)
+        ended_by = update.tokens[-1:] if update.finish == "stop" and not cut else ()
+        own = next((token for token in ended_by if token in self._order.options.stop_token_ids), None)
+        delta = Delta(text, scored, finish, tokens, None, None, stop, update.embedding, progress, thought, own)
         return delta if opening is None else joined((opening, delta))
 
     def _progress(self, processed: int) -> dict[str, int]:

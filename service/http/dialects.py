@@ -1,7 +1,7 @@
 """The APIs whose errors the server writes: the shape of an error, and the header that may hold a key."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import (
     Any,
     Literal,
@@ -76,6 +76,8 @@ def _anthropic(error: ApiError) -> AnthropicError:
 
 OPENAI = Dialect(_openai, OpenAIError)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, key_header="x-api-key")
+SHARED = replace(OPENAI, key_header=ANTHROPIC.key_header)
+"""OpenAI's conventions, on endpoints that Anthropic's clients call too."""
 
 
 def error_response(error: Exception, dialect: Dialect) -> Response:

@@ -17,21 +17,16 @@ ApiError
 
 import errno
 import logging
-import reprlib
 from collections.abc import Mapping
-from itertools import islice
-from typing import Any
 
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from model.errors import ParameterError
+from model.errors import ParameterError, quoted
 from service.engine.mailbox import EngineDied, EngineUnavailable
 from service.http.keys.key import LimitReached
 
 log = logging.getLogger("noria.api")
 
-QUOTED_CHARS = 80
 HTTP_CODES = {
     400: "invalid_http",
     404: "not_found",
@@ -42,7 +37,6 @@ HTTP_CODES = {
     431: "header_fields_too_large",
 }
 """Status of an `HttpError` -> its code."""
-MAX_PARAM_CHARS = 256
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 """Errors of a system that has no more descriptors, memory, processes or disk."""
 NO_THREAD = "can't start new thread"
@@ -187,38 +181,3 @@ def _exhausted(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in EXHAUSTED
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
-
-
-def invalid_body(error: ValidationError) -> InvalidRequest:
-    """The first error that pydantic found, with field, reason and value. There are few errors: see `fields.Items`."""
-    first = error.errors(include_url=False)[0]
-    context = first.get("ctx", {})
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {context['error']}", code="invalid_json")
-    path = [*first["loc"], context["param"]] if "param" in context else first["loc"]
-    param = ".".join(str(part) for part in path)[:MAX_PARAM_CHARS] or None
-    if first["type"] == "unsupported_field":
-        place = ".".join(str(part) for part in first["loc"])[:MAX_PARAM_CHARS]
-        message = f"{place}: {first['msg']}" if place else first["msg"]
-        return InvalidRequest(message, param=param, code="unsupported_parameter")
-    if first["type"] == "missing":
-        return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
-    problem = first["msg"].removeprefix("Input ")
-    problem = problem[0].lower() + problem[1:]
-    return InvalidRequest(f"{param or 'the body'} {problem}, got {quoted(first['input'])}", param=param)
-
-
-class _Quotes(reprlib.Repr):
-    """Short representations, which do not sort the keys of an object as the base class does."""
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        return super().repr_dict(dict(islice(x.items(), self.maxdict + 1)), level)
-
-
-_QUOTES = _Quotes()
-
-
-def quoted(value: Any) -> str:
-    """A value as an error message quotes it: short, and fast to make even of a large value."""
-    text = repr(value[: QUOTED_CHARS + 1]) if isinstance(value, str) else _QUOTES.repr(value)
-    return text if len(text) <= QUOTED_CHARS else text[:QUOTED_CHARS] + "..."

@@ -15,8 +15,9 @@ CLIENT_GONE = 499
 class RequestRecord:
     """The facts of one request, for its log line, the metrics and its trace. They are added while it is served.
 
-    `route` is the path of its route, None for a path without one. `client` is the address of its sender. `key` is None
-    without keys too. Times are in seconds. None: the request did not get that far.
+    `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
+    fields of the body that passed without effect. `key` is None without keys too. Times are in seconds. None: the
+    request did not get that far.
     For a request to the model: `model` is the name that it uses, `finishes` the finish reason of each choice that
     ended, and `failure` the class of the error that ended it. `submitted` and `last_token` are by perf_counter.
     """
@@ -37,6 +38,7 @@ class RequestRecord:
     first_token_seconds: float | None = None
     outcome: str | None = None
     user: str | None = None
+    ignored: tuple[str, ...] = ()
     key: Key | None = None
     model: str | None = None
     streams: bool = False
@@ -69,8 +71,10 @@ class RequestRecord:
         return "its first token" if self.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of every response: the id, and the wait for the engine once it is known."""
+        """Headers of every response: the id, and, where they are known, the wait for the engine and ignored fields."""
         headers = [(b"x-request-id", self.id.encode())]
         if self.queue_seconds is not None:
             headers.append((b"x-queue-ms", b"%.1f" % (self.queue_seconds * 1000)))
+        if self.ignored:
+            headers.append((b"x-noria-ignored", ", ".join(self.ignored).encode()))
         return headers

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from model.chat.reasoning import PARTS, THOUGHT
-from service.http.errors import InvalidRequest, quoted
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
+from model.errors import quoted
+from service.http.errors import InvalidRequest
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import MAX_CALLS, Call
 
 MAX_NAME = 256
@@ -23,9 +24,9 @@ class ThinkingPart(Body):
     """A thought, as Mistral's API has it. A system or an assistant message may have it."""
 
     type: Literal["thinking"] = Field(description='"thinking".')
-    thinking: Annotated[
-        str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)], expect("a string or a list of text parts")
-    ] = Field(description="The thought: a string, or a list of text parts.")
+    thinking: str | Annotated[Items[TextPart], Field(max_length=MAX_ITEMS)] = Field(
+        description="The thought: a string, or a list of text parts."
+    )
     closed: bool | None = optional(
         "false: the answer continues the thought. It needs `continue_final_message`, and a last part of the last "
         "message. Default: true."
@@ -36,13 +37,7 @@ class ThinkingPart(Body):
         return self.closed is False
 
 
-Content = Annotated[
-    str | Annotated[Items[TextPart | ThinkingPart], Field(max_length=MAX_ITEMS)],
-    expect(
-        f"a string or a list of at most {MAX_ITEMS} parts {{'type': 'text', 'text': ...}} (images and other parts are "
-        "not supported)"
-    ),
-]
+Content = str | Annotated[Items[TextPart | ThinkingPart], Field(max_length=MAX_ITEMS)]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 

@@ -4,13 +4,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from model.errors import quoted
 from model.sampling_params import PARAMETERS
-from service.http.errors import quoted
+from service.http.wording import either
+from service.schema.refusals import unknown_fields
 
-MAX_NAMED_FIELDS = 8
+MAX_NAMED_FIELDS = 4
+"""As many unknown fields are named, each with the known one that is probably meant."""
 MAX_ITEMS = 2**14
 """The limit for messages, parts of a message, and texts to choose from: all requests share one tokenizing thread."""
 
@@ -35,6 +46,7 @@ class Body(BaseModel):
     """A request body, or an object in it: strict types, finite numbers, no unknown fields.
 
     `harmless` are fields of OpenAI or of other servers that have no effect here, with the values that are accepted.
+    `synonyms` are fields that are other names of a field. A request may have both, if their values are the same.
     """
 
     model_config = ConfigDict(
@@ -45,20 +57,50 @@ class Body(BaseModel):
         json_schema_extra=_describe_extras,
     )
     harmless: ClassVar[Mapping[str, tuple[Any, ...]]] = only()
+    synonyms: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="after")
-    def _refuse_extras(self) -> Self:
-        extras = self.__pydantic_extra__ or {}
-        unknown = [name for name in extras if name not in self.harmless]
-        if unknown:
-            names = ", ".join(map(quoted, unknown[:MAX_NAMED_FIELDS])) + (", ..." if unknown[MAX_NAMED_FIELDS:] else "")
-            raise unsupported(unknown[0], f"unknown or unsupported field: {names}")
-        for name, value in extras.items():
-            allowed = self.harmless[name]
-            if not _accepts(allowed, value):
-                choices = " or ".join([*map(repr, allowed), "null"])
-                raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {quoted(value)}")
+    def _refuse_extras(self, info: ValidationInfo) -> Self:
+        without = self.without_effect()
+        if without and info.context is not None and info.context.lenient:
+            info.context.ignores = True
+        elif without:
+            self._refuse(without)
+        for name in dict.fromkeys(self.synonyms.values()):
+            first = getattr(self, self.given_as(name))
+            for other in self._names(name):
+                if (value := getattr(self, other)) not in (None, first):
+                    found = f"{self.given_as(name)} ({quoted(first)}) and {other} ({quoted(value)}) differ"
+                    raise unsupported(name, f"{found}: send one of them")
         return self
+
+    def without_effect(self) -> list[str]:
+        """Names of given fields that mean nothing here: unknown ones, and harmless ones with a value not accepted."""
+        extras = self.__pydantic_extra__ or {}
+        return [name for name, value in extras.items() if not _accepts(self.harmless.get(name), value)]
+
+    def _refuse(self, names: list[str]) -> None:
+        """Raise the error for fields without effect: the unknown ones, or the first of the others."""
+        unknown = [name for name in names if name not in self.harmless]
+        if unknown:
+            known = [*(field.alias or name for name, field in type(self).model_fields.items()), *self.harmless]
+            message = unknown_fields(unknown[:MAX_NAMED_FIELDS], len(unknown) > MAX_NAMED_FIELDS, known)
+            raise unsupported(unknown[0], message)
+        name, value = names[0], (self.__pydantic_extra__ or {})[names[0]]
+        choices = either([*_distinct(self.harmless[name]), None])
+        raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {quoted(value)}")
+
+    def _names(self, name: str) -> list[str]:
+        """All names of a field, its own first."""
+        return [name, *(other for other, meaning in self.synonyms.items() if meaning == name)]
+
+    def given_as(self, name: str) -> str:
+        """The name under which the request has a field; its own if it has none."""
+        return next((each for each in self._names(name) if getattr(self, each) is not None), name)
+
+    def agreed(self, name: str) -> Any:
+        """The value of a field, under whichever of its names the request has it."""
+        return getattr(self, self.given_as(name))
 
     def check(self) -> None:
         """Check what depends on several fields. Raises InvalidRequest."""
@@ -67,9 +109,16 @@ class Body(BaseModel):
 B = TypeVar("B", bound=Body)
 
 
-def _accepts(allowed: tuple[Any, ...], value: Any) -> bool:
-    """Whether a harmless field may have this value; True is not 1 here."""
+def _accepts(allowed: tuple[Any, ...] | None, value: Any) -> bool:
+    """Whether a harmless field (None: no field) may have this value; True is not 1 here."""
+    if allowed is None:
+        return False
     return value is None or any(type(value) is type(other) and value == other for other in allowed)
+
+
+def _distinct(allowed: tuple[Any, ...]) -> list[Any]:
+    """The values without those that JSON does not distinguish, such as 1.0 beside 1."""
+    return [value for index, value in enumerate(allowed) if value not in allowed[:index]]
 
 
 def unsupported(name: str | None, message: str) -> PydanticCustomError:
@@ -90,11 +139,20 @@ def expect(expected: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def synonym(name: str, whose: str, **limits: Any) -> Any:
+    """A field that is another name of the field `name`: that of other servers. `Body.synonyms` must have it too."""
+    return Field(None, description=f"{whose} name of `{name}`.", **limits)
+
+
 def ranged(name: str, description: str | None = None, *, least: int | None = None) -> Any:
     """An optional field with the limits and the description of the sampling parameter `name`, or with those given."""
-    row = PARAMETERS[name]
-    lowest, greatest = row.limits or (None, None)
-    return Field(None, ge=lowest if least is None else least, le=greatest, description=description or row.description)
+    return Field(None, description=description or PARAMETERS[name].description, **limits_of(name, least=least))
+
+
+def limits_of(name: str, *, least: int | None = None) -> dict[str, Any]:
+    """The limits of the sampling parameter `name` as those of a field; `least` replaces the lower one."""
+    lowest, greatest = PARAMETERS[name].limits or (None, None)
+    return {"ge": lowest if least is None else least, "le": greatest}
 
 
 def optional(description: str, **limits: Any) -> Any:

@@ -1,10 +1,12 @@
 """Fields that completion and chat requests share, with OpenAI's names. null means the default."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from service.http.errors import InvalidRequest
 from service.http.keys.entry import PRIORITIES
-from service.schema.fields import MODEL, Body, only, optional, ranged
+from service.schema.fields import MODEL, Body, limits_of, only, optional, ranged, synonym
 from service.schema.sampling import SamplingBody
 from service.schema.structured_output import StructuredOutputBody
 
@@ -16,8 +18,20 @@ MAX_USER = 512
 
 class StreamOptions(Body):
     harmless = only(include_obfuscation=(False,))
-    include_usage: bool | None = optional("Send a last chunk with `usage`. All other chunks have `usage: null`.")
-    continuous_usage_stats: bool | None = optional("Send the usage so far in every chunk.")
+    include_usage: bool | None = optional(
+        "true: send a last chunk with `usage`. All other chunks have `usage: null`. false: send none. Default: the "
+        "value of `continuous_usage_stats`."
+    )
+    continuous_usage_stats: bool | None = optional("true: also send the usage so far in every chunk.")
+
+    @property
+    def ends_with_usage(self) -> bool:
+        return bool(self.continuous_usage_stats) if self.include_usage is None else self.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return bool(self.continuous_usage_stats) and self.ends_with_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +39,7 @@ class RequestOptions:
     """How a request is served and reported, whatever it generates; named as in `GenerationBody`.
 
     `prompt_logprobs` is the number of alternatives beside each token of the prompt (None: no logprobs), `timeout` the
-    seconds from the request's arrival.
+    seconds from the request's arrival. `stop_token_ids` are the request's own.
     """
 
     prompt_logprobs: int | None = None
@@ -35,11 +49,13 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str = ""
     timeout: float | None = None
+    stop_token_ids: Sequence[int] = ()
 
 
 class GenerationBody(SamplingBody, StructuredOutputBody):
     """The fields that completions and chat share. None: the model's default, or the server's."""
 
+    synonyms = MappingProxyType({**SamplingBody.synonyms, **StructuredOutputBody.synonyms, "n_predict": "max_tokens"})
     model: str | None = optional(MODEL)
     n: int | None = optional(
         "The number of choices for each prompt. `n` times the number of prompts is at most 1024. Default: 1.",
@@ -55,6 +71,7 @@ class GenerationBody(SamplingBody, StructuredOutputBody):
         "max_tokens",
         "The maximum number of generated tokens. Prompt and answer together must fit the context. Default: 16.",
     )
+    n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens"))
     prompt_logprobs: int | None = ranged(
         "prompt_logprobs",
         "Report the logprob of each prompt token, with this many alternatives. Not allowed with `stream`.",

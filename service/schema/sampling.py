@@ -1,10 +1,12 @@
 """Request fields for sampling: the fields of `SamplingParams`, with the names that clients use."""
 
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model
 
+from model.errors import quoted
 from model.sampling_params import (
     BIAS_LIMIT,
     MAX_ALLOWED_TOKENS,
@@ -15,8 +17,8 @@ from model.sampling_params import (
     MAX_STOPS,
     PARAMETERS,
 )
-from service.http.errors import InvalidRequest, quoted
-from service.schema.fields import Body, Items, TokenIds, expect, optional, ranged
+from service.http.errors import InvalidRequest
+from service.schema.fields import Body, Items, TokenIds, expect, limits_of, optional, ranged, synonym
 
 TOKEN_ID = re.compile(r"-?[0-9]{1,12}")
 
@@ -39,6 +41,8 @@ class SamplingBody(DeclaredBody):
     None: the model's default, or the server's.
     """
 
+    synonyms = MappingProxyType({"repeat_penalty": "repetition_penalty"})
+    repeat_penalty: float | None = synonym("repetition_penalty", "llama.cpp's", **limits_of("repetition_penalty"))
     logit_bias: dict[str, Any] | None = optional(  # `biases` checks it: a typed dict would list all its errors
         f"A map from token ids to numbers from {-BIAS_LIMIT:g} to {BIAS_LIMIT:g}, which are added to their logits. "
         f"At most {MAX_BIASED_TOKENS} entries."
@@ -62,7 +66,7 @@ class SamplingBody(DeclaredBody):
     @property
     def given(self) -> dict[str, Any]:
         """The values that the request gives for the fields of `PARAMETERS`."""
-        return {name: value for name in DECLARED if (value := getattr(self, name)) is not None}
+        return {name: value for name in DECLARED if (value := self.agreed(name)) is not None}
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A parser holds the interpreter until it has read the whole text: a megabyte of e
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from service.schema.fields import MAX_ITEMS
@@ -81,3 +82,15 @@ def _outside_strings(text: bytes) -> Iterator[bytes]:
 def _check(name: str, what: str, count: int, limit: int) -> None:
     if count > limit:
         raise StructureError(f"{name} has at least {count} {what}, the limit is {limit}")
+
+
+@dataclass(slots=True)
+class Reading:
+    """The context in which one body is validated.
+
+    With `lenient`, fields without effect pass; `ignores` says whether there were any.
+    """
+
+    lenient: bool = False
+    ignores: bool = False
+    structure: Structure = field(default_factory=Structure)

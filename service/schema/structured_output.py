@@ -1,10 +1,11 @@
 """Request fields for structured output."""
 
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field
 
-from service.schema.fields import MAX_ITEMS, Body, Items, only, optional
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, synonym
 
 Json = dict[str, Any]
 
@@ -21,6 +22,9 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"] = Field(description="text, json_object or json_schema.")
     json_schema: JsonSchema | None = optional("The schema. Required with type json_schema.")
+    schema_: Json | None = optional(
+        "The JSON schema of the answer, as in llama.cpp. Allowed only with type json_object.", alias="schema"
+    )
 
 
 class StructuredOutputs(Body):
@@ -43,6 +47,7 @@ class StructuredOutputs(Body):
 class StructuredOutputBody(Body):
     """The fields for structured output. A request may use one of them."""
 
+    synonyms = MappingProxyType({"json_schema": "guided_json"})
     response_format: ResponseFormat | None = optional(
         "The format of the answer: `text`, `json_object`, or `json_schema` with a schema."
     )
@@ -50,6 +55,7 @@ class StructuredOutputBody(Body):
         "The format of the answer: one of `json`, `json_object`, `regex`, `choice`, `grammar`."
     )
     guided_json: Json | str | None = optional("A JSON schema of the answer, as an object or as a string.")
+    json_schema: Json | str | None = synonym("guided_json", "llama.cpp's")
     guided_regex: str | None = optional("A regular expression that the whole answer must match.")
     guided_choice: Items[str] | None = optional("A list of texts. The answer is one of them.", max_length=MAX_ITEMS)
     guided_grammar: str | None = optional("A grammar of the answer, in llguidance's variant of Lark.")

@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError, from_json
 
-from service.http.errors import InvalidRequest, quoted
+from model.errors import quoted
+from service.http.errors import InvalidRequest
 from service.schema.fields import Body, Items, optional, unsupported
 from service.schema.structure import Structure, StructureError
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+NOT_RUN = "this server runs no tools itself: declare functions, and run them in the client"
 Json = dict[str, Any]
 
 
@@ -32,8 +34,19 @@ class Function(Body):
         return {"type": "function", "function": function}
 
 
+def tool_type(kind: str) -> BeforeValidator:
+    """A validator of the only type that tools may have. The error names another one."""
+
+    def check(value: Any) -> Any:
+        if value not in (kind, None):
+            raise unsupported(None, f"{quoted(value)} is not supported: only {quoted(kind)}; {NOT_RUN}")
+        return value
+
+    return BeforeValidator(check)
+
+
 class Tool(Body):
-    type: Literal["function"] = Field(description='"function".')
+    type: Annotated[Literal["function"], tool_type("function")] = Field(description='"function".')
     function: Function = Field(description="The function.")
 
 
@@ -66,10 +79,10 @@ def allowed_calls(
 
 
 def _parsed(arguments: Any, info: ValidationInfo) -> Json:
-    """The object in a string of JSON: chat templates take objects. The context is the `Structure` of the body."""
+    """The object in a string of JSON: chat templates take objects. The context is the `Reading` of the body."""
     if not isinstance(arguments, str):
-        raise PydanticCustomError("string", "should be a valid string")
-    structure = info.context or Structure()
+        raise PydanticCustomError("string", "must be a string")
+    structure = Structure() if info.context is None else info.context.structure
     try:
         structure.add(arguments.encode(), "the body with the arguments of all calls")
         value = from_json(arguments or "{}", allow_inf_nan=False)

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from model.errors import quoted
 from model.sampling_params import MAX_GRAMMAR_CHARS
-from service.http.errors import InvalidRequest, quoted
+from service.http.errors import InvalidRequest
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
-from service.structured.json_schema import bounded, closed
+from service.structured.json_schema import bounded, closed, readable
 
 Json = dict[str, Any]
 SPACE = r"\x20|\x0A[\x20\x09]{0,32}"
@@ -56,10 +57,13 @@ Make = Callable[[Any, str], Json]
 
 
 def _response_format(wanted: ResponseFormat | None) -> list[Found]:
+    if wanted is not None and wanted.schema_ is not None and wanted.type != "json_object":
+        param, kind = "response_format.schema", quoted(wanted.type)
+        raise InvalidRequest(f"{param} is allowed only with type json_object, got type {kind}", param=param)
     if wanted is None or wanted.type == "text":
         return []
     if wanted.type == "json_object":
-        return [("response_format", json_grammar, ANY_OBJECT)]
+        return [("response_format", json_grammar, ANY_OBJECT if wanted.schema_ is None else wanted.schema_)]
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         param = "response_format.json_schema"
         raise InvalidRequest(f"{param}.schema is required with type json_schema", param=param)
@@ -77,7 +81,7 @@ def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
 
 
 def _guided(body: StructuredOutputBody) -> list[Found]:
-    return _named("guided_", {name: getattr(body, f"guided_{name}") for name in _MAKERS})
+    return _named("guided_", {name: body.agreed(f"guided_{name}") for name in _MAKERS})
 
 
 def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
@@ -107,7 +111,7 @@ def with_spaces(schema: Json, field: str) -> Json:
     """
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
-    return bounded(closed(schema)) | {"x-guidance": {"whitespace_pattern": SPACE}}
+    return bounded(closed(readable(schema))) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:

@@ -1,10 +1,11 @@
 """Changes to JSON schemas before llguidance compiles them.
 
 Objects are closed: they have only the declared properties. Bounds that llguidance misreads are written differently.
+So is what is valid JSON Schema and asks nothing of the answer, or asks it in a way that llguidance does not read.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 Json = dict[str, Any]
@@ -18,6 +19,23 @@ BOUNDS = ((*LOWER, UPPER, 1), (*UPPER, LOWER, -1))
 LEAST_STEP = 1e-9
 MAX_EXACT = 2**53
 COUNTS_OTHERS = ("additionalProperties", "minProperties")
+
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+"""The values of `format` that are enforced. JSON Schema makes any other one a remark."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "propertyNames": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "minContains": (0,),
+    "not": (False,),
+}
+"""Keywords that llguidance refuses -> values that ask nothing."""
+DIALECTS = "json-schema.org/"
 
 
 class _Joined(Exception):
@@ -95,6 +113,28 @@ def bounded(schema: Any) -> Any:
             changed[inclusive] = sign * max(sign * inside, sign * given)
             del changed[name]
     return changed
+
+
+def readable(schema: Any) -> Any:
+    """The schema without keywords that ask nothing of the answer, and with whole numbers where llguidance needs them.
+
+    It leaves out formats that are not known, and `$schema` of a dialect that is not known.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: _inner(key, value, readable) for key, value in schema.items() if not _says_nothing(key, value)}
+    for key in COUNTS:
+        if isinstance(number := changed.get(key), float) and number.is_integer():
+            changed[key] = int(number)
+    return changed
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value not in FORMATS
+    if key == "$schema":
+        return isinstance(value, str) and DIALECTS not in value
+    return any(type(value) is type(other) and value == other for other in NEUTRAL.get(key, ()))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

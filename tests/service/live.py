@@ -12,7 +12,7 @@ import httpx
 
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
-from model.errors import ParameterError
+from model.errors import ParameterError, quoted
 from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
@@ -32,6 +32,7 @@ from tests.waiting import PATIENCE, eventually
 class FakeChat:
     """`u:text;` a message, `a:` before the answer. Its one variable, `tone`, comes first."""
 
+    source: str | None = "{{ messages }}"
     call_style: str | None = None
     may_strip = True
     reasoning_style: str | None = None
@@ -51,7 +52,7 @@ class FakeChat:
         tools: Sequence[Any] | None = None,
     ) -> str:
         if variables.keys() - {"tone"}:
-            raise ParameterError("chat_template_kwargs", f"unknown: {variables}")
+            raise ParameterError("chat_template_kwargs", f"unknown: {quoted(variables)}")
         text = variables.get("tone", "") + "".join(
             f"{message['role'][0]}:{message['content']};" for message in messages
         )

@@ -25,7 +25,7 @@ from service.api.anthropic.tools import (
 from service.api.chat_request import ChatRequest, Json
 from service.http.errors import InvalidRequest
 from service.schema.conversation import TemplateOptions
-from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, expect, only, optional, ranged, unsupported
+from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER
 from service.schema.sampling import SamplingBody
 from service.schema.tools import MAX_TOOLS, AllowedCalls
@@ -35,13 +35,7 @@ MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
-Blocks = Annotated[
-    str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)],
-    expect(
-        f"a string or a list of at most {MAX_ITEMS} blocks of type text, thinking, tool_use or tool_result (images are "
-        "not supported)"
-    ),
-]
+Blocks = str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)]
 OF_ROLES: dict[str, tuple[type[Body], ...]] = {
     "user": (ToolUse, ThinkingBlock, RedactedBlock),
     "assistant": (ToolResult,),

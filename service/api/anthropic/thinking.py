@@ -1,13 +1,13 @@
 """The fields of Anthropic's Messages API about thinking: whether, how long, and which earlier thoughts stay."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from model.chat.reasoning import THOUGHT
 from service.api.chat_request import Json
-from service.schema.fields import Body, Items, expect, only, optional
+from service.schema.fields import Body, Items, only, optional
 from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
 
 FIELD = "thinking"
@@ -42,12 +42,7 @@ class Adaptive(Body):
     display: Literal["summarized", "omitted"] | None = optional("As with type enabled.")
 
 
-ThinkingConfig = Annotated[
-    Disabled | Enabled | Adaptive,
-    expect(
-        '{"type": "disabled"}, {"type": "adaptive"} or {"type": "enabled", "budget_tokens": ...} with at least 1 token'
-    ),
-]
+ThinkingConfig = Disabled | Enabled | Adaptive
 
 
 def options_of(config: Disabled | Enabled | Adaptive | None, effort: str | None) -> ReasoningOptions:
@@ -74,10 +69,9 @@ class ClearThinking(Body):
     """
 
     type: Literal["clear_thinking_20251015"] = Field(description='"clear_thinking_20251015", the only type.')
-    keep: (
-        Annotated[Literal["all"] | KeepAll | KeepTurns, expect('"all" or {"type": "thinking_turns", "value": ...}')]
-        | None
-    ) = optional("Which thoughts stay. Default: those of the last turn that has any.")
+    keep: Literal["all"] | KeepAll | KeepTurns | None = optional(
+        "Which thoughts stay. Default: those of the last turn that has any."
+    )
 
     def apply(self, messages: Sequence[Json]) -> list[Json]:
         """The messages without the thoughts that do not stay."""

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from service.http.errors import InvalidRequest, quoted
+from model.errors import quoted
+from service.http.errors import InvalidRequest
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
-from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
+from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
 Json = dict[str, Any]
 CACHE_HINTS = tuple(
@@ -28,12 +29,7 @@ class TextBlock(Body):
     text: str = Field(description="The text. Blocks are joined without a space.")
 
 
-Texts = Annotated[
-    str | Annotated[Items[TextBlock], Field(max_length=MAX_ITEMS)],
-    expect(
-        f"a string or a list of at most {MAX_ITEMS} blocks {{'type': 'text', 'text': ...}} (images are not supported)"
-    ),
-]
+Texts = str | Annotated[Items[TextBlock], Field(max_length=MAX_ITEMS)]
 
 
 class ThinkingBlock(Body):
@@ -104,9 +100,9 @@ class ToolOffer(Body):
         eager_input_streaming=(True,),
         input_examples=([],),
     )
-    type: Annotated[
-        Literal["custom"] | None, expect('"custom": this server runs no tools itself, such as web search')
-    ] = optional('"custom". The built-in tools of Anthropic are not supported.')
+    type: Annotated[Literal["custom"] | None, tool_type("custom")] = optional(
+        '"custom". The built-in tools of Anthropic are not supported.'
+    )
     name: str = Field(pattern=NAME, description="The name of the tool: up to 64 letters, digits, `_`, `-` and `.`.")
     description: str | None = optional("A description of the tool for the model.")
     input_schema: Json = Field(description="The arguments, as the JSON schema of an object.")

@@ -15,7 +15,8 @@ from service.schema.fields import Body
 
 ROUTES = "service.app:ROUTES"
 """The name of the routes: this package must not import the application above it."""
-START, END = "<!-- fields: python -m service.api.document.api_table -->", "<!-- end of fields -->"
+MARKS = "<!-- {0}: python -m service.api.document.api_table -->", "<!-- end of {0} -->"
+"""Before and after a generated part."""
 POWERS = {2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
 LIMITS = {"ge": "{} to", "gt": "above {} to", "le": "{}", "min_length": "length {} to", "max_length": "{}"}
 ALONE = {"ge": "{} and more", "gt": "above {}", "le": "up to {}", "max_length": "length up to {}"}
@@ -28,23 +29,105 @@ class Place(NamedTuple):
     name: str
 
 
-def rendered(routes: Sequence[Route]) -> str:
-    """Markdown tables: one of all fields by endpoint, then one of the fields of each object inside a body."""
+def document(text: str, routes: Sequence[Route]) -> str:
+    """`text` with the present tables between their marks. Raises ValueError without marks."""
     bodies = bodies_of(routes)
-    inside = (f"{heading}:\n\n{_list(part)}" for part, heading in headed(parts_of(bodies)))
+    for part, content in (("fields", supported(bodies)), ("refusals", refused(bodies))):
+        start, end = (mark.format(part) for mark in MARKS)
+        before, after = text[: text.index(start)], text[text.index(end) :]
+        text = f"{before}{start}\n{content}\n{after}"
+    return text
+
+
+def supported(bodies: Mapping[str, type[Body]]) -> str:
+    """The fields with an effect: of each endpoint, of each object inside its body, and the other names of fields."""
+    parts = [(heading, part) for part, heading in headed(parts_of(bodies)) if _fields(part)]
     return "\n\n".join(
         (
-            _table(bodies),
-            "The objects inside these bodies have the following fields. Any other field is a 400.",
-            *inside,
+            *_endpoints(bodies),
+            "### Objects inside the bodies",
+            *(f"{heading}:\n\n{_table(_own(part), part)}" for heading, part in parts),
+            "### Other names",
+            "Other servers have these names for the same fields. A request may send both names with the same value.",
+            _other_names(bodies),
         )
     )
 
 
-def document(text: str, routes: Sequence[Route]) -> str:
-    """`text` with the present tables between their marks. Raises ValueError without marks."""
-    before, after = text[: text.index(START)], text[text.index(END) :]
-    return f"{before}{START}\n{rendered(routes)}\n{after}"
+def refused(bodies: Mapping[str, type[Body]]) -> str:
+    """The fields that pass with some values only, then those that one endpoint refuses and another has."""
+    return "\n\n".join(
+        (
+            "### Default only",
+            "These fields of OpenAI's API and of other servers have no effect. They pass while they are `null` or hold "
+            "a value that describes what the server does anyway.",
+            _default_only(bodies),
+            "### Refused",
+            "Every other field is a 400. Of the fields that some endpoint has, an endpoint refuses:",
+            *_refusals(bodies),
+        )
+    )
+
+
+def _endpoints(bodies: Mapping[str, type[Body]]) -> Iterator[str]:
+    """A heading, a table, and a line of fields that an endpoint before has described, for each endpoint."""
+    described: dict[tuple[str, str], str] = {}  # name and meaning -> the endpoint that has it first
+    for path, body in bodies.items():
+        before: dict[str, list[str]] = {}
+        for name in _own(body):
+            if (other := described.setdefault((name, row(body, name)), path)) != path:
+                before.setdefault(other, []).append(f"`{name}`")
+        known = {name.strip("`") for names in before.values() for name in names}
+        yield f"### {path}"
+        if names := [name for name in _own(body) if name not in known]:
+            yield _table(names, body)
+        yield from (f"As in {other}: {', '.join(names)}." for other, names in before.items())
+
+
+def _own(body: type[Body]) -> list[str]:
+    """The names of the fields with an effect, without other names of fields. The required ones come first."""
+    fields = sorted(_fields(body).items(), key=lambda item: not item[1].is_required())
+    return [name for name, _ in fields if name not in body.synonyms]
+
+
+def _table(names: Iterable[str], body: type[Body]) -> str:
+    return "\n".join(["| field | meaning |", "|---" * 2 + "|", *(row(body, name) for name in names)])
+
+
+def row(body: type[Body], name: str) -> str:
+    field = _fields(body)[name]
+    needed = "Required. " if field.is_required() else ""
+    return f"| `{name}` | {needed}{_words(field)} |"
+
+
+def _other_names(bodies: Mapping[str, type[Body]]) -> str:
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, body in bodies.items():
+        for other, name in body.synonyms.items():
+            found.setdefault((other, name), []).append(path)
+    lines = [f"| `{other}` | `{name}` | {', '.join(paths)} |" for (other, name), paths in found.items()]
+    return "\n".join(["| name | field | endpoints |", "|---" * 3 + "|", *lines])
+
+
+def _default_only(bodies: Mapping[str, type[Body]]) -> str:
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, body in bodies.items():
+        for name in body.harmless:
+            found.setdefault((name, values_of(body, name)), []).append(path)
+    for part, places in parts_of(bodies).items():
+        for name in part.harmless:
+            for place in dict.fromkeys(place.name for place in places):
+                paths = [other.path for other in places if other.name == place]
+                found.setdefault((f"{place}.{name}", values_of(part, name)), []).extend(paths)
+    lines = [f"| `{name}` | {values} | {', '.join(dict.fromkeys(paths))} |" for (name, values), paths in found.items()]
+    return "\n".join(["| field | values | endpoints |", "|---" * 3 + "|", *lines])
+
+
+def _refusals(bodies: Mapping[str, type[Body]]) -> Iterator[str]:
+    known = dict.fromkeys(chain.from_iterable(map(names_of, bodies.values())))
+    for path, body in bodies.items():
+        names = [f"`{name}`" for name in known if name not in names_of(body)]
+        yield f"**{path}**: {', '.join(names)}."
 
 
 def bodies_of(routes: Sequence[Route]) -> Mapping[str, type[Body]]:
@@ -103,21 +186,6 @@ def _type_of(part: type[Body]) -> str:
     return next(get_args(kind)[0] for kind in types if get_origin(kind) is Literal)
 
 
-def _table(bodies: Mapping[str, type[Body]]) -> str:
-    names = dict.fromkeys(chain.from_iterable(map(names_of, bodies.values())))
-    lines = ["| field | " + " | ".join(bodies) + " | meaning |", "|---" * (len(bodies) + 2) + "|"]
-    for name in names:
-        cells = " | ".join(cell(body, name) for body in bodies.values())
-        lines.append(f"| `{name}` | {cells} | {_meaning(name, bodies.values())} |")
-    return "\n".join(lines)
-
-
-def _list(body: type[Body]) -> str:
-    lines = ["| field | | meaning |", "|---" * 3 + "|"]
-    lines += [f"| `{name}` | {cell(body, name)} | {_meaning(name, [body])} |" for name in names_of(body)]
-    return "\n".join(lines)
-
-
 def names_of(body: type[Body]) -> Iterable[str]:
     return (*_fields(body), *body.harmless)
 
@@ -126,16 +194,13 @@ def cell(body: type[Body], name: str) -> str:
     """Whether the body accepts the field."""
     if (field := _fields(body).get(name)) is not None:
         return "required" if field.is_required() else "yes"
-    if name in body.harmless:
-        values = dict.fromkeys(f"`{json.dumps(value).removesuffix('.0')}`" for value in body.harmless[name])
-        return "default only: " + (", ".join(values) or "`null`")
-    return "400"
+    return f"default only: {values_of(body, name)}" if name in body.harmless else "400"
 
 
-def _meaning(name: str, bodies: Iterable[type[Body]]) -> str:
-    """The descriptions and limits of the field in all bodies, without repetition."""
-    fields = [field for body in bodies if (field := _fields(body).get(name)) is not None]
-    return " / ".join(dict.fromkeys(filter(None, map(_words, fields))))
+def values_of(body: type[Body], name: str) -> str:
+    """The values with which a field without effect passes."""
+    values = dict.fromkeys(f"`{json.dumps(value).removesuffix('.0')}`" for value in body.harmless[name])
+    return ", ".join(values) or "`null`"
 
 
 def _fields(body: type[Body]) -> dict[str, FieldInfo]:

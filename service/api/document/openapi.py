@@ -32,6 +32,7 @@ HEADERS: Mapping[str, tuple[str, str]] = {
         "number",
         "Milliseconds from submission to the engine's first step; absent where a stream began with a keep-alive.",
     ),
+    "x-noria-ignored": ("string", "With --lenient: the fields of the body that have no effect."),
     "retry-after": ("integer", "Seconds to wait before a new attempt."),
 }
 EVENT: Json = {
@@ -107,7 +108,11 @@ def _answers(route: Route, schemas: Mapping[Any, Json]) -> Json:
     content: Json = {route.media_type: _content(schemas[route.answer], route.answers)}
     if route.streams:
         content["text/event-stream"] = {"schema": EVENT}
-    named = ("x-request-id", "x-queue-ms") if route.policy.generates else ("x-request-id",)
+    named = (
+        "x-request-id",
+        *(("x-queue-ms",) if route.policy.generates else ()),
+        *(("x-noria-ignored",) if route.body is not None else ()),
+    )
     answer = {"description": "The answer.", "content": content, "headers": _headers(*named)}
     return {str(status): answer for status in route.statuses}
 

@@ -63,6 +63,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | int | None
     prompt_token_ids: NotRequired[Sequence[int] | None]
     token_ids: NotRequired[Sequence[int]]
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -111,6 +112,7 @@ class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     finish_reason: FinishReason
+    stop_reason: str | int | None
     logprobs: ChatLogprobs | None
     token_ids: NotRequired[Sequence[int]]
 
@@ -135,12 +137,19 @@ class Capabilities(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """A model as vLLM describes it, and how it is run. `window`: of attention, in tokens; null is full attention, and
-    a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set it."""
+    """A model as vLLM and Anthropic describe it, and how it is run. `window`: of attention, in tokens; null is full
+    attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set
+    it."""
 
     id: str
     object: Literal["model"]
     created: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
     owned_by: str
     parent: None
     max_model_len: int
@@ -154,6 +163,9 @@ class ModelCard(TypedDict):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
 
 
 USAGE: TokenUsage = {
@@ -169,14 +181,20 @@ COMPLETION: Completion = {
     "created": 1760000000,
     "model": MODEL,
     "system_fingerprint": FINGERPRINT,
-    "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop"}],
+    "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
     "usage": USAGE,
     "timings": TIMINGS,
 }
 
 
 def _chat(finish: str, message: ChatMessage) -> ChatCompletion:
-    choice: ChatChoice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    choice: ChatChoice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": finish,
+        "stop_reason": None,
+        "logprobs": None,
+    }
     return {**COMPLETION, "id": "chatcmpl-1b9d", "object": "chat.completion", "choices": [choice]}
 
 
@@ -191,6 +209,12 @@ CARD: ModelCard = {
     "id": MODEL,
     "object": "model",
     "created": 1760000000,
+    "type": "model",
+    "display_name": MODEL,
+    "created_at": "2025-10-09T08:53:20+00:00",
+    "lifecycle": "active",
+    "max_input_tokens": 8192,
+    "max_tokens": 8192,
     "owned_by": "noria",
     "parent": None,
     "max_model_len": 8192,
@@ -200,3 +224,4 @@ CARD: ModelCard = {
     "defaults": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
     "capabilities": {"chat": True, "tools": True, "reasoning": False, "vision": False},
 }
+LISTED: ModelList = {"object": "list", "data": [CARD], "first_id": MODEL, "last_id": MODEL, "has_more": False}

@@ -36,7 +36,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
             name,
             served.tokenizer,
             served.fingerprint,
-            bool(body.logprobs),
+            body.n_logprobs is not None,
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
             style_of(served) if body.may_call else None,

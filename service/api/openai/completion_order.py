@@ -1,5 +1,6 @@
 """The engine's order for a completion request: its prompts as token ids, with what `echo` needs."""
 
+from model.errors import quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.api.encoding import check_prompt, check_size, encode_text, n_begin_tokens, sampling, truncated
@@ -8,7 +9,7 @@ from service.api.orders import enforceable
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.generation.text import TextStream
-from service.http.errors import InvalidRequest, quoted
+from service.http.errors import InvalidRequest
 from service.structured.constraint import constraint
 
 DEFAULT_MAX_TOKENS = 16
@@ -16,15 +17,16 @@ DEFAULT_MAX_TOKENS = 16
 
 def order_completion(body: CompletionBody, served: ServedModel) -> Order:
     """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    given: int | None = body.agreed("max_tokens")
+    max_tokens, n_logprobs = DEFAULT_MAX_TOKENS if given is None else given, body.n_logprobs
     grammar, fields = enforceable(constraint(body), served)
     ranked = body.n_generated > body.n_choices
-    scored = (body.prompt_logprobs, body.logprobs if body.echo else None)
+    scored = (body.prompt_logprobs, n_logprobs if body.echo else None)
     params = sampling(
         body,
         served,
         max_tokens=max_tokens,
-        logprobs=0 if ranked and body.logprobs is None else body.logprobs,
+        logprobs=0 if ranked and n_logprobs is None else n_logprobs,
         prompt_logprobs=max((count for count in scored if count is not None), default=None),
         grammar=grammar,
         return_progress=bool(body.return_progress),
@@ -51,7 +53,7 @@ def _prompt(prompt: str | list[int], body: CompletionBody, max_tokens: int, serv
         text = prompt
     else:
         text = served.tokenizer.decode(tokens[n_begin:], keep_control=True)
-    return Prompt(tokens, text, () if body.logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
+    return Prompt(tokens, text, () if body.n_logprobs is None else _starts(tokens, n_begin, text, served.tokenizer))
 
 
 def _encoded(prompt: str, suffix: str | None, served: ServedModel) -> list[int]:

@@ -34,7 +34,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
             name,
             served.tokenizer,
             served.fingerprint,
-            body.logprobs is not None,
+            body.n_logprobs is not None,
             body.stream_options or StreamOptions(),
             bool(body.return_token_ids),
         ),

@@ -1,26 +1,41 @@
 """`GET /v1/models` and `GET /v1/models/{name}`."""
 
+from datetime import UTC, datetime
+
 from fastapi import Request
 from starlette.responses import Response
 
 from model.checkpoint.generation_config import SAMPLING
 from model.sampling_params import SamplingParams, declared
 from service.api.admission import State
-from service.api.openai.answers import CARD, ModelCard, ModelList
+from service.api.openai.answers import CARD, LISTED, ModelCard, ModelList
 from service.api.routes import get, json_response
 from service.generation.served import ServedModel
+from service.http.dialects import SHARED
+from service.http.policy import Policy
+
+POLICY = Policy(SHARED)
 
 
-@get("/v1/models", answer=ModelList, answers=({"object": "list", "data": [CARD]},))
+@get("/v1/models", answer=ModelList, answers=(LISTED,), policy=POLICY)
 async def models(request: Request) -> Response:
-    """List the names of the served model"""
+    """List the names of the served model
+
+    The list and its entries have the fields of OpenAI's, vLLM's and Anthropic's API.
+    """
     state: State = request.app.state.noria
     served = state.admission.require()
-    answer: ModelList = {"object": "list", "data": [card(served, name) for name in served.names]}
+    answer: ModelList = {
+        "object": "list",
+        "data": [card(served, name) for name in served.names],
+        "first_id": served.names[0],
+        "last_id": served.names[-1],
+        "has_more": False,
+    }
     return json_response(answer)
 
 
-@get("/v1/models/{name:path}", answer=ModelCard, answers=(CARD,))
+@get("/v1/models/{name:path}", answer=ModelCard, answers=(CARD,), policy=POLICY)
 async def model(request: Request) -> Response:
     """Describe the served model under one of its names"""
     state: State = request.app.state.noria
@@ -34,6 +49,12 @@ def card(served: ServedModel, name: str) -> ModelCard:
         "id": name,
         "object": "model",
         "created": served.created,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(served.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": served.info.max_model_len,
+        "max_tokens": served.info.max_model_len,
         "owned_by": "noria",
         "parent": None,
         "max_model_len": served.info.max_model_len,

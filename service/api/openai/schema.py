@@ -1,17 +1,19 @@
 """The request bodies of OpenAI's completions and chat endpoints."""
 
 from dataclasses import replace
-from typing import Literal
+from types import MappingProxyType
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from model.chat.reasoning import Effort
 from service.api.chat_request import ChatRequest
+from service.api.openai.alternatives import alternatives
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
 from service.http.errors import InvalidRequest
 from service.schema.conversation import Message, TemplateBody
-from service.schema.fields import MAX_ITEMS, Items, TokenIds, narrowed, optional, ranged
+from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, narrowed, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
 from service.schema.reasoning import MAX_BUDGET, ReasoningOptions
@@ -19,6 +21,8 @@ from service.schema.sampling import SamplingBody
 from service.structured.constraint import constraint
 
 MAX_SEQUENCES = 1024
+MAX_ALTERNATIVES = 5
+"""The number of alternatives for each token of a completion: OpenAI's limit."""
 CHAT_TOKENS = (
     "The maximum number of generated tokens. Prompt and answer together must fit the context. "
     "Default: what the prompt leaves of the context."
@@ -39,7 +43,16 @@ class CompletionBody(GenerationBody):
     echo: bool | None = optional(
         "Return the prompt before the answer, with its logprobs if `logprobs` is given. `max_tokens` may then be 0."
     )
-    logprobs: int | None = optional("Report the logprob of each token, with this many alternatives.", ge=0, le=5)
+    logprobs: Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)] | bool | None = optional(
+        f"Report the logprob of each token, with this many alternatives (0 to {MAX_ALTERNATIVES}). true: with "
+        "`top_logprobs` of them, as in chat."
+    )
+    top_logprobs: int | None = optional(
+        "The number of alternatives, if `logprobs` is true. Default: 0.", ge=0, le=MAX_ALTERNATIVES
+    )
+    n_probs: int | None = optional(
+        "llama.cpp's name of the number in `logprobs`. 0: no logprobs.", ge=0, le=MAX_ALTERNATIVES
+    )
     best_of: int | None = optional(
         "The number of choices to generate. The answer has the `n` with the highest mean logprob. Not allowed with "
         "`stream`. Default: n.",
@@ -59,8 +72,14 @@ class CompletionBody(GenerationBody):
     def prompts(self) -> list[str] | list[TokenIds]:
         return listed(self.prompt)
 
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+
     def check(self) -> None:
         super().check()
+        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
         n_prompts = check_prompts("prompt", self.prompts)
         if self.n_generated < self.n_choices:
             message = f"best_of must be at least n ({self.n_choices}), got {self.best_of}"
@@ -79,17 +98,20 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest(message, param="suffix")
         if self.suffix and not isinstance(self.prompts[0], str):
             raise InvalidRequest("suffix needs a prompt of text, got token ids", param="suffix")
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest("max_tokens must be at least 1 unless echo is true, got 0", param="max_tokens")
+        if self.agreed("max_tokens") == 0 and not self.echo:
+            name = self.given_as("max_tokens")
+            raise InvalidRequest(f"{name} must be at least 1 unless echo is true, got 0", param=name)
 
 
 class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     """The request body of `POST /v1/chat/completions`."""
 
     harmless = HARMLESS_CHAT
+    synonyms = MappingProxyType({**GenerationBody.synonyms, "max_completion_tokens": "max_tokens"})
     messages: Items[Message] = Field(max_length=MAX_ITEMS, description="The conversation: at least one message.")
     max_tokens: int | None = ranged("max_tokens", CHAT_TOKENS, least=1)
-    max_completion_tokens: int | None = ranged("max_tokens", "Another name for `max_tokens`.", least=1)
+    max_completion_tokens: int | None = synonym("max_tokens", "OpenAI's new", **limits_of("max_tokens", least=1))
+    n_predict: int | None = synonym("max_tokens", "llama.cpp's", **limits_of("max_tokens", least=1))
     prompt_cache_key: str | None = optional("It has no effect: all prompts share cached pages.", max_length=MAX_SALT)
     reasoning_effort: Effort | None = optional(
         "How long the model thinks: none, or minimal to max. Default: the model's own. A model without reasoning takes "
@@ -106,6 +128,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     )
     logprobs: bool | None = optional("Report the logprob of each token.")
     top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
+    n_probs: int | None = optional("llama.cpp's name of `top_logprobs`, with `logprobs` true. 0: none.", ge=0, le=20)
 
     def check(self) -> None:
         super().check()
@@ -113,13 +136,12 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
             raise InvalidRequest("messages must not be empty", param="messages")
         self.check_continuation(self.messages)
         self.allowed_calls()
-        if self.top_logprobs and not self.logprobs:
-            message = f"top_logprobs needs logprobs to be true, got {self.top_logprobs} without"
-            raise InvalidRequest(message, param="top_logprobs")
-        limits = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits) > 1:
-            message = f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) differ"
-            raise InvalidRequest(f"{message}: send one of them", param="max_tokens")
+        alternatives(self.logprobs, self.top_logprobs, self.n_probs)
+
+    @property
+    def n_logprobs(self) -> int | None:
+        """The number of alternatives for each token (None: no logprobs)."""
+        return alternatives(self.logprobs, self.top_logprobs, self.n_probs)
 
     @property
     def reasoning_options(self) -> ReasoningOptions:
@@ -130,17 +152,16 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
 
     def chat_request(self) -> ChatRequest:
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
-        has_new_name = self.max_completion_tokens is not None
         return ChatRequest(
             [message.plain() for message in self.messages],
             self.allowed_calls(),
             self.template_options,
             constraint(self),
             narrowed(SamplingBody, self),
-            max_tokens=self.max_completion_tokens if has_new_name else self.max_tokens,
+            max_tokens=self.agreed("max_tokens"),
             n=self.n_choices,
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            logprobs=self.n_logprobs,
             options=self.options,
             reasoning=self.reasoning_options,
-            max_tokens_field="max_completion_tokens" if has_new_name else "max_tokens",
+            max_tokens_field=self.given_as("max_tokens"),
         )

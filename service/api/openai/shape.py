@@ -46,9 +46,9 @@ def usage_json(usage: Usage) -> TokenUsage:
 
 def chunk_usage(options: StreamOptions, usage: Usage) -> Json:
     """The field `usage` of a chunk: null if only the last chunk has the numbers, no field if no chunk has them."""
-    if options.continuous_usage_stats:
+    if options.counts_on:
         return {"usage": usage_json(usage)}
-    return {"usage": None} if options.include_usage else {}
+    return {"usage": None} if options.ends_with_usage else {}
 
 
 def prompt_scores(scored: Sequence[TokenLogprob], tokenizer: Tokenizer) -> PromptLogprobs:
@@ -95,7 +95,7 @@ class CompletionShape(PlainEvents):
         return {**self._head(), "choices": choices, "usage": usage_json(usage), "timings": timings}
 
     def closing(self, usage: Usage) -> list[Json]:
-        return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.include_usage else []
+        return [{**self._head(), "choices": [], "usage": usage_json(usage)}] if self.stream.ends_with_usage else []
 
     def _head(self) -> AnswerHead:
         return {
@@ -112,6 +112,7 @@ class CompletionShape(PlainEvents):
             "text": delta.text,
             "logprobs": self._scores(delta.scored) if self.logprobs else None,
             "finish_reason": delta.finish,
+            "stop_reason": delta.stop_reason,
         }
         if self.token_ids:
             choice["prompt_token_ids"] = delta.prompt_tokens
@@ -169,6 +170,7 @@ class ChatShape(PlainEvents):
             frames.insert(0, self._chunk(index, {}, None, None, usage) | {"prompt_progress": delta.progress})
         if finish:
             frames.append(self._chunk(index, {}, None, finish, usage))
+            frames[-1]["choices"][0]["stop_reason"] = delta.stop_reason
         if self.token_ids:
             for frame in frames:
                 frame["choices"][0]["token_ids"] = ()
@@ -190,7 +192,7 @@ class ChatShape(PlainEvents):
         return answer
 
     def closing(self, usage: Usage) -> list[Json]:
-        if not self.stream.include_usage:
+        if not self.stream.ends_with_usage:
             return []
         return [{**self._head("chat.completion.chunk"), "choices": [], "usage": usage_json(usage)}]
 
@@ -220,7 +222,13 @@ class ChatShape(PlainEvents):
         if delta.thought and self.thoughts:
             message["reasoning_content"] = delta.thought
         logprobs = self._scores(delta.scored)
-        choice: ChatChoice = {"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs}
+        choice: ChatChoice = {
+            "index": index,
+            "message": message,
+            "finish_reason": finish,
+            "stop_reason": delta.stop_reason,
+            "logprobs": logprobs,
+        }
         if self.token_ids:
             choice["token_ids"] = delta.tokens
         return choice

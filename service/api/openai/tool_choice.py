@@ -1,10 +1,10 @@
 """The choice among tools in a chat request."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from service.schema.fields import Body, Items, expect, optional
+from service.schema.fields import Body, Items, optional
 from service.schema.tools import MAX_TOOLS, AllowedCalls, OfferBody, allowed_calls
 
 
@@ -33,10 +33,7 @@ class AllowedChoice(Body):
     allowed_tools: Allowed = Field(description="Which tools, and whether one must be called.")
 
 
-Choice = Annotated[
-    Literal["none", "auto", "required"] | Reference | AllowedChoice,
-    expect('"none", "auto", "required", {"type": "function", "function": {"name": ...}} or allowed_tools'),
-]
+Choice = Literal["none", "auto", "required"] | Reference | AllowedChoice
 
 
 class ToolsBody(OfferBody):

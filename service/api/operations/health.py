@@ -1,4 +1,4 @@
-"""`/live`, `/ready`, `/health` (no key needed) and `/version`."""
+"""`/live`, `/ready`, `/health`, `/ping` (no key needed) and `/version`."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NotRequired
@@ -124,6 +124,20 @@ async def health(request: Request) -> Response:
 
     503 while it does not.
     """
+    report, status = engine_health(request.app.state.noria)
+    return json_response(report, status)
+
+
+@get(
+    "/ping",
+    answer=Status,
+    answers=({"status": "ready"}, {"status": "loading"}),
+    statuses=(200, 503),
+    methods=(*METHODS, "POST"),
+    policy=PROBE,
+)
+async def ping(request: Request) -> Response:
+    """Answer as /health does, for SageMaker"""
     report, status = engine_health(request.app.state.noria)
     return json_response(report, status)
 

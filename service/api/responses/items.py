@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.chat.reasoning import THOUGHT
+from model.errors import quoted
 from service.api.responses.tools import flat_name
+from service.http.wording import either
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
+from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
 Json = dict[str, Any]
@@ -23,13 +25,7 @@ class InputPart(Body):
     parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
 
 
-Parts = Annotated[
-    str | Annotated[Items[InputPart], Field(max_length=MAX_ITEMS)],
-    expect(
-        f"a string or a list of at most {MAX_ITEMS} parts of type input_text or output_text (images and files are "
-        "not supported)"
-    ),
-]
+Parts = str | Annotated[Items[InputPart], Field(max_length=MAX_ITEMS)]
 
 
 class InputMessage(Body):
@@ -125,6 +121,23 @@ def _kind(item: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+ITEM_TYPES = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
+
+
+def _check_type(item: Any) -> Any:
+    """The item. Raises the error that names its type, if that is no type of items."""
+    if isinstance(item, dict) and _kind(item) not in ITEM_TYPES:
+        raise unsupported("type", f"type {quoted(item['type'])} is not supported: only {either(ITEM_TYPES)}")
+    return item
+
+
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
@@ -135,9 +148,9 @@ Item = Annotated[
     Discriminator(
         _kind,
         custom_error_type="expected",
-        custom_error_message="must be an item of type message, reasoning, function_call, function_call_output, "
-        "custom_tool_call or custom_tool_call_output",
+        custom_error_message="must be an object",
     ),
+    BeforeValidator(_check_type),
 ]
 AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from model.chat.reasoning import Effort
 from model.sampling_params import RANGES
@@ -21,6 +22,8 @@ MAX_TOKENS = RANGES["max_tokens"][1]
 
 
 def _as_items(value: Any) -> Any:
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("expected", "must be a string or an array")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
-from service.http.errors import quoted
+from model.errors import quoted
+from service.http.wording import either
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import Body, Items, expect, narrowed, only, optional, unsupported
-from service.schema.tools import MAX_TOOLS, NAME, AllowedCalls, Function, allowed_calls
+from service.schema.fields import Body, Items, narrowed, only, optional, unsupported
+from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, AllowedCalls, Function, allowed_calls
 
 TEXT_INPUT = {
     "type": "object",
@@ -88,8 +90,8 @@ class ImageGeneration(Body):
 
 
 Tool = FunctionTool | CustomTool | Namespace | WebSearch | ImageGeneration
+RUN_BY_CLIENTS = ("function", "custom")
 TOOL_TYPES = ("function", "custom", "namespace", "web_search", "image_generation")
-NOT_RUN = "this server runs no tools itself: declare functions, and run them in the client"
 
 
 def _type_of(tool: Any) -> str | None:
@@ -101,22 +103,32 @@ def _named(tool: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """A tool; the error for another type, or for a tool of the server as Codex does not send it, names it."""
     kind = _type_of(tool)
     if isinstance(tool, dict) and kind not in TOOL_TYPES:
-        raise unsupported("type", f"type should be 'function' or 'custom', got {quoted(tool.get('type'))}: {NOT_RUN}")
+        raise _not_run(tool.get("type"))
     try:
         return handler(tool)
     except ValueError:
         if kind in ("web_search", "image_generation"):
-            raise unsupported("type", f"type should be 'function' or 'custom', got {quoted(kind)}: {NOT_RUN}") from None
+            raise _not_run(kind) from None
         raise
 
 
+def _not_run(kind: Any) -> PydanticCustomError:
+    return unsupported("type", f"type {quoted(kind)} is not supported: only {either(RUN_BY_CLIENTS)}; {NOT_RUN}")
+
+
+def _tag(tool: Any) -> str | None:
+    """The tag of a tool's type: errors have it beside the names of fields, so it must not be one."""
+    kind = _type_of(tool)
+    return kind and f"{kind} tool"
+
+
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[Namespace, Tag("namespace")]
-    | Annotated[WebSearch, Tag("web_search")]
-    | Annotated[ImageGeneration, Tag("image_generation")],
-    Discriminator(_type_of, custom_error_type="expected", custom_error_message="must be a tool"),
+    Annotated[FunctionTool, Tag("function tool")]
+    | Annotated[CustomTool, Tag("custom tool")]
+    | Annotated[Namespace, Tag("namespace tool")]
+    | Annotated[WebSearch, Tag("web_search tool")]
+    | Annotated[ImageGeneration, Tag("image_generation tool")],
+    Discriminator(_tag, custom_error_type="expected", custom_error_message="must be a tool"),
     WrapValidator(_named),
 ]
 
@@ -154,10 +166,7 @@ class AllowedTools(Body):
     )
 
 
-ToolsChoice = Annotated[
-    Literal["none", "auto", "required"] | FunctionChoice | AllowedTools,
-    expect('"none", "auto", "required", {"type": "function", "name": ...} or allowed_tools'),
-]
+ToolsChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools
 
 
 class CallingBody(Body):

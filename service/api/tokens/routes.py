@@ -1,6 +1,7 @@
-"""`POST /tokenize`, `POST /detokenize` and `POST /apply-template`, in the shapes of vLLM and of llama.cpp's server.
+"""`POST /tokenize`, `POST /detokenize` and `POST /apply-template`, in the shapes of vLLM and of llama.cpp's server, and
+vLLM's `GET /tokenizer_info`.
 
-Each counts as a request in flight.
+Each `POST` counts as a request in flight.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from service.api.answering import computed_response
 from service.api.chat_request import ChatRequest
 from service.api.encoding import conversation, encode_chat, encode_text
 from service.api.examples import HELLO
-from service.api.routes import post
+from service.api.routes import get, json_response, post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
@@ -47,9 +48,32 @@ class AppliedTemplate(TypedDict):
     prompt: str
 
 
+class TokenizerInfo(TypedDict):
+    """The tokenizer as vLLM describes it. null: the model has no such token, or no Jinja template."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    add_bos_token: bool
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 TOKENIZED: Tokenized = {"count": 1, "max_model_len": 8192, "tokens": [19556], "token_strs": None}
 HELLO_PIECE: TokenPiece = {"id": 19556, "piece": "Hello"}
 PIECES: Tokenized = {**TOKENIZED, "tokens": [HELLO_PIECE]}
+INFO: TokenizerInfo = {
+    "tokenizer_class": "HuggingFaceTokenizer",
+    "vocab_size": 49152,
+    "model_max_length": 8192,
+    "add_bos_token": False,
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": None,
+    "chat_template": "{% for message in messages %}...{% endfor %}",
+}
 TEMPLATE: AppliedTemplate = {"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"}
 
 
@@ -85,6 +109,27 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Response:
         return {"prompt": rendered(body, served)}
 
     return await computed_response(request, body.model, apply)
+
+
+@get("/tokenizer_info", answer=TokenizerInfo, answers=(INFO,))
+async def tokenizer_info(request: Request) -> Response:
+    """Describe the tokenizer, with its special tokens and the chat template"""
+    return json_response(info_of(request.app.state.noria.admission.require()))
+
+
+def info_of(served: ServedModel) -> TokenizerInfo:
+    tokenizer, chat = served.tokenizer, served.chat
+    end = tokenizer.eos_id if tokenizer.eos_id is not None else next(iter(served.defaults.eos_token_ids), None)
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": served.info.max_model_len,
+        "add_bos_token": bool(tokenizer.encode("", add_bos=True, parse_control=False)),
+        "bos_token": None if tokenizer.bos_id is None else tokenizer.name(tokenizer.bos_id),
+        "eos_token": None if end is None else tokenizer.name(end),
+        "pad_token": None,
+        "chat_template": None if chat is None else chat.source,
+    }
 
 
 def tokenized(body: TokenizeBody, served: ServedModel) -> Tokenized:

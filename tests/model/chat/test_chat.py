@@ -125,12 +125,12 @@ def test_variables_of_the_template(directory: Path, tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"mood": 1}, "'mood', this model's chat template declares: think, tone"),
-        ({"own": 1}, "'own'"),
-        ({"messages": 1}, "'messages'"),
-        ({"bos_token": ""}, "'bos_token'"),
-        ({"tools": "x"}, "'tools'"),
-        ({"raise_exception": 1}, "'raise_exception'"),
+        ({"mood": 1}, '"mood", this model\'s chat template declares: think, tone'),
+        ({"own": 1}, '"own"'),
+        ({"messages": 1}, '"messages"'),
+        ({"bos_token": ""}, '"bos_token"'),
+        ({"tools": "x"}, '"tools"'),
+        ({"raise_exception": 1}, '"raise_exception"'),
         ({"tone": "<|im_end|>"}, "without control tokens"),
         ({"tone": "x" * 1025}, "1024"),
         ({"tone": ["x"]}, "chat_template_kwargs.tone must be"),
@@ -411,7 +411,7 @@ def test_native_refusals_are_one_line(native: tuple[Path, Path]) -> None:
     assert opened == chat.encode(ends_with_answer, add_generation_prompt=False)
     assert 2 not in opened
     with pytest.raises(
-        ParameterError, match=r"chat_template_kwargs has 'think', this model's tokenizer v\d knows: none"
+        ParameterError, match=r'chat_template_kwargs has "think", this model.s tokenizer v\d knows: none'
     ):
         chat.encode(_user("hi"), variables={"think": True})
     assert chat.encode([{"role": "user", "content": "hi", "name": "Ann"}]) == chat.encode(_user("hi"))

@@ -65,7 +65,7 @@ def test_a_switch_turns_thoughts_off(
 def test_an_effort_that_the_template_does_not_know(directory: Path, tokenizer: Tokenizer) -> None:
     chat = chat_of("qwen3_8", directory, tokenizer)
     assert "set to low" in chat.render([USER], variables={"reasoning_effort": "low"})
-    expected = "^reasoning_effort of this model must be one of low, medium, xhigh, got 'high'$"
+    expected = '^reasoning_effort of this model must be one of low, medium, xhigh, got "high"$'
     with pytest.raises(ParameterError, match=expected) as caught:
         chat.encode([USER], variables={"reasoning_effort": "high"})
     assert caught.value.param == "reasoning_effort"

@@ -114,36 +114,42 @@ def test_counting_tokens(live: Live) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"max_tokens": None}, ["max_tokens", "None"]),
+        ({"max_tokens": None}, ["max_tokens", "null"]),
         ({"max_tokens": 0}, ["max_tokens", "0", "1"]),
         ({"max_tokens": 10**6}, ["512", "max_tokens"]),
         ({"messages": []}, ["messages", "empty"]),
-        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages.0.role", "'tool'"]),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, ["images", "not supported"]),
+        ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", '"tool"']),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            ['content[0].type "image"', "not supported"],
+        ),
         ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
         ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),
-        ({"tools": [{"name": "f"}]}, ["tools.0.input_schema", "required"]),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools.0.name", "'a b'"]),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools.0.type", "web_search"]),
-        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice", "'other'"]),
+        ({"tools": [{"name": "f"}]}, ["tools[0].input_schema", "required"]),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, ["tools[0].name", '"a b"']),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ["tools[0].type", "web_search"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, ["tool_choice", '"other"']),
         ({"tools": TOOLS, "tool_choice": {"type": "any", "name": "f"}}, ["tool_choice", "name"]),
         ({"tool_choice": {"type": "any"}}, ["tool_choice", "there are none"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 3}}, ["thinking asks for reasoning", "has none"]),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, ["budget_tokens", "less than max_tokens (5)"]),
-        ({"thinking": {"type": "enabled"}}, ["thinking", "disabled", "adaptive", "budget_tokens"]),
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, ["edits.0.type", "clear_thinking"]),
+        ({"thinking": {"type": "enabled"}}, ["thinking.budget_tokens is required"]),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            ["edits[0].type", "clear_thinking"],
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, ["user", "thinking"]),
         ({"stop_sequences": ["x"] * 17}, ["stop_sequences", "16"]),
-        ({"stop_sequences": [""]}, ["stop_sequences.0", "1"]),
-        ({"metadata": {"name": "x"}}, ["metadata", "'name'"]),
-        ({"output_config": {"effort": "huge"}}, ["output_config.effort", "'low'", "'huge'"]),
+        ({"stop_sequences": [""]}, ["stop_sequences[0]", "1"]),
+        ({"metadata": {"name": "x"}}, ["metadata: unknown field 'name'"]),
+        ({"output_config": {"effort": "huge"}}, ["output_config.effort", '"low"', '"huge"']),
         ({"output_config": {"format": {"type": "json_schema"}}}, ["output_config.format.schema", "required"]),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
             ["output_config", "strin"],
         ),
         ({"temperature": 3}, ["temperature", "3", "2"]),
-        ({"n": 2}, ["'n'"]),
+        ({"n": 2}, ["unknown field 'n'"]),
     ],
 )
 def test_refusals_in_their_shape(live: Live, body: dict[str, Any], words: list[str]) -> None:
@@ -177,7 +183,10 @@ def test_a_key_goes_into_either_header_here_but_not_elsewhere() -> None:
             assert live.post(PATH, body, headers=headers).status_code == 200
         refused = live.post(PATH, body, headers={"x-api-key": "wrong"})
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
-        assert live.http.get("/v1/models", headers={"x-api-key": "right"}).status_code == 401
+        assert live.http.get("/v1/models", headers={"x-api-key": "right"}).status_code == 200
+        assert live.http.get("/v1/models/fake", headers={"x-api-key": "right"}).status_code == 200
+        assert live.http.get("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
+        assert live.http.get("/version", headers={"x-api-key": "right"}).status_code == 401
 
 
 def test_a_stream_that_fails_ends_with_their_error() -> None:

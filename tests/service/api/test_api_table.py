@@ -2,47 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import ValidationError
 
-from service.api.document.api_table import bodies_of, cell, document, names_of, parts_of
+from service.api.document.api_table import cell, document, names_of, parts_of, values_of
 from service.app import ROUTES
 from service.schema.fields import Body, Items, optional
+from tests.service.bodies import BODIES, KINDS, least
 
 API = Path(__file__).parents[3] / "docs" / "api.md"
-BODIES = bodies_of(ROUTES)
-KINDS = list(dict.fromkeys((*BODIES.values(), *parts_of(BODIES))))
-TEXTS = {"arguments": "{}", "role": "user"}
-"""Values for fields that do not accept "a"."""
-
-
-def least(kind: type[Body]) -> dict[str, Any]:
-    """A valid body with nothing but the required fields, and a content where there may be one."""
-    return {
-        field.alias or name: value_of(name, field.annotation)
-        for name, field in kind.model_fields.items()
-        if field.is_required() or name == "content"
-    }
-
-
-def value_of(name: str, annotation: Any) -> Any:
-    """A value of the annotation, of a union's first member."""
-    if name in TEXTS:
-        return TEXTS[name]
-    if isinstance(annotation, type) and issubclass(annotation, Body):
-        return least(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return arguments[0]
-    if origin is list:
-        return [value_of(name, arguments[0])]
-    if origin is dict:
-        return {}
-    if arguments:
-        return value_of(name, arguments[0])
-    return {int: 1, bool: True}.get(annotation, "a")
 
 
 def refusals(kind: type[Body], name: str, value: object) -> str:
@@ -69,7 +38,7 @@ def test_cells_are_true(kind: type[Body]) -> None:
             assert not any(refusals(kind, name, value) for value in (None, *values))
             assert all("is not supported: only" in refusals(kind, name, value) for value in ("else", 7, ["x"]))
         else:
-            assert ("unknown or unsupported field" in refusals(kind, name, "x")) == (written == "400")
+            assert ("unknown field" in refusals(kind, name, "x")) == (written == "400")
 
 
 def test_every_field_has_a_meaning() -> None:
@@ -93,3 +62,23 @@ def test_objects_are_found_wherever_they_are() -> None:
         (Middle, ["one"]),
         (Inner, ["one.pairs[][]", "inner"]),
     ]
+
+
+def test_the_document_opens_with_what_is_supported() -> None:
+    """Every field is in the part that says the truth of it: with an effect, another name, default only, or refused."""
+    text = API.read_text()
+    opening, refusals = text.split("<!-- refusals: ")
+    headings = ("### /v1/completions\n", "### Other names\n", "## What the fields do\n", "## Refusals\n")
+    places = [opening.index(heading) for heading in headings]
+    assert places == sorted(places)
+    for path, body in BODIES.items():
+        section = opening[opening.index(f"### {path}\n") :].split("\n### ")[0]
+        others = refusals.split(f"**{path}**: ")[1].splitlines()[0]
+        for name in dict.fromkeys(name for other in BODIES.values() for name in names_of(other)):
+            assert (f"`{name}`" in others) == (cell(body, name) == "400"), (path, name)
+            if name in body.synonyms:
+                assert f"| `{name}` | `{body.synonyms[name]}` |" in opening
+            elif cell(body, name) in ("yes", "required"):
+                assert f"`{name}`" in section, (path, name)
+            elif name in body.harmless:
+                assert f"| `{name}` | {values_of(body, name)} |" in refusals, (path, name)

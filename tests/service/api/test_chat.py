@@ -17,6 +17,7 @@ def test_a_plain_answer(live: Live) -> None:
             "message": {"role": "assistant", "content": answer(rendered("hi"), 6), "refusal": None},
             "logprobs": None,
             "finish_reason": "length",
+            "stop_reason": None,
         }
     ]
     assert reply["usage"]["prompt_tokens"] == len(rendered("hi"))

@@ -13,7 +13,13 @@ def test_a_plain_completion(live: Live) -> None:
     assert reply["object"] == "text_completion"
     assert reply["model"] == "fake"
     assert reply["id"].startswith("cmpl-")
-    expected = {"index": 0, "text": answer("hello", 7), "logprobs": None, "finish_reason": "length"}
+    expected = {
+        "index": 0,
+        "text": answer("hello", 7),
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
     assert reply["choices"] == [expected]
     assert reply["usage"]["prompt_tokens"] == 5
     assert reply["usage"]["completion_tokens"] == 7
@@ -90,7 +96,13 @@ def test_a_stop_token_has_no_text_but_counts(live: Live) -> None:
     token = ord(whole[6])
     cut = whole.index(chr(token))
     reply = live.complete(prompt="stopping", max_tokens=40, stop_token_ids=[token])
-    assert reply["choices"][0] == {"index": 0, "text": whole[:cut], "logprobs": None, "finish_reason": "stop"}
+    assert reply["choices"][0] == {
+        "index": 0,
+        "text": whole[:cut],
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": token,
+    }
     assert reply["usage"]["completion_tokens"] == cut + 1
 
 

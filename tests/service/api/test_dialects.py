@@ -124,7 +124,7 @@ CASES = {
         tools("responses") | {"tool_choice": {"type": "function", "name": "g"}},
         tools("messages") | {"tool_choice": {"type": "tool", "name": "g"}},
         "tool_choice",
-        "'g'",
+        '"g"',
     ),
     "parameters of no object": of_each(tools, {"type": "array"}, strict=True, fields="tools", words="array weather"),
     "x-guidance in parameters": of_each(tools, {"x-guidance": 1}, strict=True, fields="tools", words="x-guidance"),
@@ -138,13 +138,13 @@ CASES = {
     "a schema too large": of_each(must_be, LARGE, fields=FORMATS, words="131072 200"),
     "a schema that is no JSON": of_each(must_be, {"const": float("nan")}, fields=FORMATS, words="not JSON"),
     "many calls in a message": of_each(
-        calls, 129, {}, fields=["messages.1.tool_calls", "input", "messages"], words="128 129"
+        calls, 129, {}, fields=["messages[1].tool_calls", "input", "messages"], words="128 129"
     ),
     "arguments that are no JSON": of_each(
         calls,
         1,
         NAN,
-        fields=["messages.1.tool_calls.0.function.arguments", "input.1.function_call.arguments", "messages"],
+        fields=["messages[1].tool_calls[0].function.arguments", "input[1].arguments", "messages"],
         words="JSON",
     ),
     "a temperature": case(*[{"temperature": 3}] * 3, "temperature", "3", "2"),

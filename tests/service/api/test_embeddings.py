@@ -85,9 +85,9 @@ def test_a_thousand_inputs(live: Live) -> None:
         ({"input": ["a"] * 1025}, "input", ["1024", "1025"]),
         ({"input": "a" * 513}, "input", ["512", "513"]),
         ({"input": "a", "dimensions": 2}, "dimensions", ["3", "2"]),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", ["'float'", "'int8'"]),
-        ({"input": "a", "pooling": "max"}, "pooling", ["'mean'", "'max'"]),
-        ({"input": "a", "normalize": False}, "normalize", ["True"]),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", ['"float"', '"int8"']),
+        ({"input": "a", "pooling": "max"}, "pooling", ['"mean"', '"max"']),
+        ({"input": "a", "normalize": False}, "normalize", ["true"]),
         ({"input": "a", "stream": True}, "stream", ["'stream'"]),
     ],
 )

@@ -570,7 +570,7 @@ def test_an_effort_that_the_format_refuses_has_the_clients_field(fields: dict[st
             check_effort(options["variables"].get("reasoning_effort"), self.efforts)
             return super().encode(messages, **options)
 
-    with pytest.raises(InvalidRequest, match="must be one of none, high, got 'medium'") as caught:
+    with pytest.raises(InvalidRequest, match='must be one of none, high, got "medium"') as caught:
         chat_order(served(Refusing()), **fields)
     assert caught.value.param == param
 

@@ -278,7 +278,8 @@ def test_tokenizing_counts_for_the_deadline() -> None:
         reply = live.complete(**body)
         late = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         assert reply["choices"] == [
-            {"index": index, "text": "", "logprobs": late, "finish_reason": "timeout"} for index in range(4)
+            {"index": index, "text": "", "logprobs": late, "finish_reason": "timeout", "stop_reason": None}
+            for index in range(4)
         ]
         assert reply["usage"]["total_tokens"] == 0
         assert [chunk["choices"][0]["finish_reason"] for chunk in stream(live, prompt="a", timeout=0.1)] == ["timeout"]
@@ -294,6 +295,7 @@ def test_a_deadline_that_is_not_met_changes_nothing(live: Live) -> None:
         "text": answer("quick", 5),
         "logprobs": None,
         "finish_reason": "length",
+        "stop_reason": None,
     }
 
 

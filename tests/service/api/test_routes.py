@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from model.sampling_params import SamplingParams
 from service.api.answering import submit, whole_response
-from service.api.document.api_table import rendered
+from service.api.document.api_table import bodies_of, refused, supported
 from service.api.routes import Route, get, json_response, post
 from service.app import ROUTES
 from service.generation.choice import Order, Prompt
@@ -113,9 +113,11 @@ def test_it_is_in_the_openapi_document(echoing: Live) -> None:
 
 
 def test_it_is_in_the_field_table() -> None:
-    text = rendered((*ROUTES, ECHO))
-    assert "| /v1/echo | meaning |" in text
-    assert "`options` of /v1/echo:\n\n| field | | meaning |\n|---|---|---|\n| `loud` | yes |" in text
+    bodies = bodies_of((*ROUTES, ECHO))
+    text = supported(bodies)
+    assert "### /v1/echo\n\n| field | meaning |\n|---|---|\n" in text
+    assert "`options` of /v1/echo:\n\n| field | meaning |\n|---|---|\n| `loud` |" in text
+    assert "**/v1/echo**: `" in refused(bodies)
 
 
 def test_a_route_that_hides_that_it_generates_fails(caplog: pytest.LogCaptureFixture) -> None:

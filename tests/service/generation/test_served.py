@@ -20,13 +20,13 @@ def serve(ends: tuple[Any, ...] = (), **sampling: Any) -> ServedModel:
     ("ends", "sampling", "words"),
     [
         ((), {"temperature": 3.0}, ["temperature", "3.0", "2"]),
-        ((), {"temperature": "hot"}, ["temperature", "'hot'"]),
-        ((), {"temperature": float("nan")}, ["temperature", "nan"]),
+        ((), {"temperature": "hot"}, ["temperature", '"hot"']),
+        ((), {"temperature": float("nan")}, ["temperature", "NaN"]),
         ((), {"top_k": 50.5}, ["top_k", "integer", "50.5"]),
-        ((), {"top_k": True}, ["top_k", "True"]),
+        ((), {"top_k": True}, ["top_k", "true"]),
         ((), {"top_p": 1.1}, ["top_p", "1.0", "1.1"]),
         ((2, VOCAB), {}, ["eos_token_id", "256", "0..255"]),
-        (("</s>",), {}, ["eos_token_id", "'</s>'"]),
+        (("</s>",), {}, ["eos_token_id", '"</s>"']),
     ],
 )
 def test_bad_generation_defaults_are_one_line(

@@ -14,10 +14,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from model.errors import quoted
 from service.api.admission import LARGE_BODIES
 from service.api.openai.schema import ChatBody, CompletionBody
 from service.api.tokens.schema import DetokenizeBody, TokenizeBody
-from service.http.errors import quoted
 from service.schema.conversation import Content
 from service.schema.prompts import Prompts
 from service.schema.sampling import Stops
@@ -178,7 +178,9 @@ def test_errors_are_short_whatever_the_names_are(live: Live) -> None:
 
 
 def test_a_quote_looks_at_few_keys() -> None:
-    assert quoted({str(n): n for n in range(999, 0, -1)}) == "{'995': 995, '996': 996, '997': 997, '998': 998, ...}"
+    assert quoted({str(n): n for n in range(999, 0, -1)}) == (
+        '{"999": 999, "998": 998, "997": 997, "996": 996, "995": 995, "994": 994, "993": ...'
+    )
 
 
 class Slow(IntegerTokenizer):
@@ -256,7 +258,9 @@ def test_a_content_coding_is_refused(live: Live, coding: str) -> None:
     response = live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"content-encoding": coding})
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (415, "unsupported_media_type")
-    assert error["message"] == f"content-encoding must be identity: bodies are not compressed here, got {coding!r}"
+    assert (
+        error["message"] == f"content-encoding must be identity: bodies are not compressed here, got {quoted(coding)}"
+    )
     assert response.headers["accept-encoding"] == "identity"
     for plain in ("identity", ""):
         response = live.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers={"content-encoding": plain})

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from service.api.openai.schema import ChatBody
 from service.schema import structure
-from service.schema.structure import Structure, StructureError
+from service.schema.structure import Reading, Structure, StructureError
 
 TEXT = st.text(st.sampled_from(list('"\\[]{},:.eE0 aé\n')) | st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -95,6 +95,6 @@ def test_the_arguments_of_all_calls_count_together() -> None:
         calls = [{"id": f"call{number}", "type": "function", "function": function} for number in range(n_calls)]
         return json.dumps({"messages": [{"role": "assistant", "tool_calls": calls}]})
 
-    ChatBody.model_validate_json(body(4), context=Structure())
+    ChatBody.model_validate_json(body(4), context=Reading())
     with pytest.raises(ValidationError, match=r"the arguments of all calls has at least \d+ lists"):
-        ChatBody.model_validate_json(body(5), context=Structure())
+        ChatBody.model_validate_json(body(5), context=Reading())

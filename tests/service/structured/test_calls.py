@@ -351,13 +351,13 @@ def called(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "function"}]}, "tools.0.function", ["required"]),
-        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools.0.type", ["function", "retrieval"]),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", ["a b"]),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", ["required"]),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type", ["function", "retrieval"]),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", ["a b"]),
         ({"tools": TOOLS[1:] * 2}, "tools", ["two functions", "time.now"]),
         ({"tools": TOOLS * 65}, "tools", ["128", "130"]),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ["auto", "any"]),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ["'x'"]),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ['"x"']),
         ({"tool_choice": "required"}, "tool_choice", ["no", "tools"]),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", ["tools"]),
         (
@@ -390,8 +390,8 @@ def called(arguments: str) -> dict[str, Any]:
         ({"messages": [USER, called('{"a": NaN}')]}, None, ["JSON object", "NaN"]),
         ({"messages": [USER, called('{"a":' + "[" * 400 + "]" * 400 + "}")]}, None, ["JSON object"]),
         ({"messages": [USER, called("{}")], "continue_final_message": True}, "messages", ["calls functions"]),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages.1.tool_call_id", ["tool"]),
-        ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages.0.tool_call_id", ["tool"]),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", ["tool"]),
+        ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id", ["tool"]),
         (
             {"messages": [USER, {**USER, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}]},
             None,

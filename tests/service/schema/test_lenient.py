@@ -1,0 +1,78 @@
+"""`--lenient`: fields without effect pass and are named; without it nothing is ignored in silence."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from service.schema.lenient import MAX_CLIENTS, MAX_NAMES, Notices
+from tests.service.live import USER, answer, refused, running
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HEADER = "x-noria-ignored"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (COMPLETIONS, {"prompt": "a", "frobnicate": 1, "mirostat": 2}, "frobnicate, mirostat"),
+        (COMPLETIONS, {"prompt": "a", "max_token": 1, "store": False}, "max_token"),
+        (
+            CHAT,
+            {"messages": [*USER, {"role": "assistant", "content": [{"type": "text", "text": "a", "mood": 1}]}, *USER]},
+            "messages[1].content[0].mood",
+        ),
+        (CHAT, {"messages": USER, "response_format": {"type": "text", "kind": "x"}}, "response_format.kind"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous_response_id"),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1, "metadata": {"tag": 1}}, "metadata.tag"),
+        ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+    ],
+)
+def test_fields_without_effect_pass_and_are_named(path: str, body: dict[str, Any], names: str) -> None:
+    with running(lenient=True, model="fake") as live:
+        response = live.post(path, body)
+        assert response.status_code == 200, response.text
+        assert response.headers[HEADER] == names
+    with running() as live:
+        assert live.post(path, body).status_code == 400
+
+
+def test_answers_are_those_without_the_fields_and_known_fields_are_checked() -> None:
+    with running(lenient=True) as live:
+        plain = {"prompt": "hello", "max_tokens": 5}
+        response = live.post(COMPLETIONS, plain)
+        assert HEADER not in response.headers
+        ignoring = live.post(COMPLETIONS, plain | {"frobnicate": {"deep": [1]}})
+        assert [reply.json()["choices"][0]["text"] for reply in (response, ignoring)] == [answer("hello", 5)] * 2
+        assert refused(live, COMPLETIONS, plain | {"frobnicate": 1, "temperature": 3})["param"] == "temperature"
+        assert refused(live, COMPLETIONS, {"frobnicate": 1, "promt": "x"})["message"].startswith(
+            "unknown field 'promt'"
+        )
+
+
+def test_the_header_is_short_and_safe() -> None:
+    with running(lenient=True) as live:
+        odd = {"a\r\nset-cookie: b": 1, "ü" * 100: 2} | {f"field{n}": n for n in range(1000)}
+        names = live.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, **odd}).headers[HEADER].split(", ")
+    assert names[0] == "a%0D%0Aset-cookie%3A%20b"
+    assert (len(names), names[-1]) == (MAX_NAMES + 1, "...")
+    assert all(len(name) <= 64 and name.isascii() for name in names)
+
+
+def test_the_log_has_a_line_for_each_client(caplog: pytest.LogCaptureFixture) -> None:
+    notices = Notices()
+    with caplog.at_level(logging.WARNING, "noria.request"):
+        for client in ("a", "b", "a", *map(str, range(MAX_CLIENTS)), "a"):
+            notices.note(client, COMPLETIONS, ("frobnicate",))
+    clients = [record.fields["client"] for record in caplog.records]  # type: ignore[attr-defined]
+    assert clients == ["a", "b", *map(str, range(MAX_CLIENTS)), "a"]  # it forgets those that are long gone
+    assert {record.fields["fields"] for record in caplog.records} == {"frobnicate"}  # type: ignore[attr-defined]
+
+
+def test_the_server_logs_a_client_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "noria.request"), running(lenient=True) as live:
+        for _ in range(3):
+            live.complete(prompt="a", max_tokens=1, frobnicate=1)
+    lines = [record for record in caplog.records if "--lenient" in record.message]
+    assert len(lines) == 1
+    assert lines[0].fields == {"client": "127.0.0.1", "path": COMPLETIONS, "fields": "frobnicate"}  # type: ignore[attr-defined]

@@ -1,0 +1,175 @@
+"""Refusals speak JSON, name the place, and suggest the field that was meant. Every field of every body is tried."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from model.errors import quoted
+from service.api.document.api_table import names_of
+from service.app import ROUTES
+from service.http.wording import meant
+from service.schema.fields import Body
+from service.schema.refusals import invalid_body
+from tests.service.bodies import BODIES, KINDS, least
+from tests.service.live import USER, Live, refused
+
+WRONG: tuple[Any, ...] = (None, True, -1, 2.5, 10**30, "x y", [None], [{"a": None}], {"a": [False]}, {"type": "x"})
+PYTHON = re.compile(r"\b(None|True|False|dict|dictionary|tuple|pydantic|instance|NoneType)\b|Input should|(?<!\w)'")
+NAMED = re.compile(r"(unknown fields? |, |did you mean )'[^']*'|'Authorization: Bearer KEY'|'x-api-key: KEY'")
+"""Names of fields are in single quotes; values are JSON."""
+
+
+def check_words(message: str) -> None:
+    assert not PYTHON.search(NAMED.sub("", message)), message
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_of_every_endpoint_is_refused_in_json(live: Live, path: str) -> None:
+    kind = BODIES[path]
+    body = least(kind) | {name: 1 for name in ("max_tokens", "max_output_tokens") if name in kind.model_fields}
+    messages = []
+    for name in names_of(kind):
+        for value in WRONG:
+            response = live.post(path, body | {name: value})
+            assert response.status_code in (200, 400, 404), response.text
+            if response.status_code != 200:
+                messages.append(response.json()["error"]["message"])
+    assert len(messages) > len(names_of(kind))
+    for message in messages:
+        check_words(message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_of_every_object_is_refused_in_json(kind: type[Body]) -> None:
+    valid = least(kind)
+    for name in (*names_of(kind), "frobnicate"):
+        for value in WRONG:
+            body = valid | {name: value}
+            try:
+                kind.model_validate_json(json.dumps(body))
+            except ValidationError as error:
+                refusal = invalid_body(error, body)
+                check_words(refusal.message)
+                assert refusal.param is None or name in refusal.param, refusal.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_misspelt_field_gets_its_name(kind: type[Body]) -> None:
+    for name in (field.alias or name for name, field in kind.model_fields.items()):
+        if len(name) < 6 or f"{name}s" in names_of(kind):
+            continue
+        for misspelt in (f"{name}_", name[:3] + name[4:], name.title().replace("_", "")):
+            if misspelt not in names_of(kind):
+                assert meant(misspelt, names_of(kind)) == name
+
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_token": 5}, "unknown field 'max_token': did you mean 'max_tokens'?"),
+        ("/v1/completions", {"promt": "a"}, "unknown field 'promt': did you mean 'prompt'?"),
+        (CHAT, {"messages": USER, "maxTokens": 5}, "unknown field 'maxTokens': did you mean 'max_tokens'?"),
+        (CHAT, {"messages": USER, "zzz": 1, "stops": 2}, "unknown fields 'zzz', 'stops' (did you mean 'stop'?)"),
+        (CHAT, {"messages": [{**USER[0], "nam": "x"}]}, "messages[0]: unknown field 'nam': did you mean 'name'?"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [PART, {**PART, "txet": 1}]}]},
+            "messages[0].content[1]: unknown field 'txet': did you mean 'text'?",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]},
+            "messages[0].content[0]: unknown field 'txt': did you mean 'text'?",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
+            'messages[0].content[0].type "audio" is not supported: only "text" or "thinking"',
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is required"),
+        (CHAT, {"messages": USER, "stream": None, "n": "2"}, 'n must be an integer, got "2"'),
+        (
+            CHAT,
+            {"messages": USER, "tool_choice": {"type": "function", "function": {"nam": "f"}}},
+            "tool_choice.function: unknown field 'nam': did you mean 'name'?",
+        ),
+        (
+            CHAT,
+            {"messages": USER, "tool_choice": "must"},
+            'tool_choice must be "none", "auto" or "required" or an object, got "must"',
+        ),
+        (
+            CHAT,
+            {"messages": USER, "tools": [{"type": "web_search"}]},
+            'tools[0].type "web_search" is not supported: only "function"; this server runs no tools itself: declare '
+            "functions, and run them in the client",
+        ),
+        (
+            RESPONSES,
+            {"input": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools[0].name is required",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "txet": 1}]}]},
+            "input[0].content[0]: unknown field 'txet': did you mean 'text'?",
+        ),
+        (
+            RESPONSES,
+            {"input": "a", "text": {"format": {"type": "json_schema", "nam": "x", "schema": {}}}},
+            "text.format: unknown field 'nam': did you mean 'name'?",
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 1, "messages": [{"role": "user", "content": [{**PART, "cache_contol": {}}]}]},
+            "messages[0].content[0]: unknown field 'cache_contol': did you mean 'cache_control'?",
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 1, "messages": USER, "thinking": {"type": "enabled", "budget": 5}},
+            "thinking.budget_tokens is required",
+        ),
+        (
+            "/tokenize",
+            {"content": "a", "with_peices": True},
+            "unknown field 'with_peices': did you mean 'with_pieces'?",
+        ),
+        ("/v1/embeddings", {"input": "a", "dimension": 3}, "unknown field 'dimension': did you mean 'dimensions'?"),
+    ],
+)
+def test_the_place_and_the_name_that_is_meant(live: Live, path: str, body: dict[str, Any], message: str) -> None:
+    response = live.post(path, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
+
+
+def test_a_long_or_odd_name_stays_on_one_short_line(live: Live) -> None:
+    message = refused(live, CHAT, {"messages": USER, "a\n\u202e" + "b" * 5000: 1})["message"]
+    assert len(message) < 120
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        ([True, 1.0, "é"], '[true, 1.0, "é"]'),
+        ({"a": {"b": []}}, '{"a": {"b": []}}'),
+        ("'\"\n", '"\'\\"\\n"'),
+        ("\u202e", '"\\u202e"'),
+        ("x" * 100, '"' + "x" * 79 + "..."),
+    ],
+)
+def test_values_are_quoted_as_json(value: Any, text: str) -> None:
+    assert quoted(value) == text
+
+
+def test_every_route_with_a_body_is_tried() -> None:
+    assert set(BODIES) == {route.path for route in ROUTES if route.body is not None}

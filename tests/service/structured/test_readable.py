@@ -1,0 +1,110 @@
+"""Valid JSON schemas that llguidance refuses as they are, against the library `jsonschema`; our words for limits."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from model.errors import ParameterError
+from model.grammar.compiler import Compiler
+from model.grammar.reasons import in_our_words
+from service.structured.constraint import json_constraint
+from service.structured.json_schema import FORMATS, readable
+from tests.fakes import IntegerTokenizer
+
+TOKENIZER = IntegerTokenizer()
+COMPILER = Compiler.of(TOKENIZER, [0], 256)
+TEXT = {"type": "string"}
+
+
+def many(n: int, kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": kind} for i in range(n)}, **more}
+
+
+def takes(schema: Any, value: Any) -> bool:
+    """Whether the grammar of the schema accepts the JSON of a value to its end."""
+    matcher = COMPILER.compile(json_constraint(schema, "x").serialized())
+    for token in json.dumps(value).encode():
+        matcher.compute_bitmask()
+        assert not matcher.is_error(), matcher.get_error()
+        if not matcher.validate_tokens([token]):
+            return False
+        matcher.consume_token(token)
+    return matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({**TEXT, "minLength": 2.0, "maxLength": 3.0}, "ab", "a"),
+        ({"type": "array", "items": TEXT, "minItems": 1.0, "maxItems": 2.0}, ["a"], []),
+        ({"type": "object", "minProperties": 1.0, "additionalProperties": TEXT}, {"a": "b"}, {}),
+        ({**TEXT, "format": "phone"}, "x", 1),
+        ({**TEXT, "format": "regex"}, "(", None),
+        ({"type": "integer", "format": "int32"}, 5, "5"),
+        (
+            {**many(2, "string"), "properties": {"format": {**TEXT, "format": "uri-reference"}}},
+            {"format": "x"},
+            {"f": 1},
+        ),
+        ({"type": "array", "items": TEXT, "uniqueItems": False}, ["a", "a"], [1]),
+        ({**many(1, "string"), "dependentRequired": {}, "dependencies": {}, "propertyNames": True}, {"p0": "a"}, 1),
+        ({**TEXT, "not": False}, "a", 1),
+        ({**TEXT, "$schema": "https://example.com/my-dialect"}, "a", 1),
+        ({"anyOf": [{**TEXT, "format": "phone"}, {"type": "null"}]}, None, 1),
+        ({"enum": [{"format": "phone", "not": False}]}, {"format": "phone", "not": False}, {"format": "x"}),
+        ({"const": {"uniqueItems": False}}, {"uniqueItems": False}, {}),
+        (many(500, "string"), {"p1": "a", "p250": "b", "p499": "c"}, {"p1": 1}),
+        (many(500, "integer"), {"p1": 1, "p250": 2, "p499": 3}, {"p1": "x"}),
+        (many(500, "string", additionalProperties=True), {"p1": "a", "p499": "c", "z": 1}, {"p1": 1}),
+    ],
+)
+def test_valid_schemas_are_enforced(schema: Any, good: Any, bad: Any) -> None:
+    oracle = jsonschema.Draft202012Validator({k: v for k, v in schema.items() if k != "$schema"})
+    assert oracle.is_valid(good)
+    assert takes(schema, good)
+    assert not oracle.is_valid(bad) or "format" in str(schema)
+    assert not takes(schema, bad)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_known_formats_stay(name: str) -> None:
+    schema = {**TEXT, "format": name}
+    assert readable(schema) == schema
+    assert not takes(schema, "certainly not!")
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"not": {}, "contains": {}}, "contains, not are not supported"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems is not supported"),
+        ({**TEXT, "minLength": 1.5}, "minLength must be a whole number of at least 0, got 1.5"),
+        ({**TEXT, "minLength": -1}, "minLength must be a whole number of at least 0, got -1"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "no value can satisfy it: minimum (5) is greater"),
+        ({"enum": []}, "no value can satisfy it: a list of alternatives is empty"),
+        ({"type": "any"}, '"any" is no type of JSON Schema'),
+        ({"$ref": "http://localhost/x"}, "$ref to another document, http://localhost/x, is not followed"),
+        ({**TEXT, "pattern": "(?=a)b"}, "the regex is not supported: look-around"),
+        ({**TEXT, "pattern": r"\bfoo"}, r"look-around and \b are not supported in the regex"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "the schemas of oneOf overlap"),
+        (many(2, "string", minProperties=1), "need all of properties to be required"),
+        ({"patternProperties": {"^a": TEXT, "b$": {}}, "type": "object"}, "may match the same name: ^a and b$"),
+    ],
+)
+def test_limits_have_our_words(schema: Any, words: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        COMPILER.compile(json_constraint(schema, "x").serialized())
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "Parser Error: Current row has 4007 items; max is 4000; consider making your grammar left-recursive",
+        "parser error: Too many items (limit 30000; mask); try avoiding single-byte/short lexemes",
+    ],
+)
+def test_too_large_objects_have_our_words(problem: str) -> None:
+    assert in_our_words(problem).startswith("it allows too many alternatives at one place")
