@@ -135,8 +135,9 @@ Item = Annotated[
     Discriminator(
         _kind,
         custom_error_type="expected",
-        custom_error_message="must be an item of type message, reasoning, function_call, function_call_output, "
-        "custom_tool_call or custom_tool_call_output",
+        custom_error_message="must be a whole item of type message, reasoning, function_call, function_call_output, "
+        "custom_tool_call or custom_tool_call_output (the server stores no items: with `store` false, SDKs send no "
+        "references to them)",
     ),
 ]
 AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
