@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from model.checkpoint.resolve import resolve
 from tests.e2e.server import MODEL, serving
@@ -29,9 +31,11 @@ INSTALLS = 2
 """Number of environments that are made at the same time, while tests of other clients run."""
 
 
-def run(*command: str | Path, directory: Path | None = None, **variables: str) -> str:
+def run(
+    *command: str | Path, directory: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """The output of a command that failed; empty for one that succeeded."""
-    environment = os.environ | variables
+    environment = {**os.environ, **variables}
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
 
@@ -64,14 +68,14 @@ def install(directory: Path, requirements: Path) -> str:
     return run(directory / "bin" / "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", directory=directory)
 
 
-def tested(name: str, programs: Path, **variables: str) -> str:
+def tested(name: str, programs: Path, variables: Mapping[str, str]) -> str:
     """What the folder's tests print if one fails."""
     if not (HERE / name / "package.json").is_file():
-        return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", HERE / name, **variables)
+        return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", HERE / name, variables=variables)
     directory = programs.parent
     scripts = [Path(shutil.copy(path, directory)) for path in (HERE / name).glob("*.js")]  # Node looks for modules here
     tests = [path for path in scripts if path.name.startswith("test_")]
-    return run(programs / "node", "--test", "--test-concurrency=1", *tests, directory=directory, **variables)
+    return run(programs / "node", "--test", "--test-concurrency=1", *tests, directory=directory, variables=variables)
 
 
 def main() -> int:
@@ -81,7 +85,7 @@ def main() -> int:
         variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
         for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
-            failure = failure or tested(name, programs, **variables)
+            failure = failure or tested(name, programs, variables)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
             failed += [name] if failure else []
     print(f"{len(names) - len(failed)} of {len(names)} clients pass", *failed, sep="\nfailed: ")
