@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from model.chat.reasoning import THOUGHT
 from service.api.responses.tools import flat_name
 from service.schema.conversation import MAX_NAME
-from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional
+from service.schema.fields import MAX_ITEMS, Body, Items, expect, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
 Json = dict[str, Any]
@@ -125,6 +125,14 @@ def _kind(item: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def _no_reference(item: Any) -> Any:
+    """The item. Raises the error that says what to send in place of a reference."""
+    if isinstance(item, dict) and item.get("type") == "item_reference":
+        whole = "the server stores no items, send the item itself (with `store` false, SDKs do that)"
+        raise unsupported("type", f'type "item_reference" is not supported: {whole}')
+    return item
+
+
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
@@ -135,10 +143,10 @@ Item = Annotated[
     Discriminator(
         _kind,
         custom_error_type="expected",
-        custom_error_message="must be a whole item of type message, reasoning, function_call, function_call_output, "
-        "custom_tool_call or custom_tool_call_output (the server stores no items: with `store` false, SDKs send no "
-        "references to them)",
+        custom_error_message="must be an item of type message, reasoning, function_call, function_call_output, "
+        "custom_tool_call or custom_tool_call_output",
     ),
+    BeforeValidator(_no_reference),
 ]
 AnyItem = InputMessage | CallItem | OutputItem | CustomCallItem | CustomOutputItem | ReasoningItem
 

@@ -92,7 +92,7 @@ test("a reference to a stored item is refused with what to do", async () => {
   const messages = [user(COUNT), ...response.messages, user("Go on.")];
   const error = await generateText({ ...request, messages }).catch((caught) => caught);
   assert.equal(error.statusCode, 400);
-  assert.match(error.message, /input\.1 must be a whole item .*`store` false/);
+  assert.match(error.message, /item_reference.*`store` false/);
 });
 
 test("embeddings", async () => {
