@@ -88,7 +88,7 @@ def main() -> int:
             failure = failure or tested(name, programs, variables)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
             failed += [name] if failure else []
-    print(f"{len(names) - len(failed)} of {len(names)} clients pass", *failed, sep="\nfailed: ")
+    print(f"{len(names) - len(failed)} of {len(names)} folders of clients pass", *failed, sep="\nfailed: ")
     return bool(failed)
 
 
