@@ -1,60 +1,81 @@
-"""Runs the tests of clients, each in a virtual environment of its own, against one live server.
+"""Runs the tests of clients, each folder in an environment of its own, against one live server.
 
-`python -m tests.clients.run lm_eval` installs tests/clients/lm_eval.txt (and pytest) into .clients/lm_eval and runs
-tests/clients/test_lm_eval.py there; without a name, all of them. A client without such a list is no Python package:
-its test runs in our own environment. A test finds the server's address in NORIA_URL and the model's directory, for its
-tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
+`python -m tests.clients.run lm_eval` installs tests/clients/lm_eval/requirements.txt (and pytest) into .clients/lm_eval
+and runs the folder's tests there; without a name, those of all folders. A folder without requirements holds no Python
+package: its tests run in our own environment. A folder with a package.json holds clients for Node: its requirements
+bring Node and npm, and npm installs what the lock file names. A test finds the server's address in NORIA_URL and the
+model's directory, for its tokenizer, in NORIA_MODEL_DIR. PIP_ARGS goes to every pip install.
 """
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 import venv
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 from model.checkpoint.resolve import resolve
 from tests.e2e.server import MODEL, serving
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".clients"
-NAMES = sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+NAMES = sorted({path.parent.name for path in HERE.glob("*/test_*")})
+LISTS = ("requirements.txt", "package.json", "package-lock.json")
+"""Files that say what a client's environment holds."""
 INSTALLS = 2
 """Number of environments that are made at the same time, while tests of other clients run."""
 
 
-def run(*command: str | Path, **variables: str) -> str:
+def run(
+    *command: str | Path, directory: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """The output of a command that failed; empty for one that succeeded."""
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
 
 
 def prepared(name: str) -> tuple[Path, str]:
-    """The client's Python and what failed while it was made; made again only when the list of packages has changed."""
-    wanted, directory = HERE / f"{name}.txt", ENVIRONMENTS / name
-    if not wanted.is_file():
-        return Path(sys.executable), ""
-    python, installed = directory / "bin" / "python", directory / "installed.txt"
-    if installed.is_file() and installed.read_text() == wanted.read_text():
-        return python, ""
+    """The folder of a client's programs and what failed while it was made; made again only if a list has changed."""
+    lists = [path for path in (HERE / name / file for file in LISTS) if path.is_file()]
+    if not lists:
+        return Path(sys.executable).parent, ""
+    directory, wanted = ENVIRONMENTS / name, "".join(path.read_text() for path in lists)
+    installed = directory / "installed.txt"
+    if installed.is_file() and installed.read_text() == wanted:
+        return directory / "bin", ""
     venv.create(directory, clear=True)
-    install: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "--quiet",
-        "--disable-pip-version-check",
-        "install",
-    ]
-    options = shlex.split(os.environ.get("PIP_ARGS", ""))
-    failure = run(*install, "--no-compile", *options, "pytest", "-r", wanted)
+    for path in lists[1:]:
+        shutil.copy(path, directory)
+    failure = install(directory, lists[0])
     if not failure:
-        installed.write_text(wanted.read_text())
-    return python, failure
+        installed.write_text(wanted)
+    return directory / "bin", failure
+
+
+def install(directory: Path, requirements: Path) -> str:
+    """What failed while the packages were installed: Python's, then Node's."""
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", directory / "bin" / "python", "--quiet"]
+    options = ["--disable-pip-version-check", "--no-compile", *shlex.split(os.environ.get("PIP_ARGS", ""))]
+    failure = run(*pip, "install", *options, "pytest", "-r", requirements)
+    if failure or not (directory / "package.json").is_file():
+        return failure
+    return run(directory / "bin" / "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", directory=directory)
+
+
+def tested(name: str, programs: Path, variables: Mapping[str, str]) -> str:
+    """What the folder's tests print if one fails."""
+    if not (HERE / name / "package.json").is_file():
+        return run(programs / "python", "-m", "pytest", "-c", HERE / "pytest.ini", HERE / name, variables=variables)
+    directory = programs.parent
+    scripts = [Path(shutil.copy(path, directory)) for path in (HERE / name).glob("*.js")]  # Node looks for modules here
+    tests = [path for path in scripts if path.name.startswith("test_")]
+    return run(programs / "node", "--test", "--test-concurrency=1", *tests, directory=directory, variables=variables)
 
 
 def main() -> int:
@@ -62,13 +83,12 @@ def main() -> int:
     failed = []
     with ThreadPoolExecutor(INSTALLS) as pool, serving() as server:
         variables = {"NORIA_URL": server.url, "NORIA_MODEL_DIR": str(resolve(MODEL))}
-        for name, (python, failure) in zip(names, pool.map(prepared, names), strict=True):
+        for name, (programs, failure) in zip(names, pool.map(prepared, names), strict=True):
             started = time.monotonic()
-            test: list[str | Path] = [python, "-m", "pytest", "-c", HERE / "pytest.ini", HERE / f"test_{name}.py"]
-            failure = failure or run(*test, **variables)
+            failure = failure or tested(name, programs, variables)
             print(f"{name}: {failure or f'passes in {time.monotonic() - started:.0f} s'}", flush=True)
             failed += [name] if failure else []
-    print(f"{len(names) - len(failed)} of {len(names)} clients pass", *failed, sep="\nfailed: ")
+    print(f"{len(names) - len(failed)} of {len(names)} folders of clients pass", *failed, sep="\nfailed: ")
     return bool(failed)
 
 

@@ -133,6 +133,9 @@ ITEM_TYPES = (
 
 def _check_type(item: Any) -> Any:
     """The item. Raises the error that names its type, if that is no type of items."""
+    if isinstance(item, dict) and item.get("type") == "item_reference":
+        instead = "the server stores no items, send the item itself (with `store` false, SDKs do that)"
+        raise unsupported("type", f'type "item_reference" is not supported: {instead}')
     if isinstance(item, dict) and _kind(item) not in ITEM_TYPES:
         raise unsupported("type", f"type {quoted(item['type'])} is not supported: only {either(ITEM_TYPES)}")
     return item

@@ -18,7 +18,7 @@ FILES_SECONDS = 20
 
 
 def schemathesis(stage: Stage) -> str:
-    """A minute of tests/clients/test_schemathesis.py."""
+    """A minute of tests/clients/schemathesis."""
     if not PYTHON.exists():
         raise NotPossible("not installed: make test-clients CLIENTS=schemathesis")
     clients = TESTS / "clients"
@@ -29,7 +29,7 @@ def schemathesis(stage: Stage) -> str:
         "-x",
         "-c",
         clients / "pytest.ini",
-        clients / "test_schemathesis.py",
+        clients / "schemathesis",
     ]
     code, output = run(command, REQUESTS_SECONDS, NORIA_URL=stage.target.url)
     check(code in (0, -signal.SIGTERM), output[-400:])

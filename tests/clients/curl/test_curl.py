@@ -35,7 +35,7 @@ def answered(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_readmes_command() -> None:
-    readme = Path(__file__).parents[2] / "README.md"
+    readme = Path(__file__).parents[3] / "README.md"
     found = re.search(
         r"^    curl (http://\S+/v1/\S+) -H '(.*?)' -d \\\n      '(.*)'$", readme.read_text(), re.MULTILINE
     )

@@ -76,8 +76,14 @@ def encode(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+TOKENIZERS: dict[str, dict[str, str]] = {
+    "huggingface": {"tokenizer_backend": "huggingface", "tokenizer": MODEL_DIR},
+    "remote": {"tokenizer_backend": "remote"},  # the server's /tokenizer_info, /tokenize and /detokenize
+}
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of the harness, by task."""
     directory: Path = tmp_path_factory.mktemp("tasks")
     data = directory / "questions.jsonl"
@@ -96,8 +102,7 @@ doc_to_text: {'""' if name == "roll" else "question"}
         model_args={
             "model": "smollm2-135m-instruct",
             "base_url": URL,
-            "tokenizer_backend": "huggingface",
-            "tokenizer": MODEL_DIR,
+            **TOKENIZERS[request.param],
             "num_concurrent": 2,
             "batch_size": 3,
             "max_length": 2048,

@@ -1,0 +1,35 @@
+"""What the tests of Python clients share: how they see that the server has aborted a request."""
+
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+PATIENCE = 60.0
+"""Seconds until a test gives up: far more than anything takes, also on a busy machine."""
+
+
+def metric(sample: str) -> float:
+    with urllib.request.urlopen(f"{os.environ['NORIA_URL']}/metrics", timeout=PATIENCE) as response:
+        lines = response.read().decode().splitlines()
+    (value,) = (line.removeprefix(f"{sample} ") for line in lines if line.startswith(f"{sample} "))
+    return float(value)
+
+
+@pytest.fixture
+def is_aborted() -> Callable[[], AbstractContextManager[None]]:
+    """A context: in it a client starts a long answer and leaves it. It ends when the server has aborted the request."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        before = metric('noria_requests_total{outcome="abort"}')
+        yield
+        deadline = time.monotonic() + PATIENCE
+        while metric('noria_requests_total{outcome="abort"}') == before:
+            assert time.monotonic() < deadline, "the server never aborted the request"
+            time.sleep(0.01)
+
+    return context
