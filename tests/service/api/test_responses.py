@@ -141,7 +141,7 @@ def test_only_defaults_pass(live: Live) -> None:
         ),
         ({"store": True}, "store", ["true", "false"]),
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", ["item_reference", "`store` false"]),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", ["item_reference", "`store` false"]),
         ({"include": ["message.output_text.logprobs"]}, "include", ["reasoning.encrypted_content"]),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort", ["asks for reasoning", "has none"]),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ['"minimal"', '"huge"']),
