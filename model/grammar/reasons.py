@@ -8,6 +8,8 @@ TOO_MANY = (
     "it allows too many alternatives at one place (an object may have about 900 optional properties): make properties "
     "required, or split it"
 )
+QUOTED = re.compile(r"(?<!\w)'([^']*)'(?!\w)")
+"""What the library quotes; an apostrophe is none."""
 Words = str | Callable[[re.Match[str]], str]
 RULES: tuple[tuple[re.Pattern[str], Words], ...] = tuple(
     (re.compile(pattern), words)
@@ -39,7 +41,7 @@ def in_our_words(problem: str) -> str:
     for pattern, words in RULES:
         if (found := pattern.search(problem)) is not None:
             return words(found) if callable(words) else found.expand(words)
-    return problem.replace("'", '"')
+    return QUOTED.sub(r'"\1"', problem)
 
 
 def _keywords(listed: str) -> str:

@@ -105,6 +105,7 @@ def test_a_server_with_a_budget(tmp_path: Path, short_model: Path) -> None:
     with serving(str(short_model), *flags) as server:
         ask: dict[str, Any] = {"messages": [{"role": "user", "content": "Describe a person."}], "max_tokens": 120}
         ask |= {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}}
+        ask |= {"temperature": 1, "top_p": 1, "repetition_penalty": 1}
         reply = server.http.post("/v1/chat/completions", json=ask | {"seed": 3}).json()
         message = reply["choices"][0]["message"]
         jsonschema.validate(json.loads(message["content"]), PERSON)

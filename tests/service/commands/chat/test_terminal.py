@@ -159,7 +159,7 @@ def test_fields_are_set_within_the_ranges_of_the_server() -> None:
         chat.send("/set temperature 0.5")
         chat.says("> /set temperature 0.5", "temperature 0.5")
         chat.send("/set temperature default")
-        chat.says("> /set temperature default", "temperature default")
+        chat.says("> /set temperature default", "temperature default 1")
         chat.send("/set max_tokens 5")
         chat.says("> /set max_tokens 5", "max_tokens 5")
         chat.send("Hello")
