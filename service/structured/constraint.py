@@ -11,6 +11,7 @@ from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.http.errors import InvalidRequest
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
+from service.structured.exact import exact
 from service.structured.json_schema import bounded, closed, readable
 
 Json = dict[str, Any]
@@ -111,7 +112,11 @@ def with_spaces(schema: Json, field: str) -> Json:
     """
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
-    return bounded(closed(readable(schema))) | {"x-guidance": {"whitespace_pattern": SPACE}}
+    try:
+        numbers = exact(readable(schema))
+    except ValueError as error:
+        raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
+    return bounded(closed(numbers)) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:
