@@ -61,6 +61,9 @@ def _response_format(wanted: ResponseFormat | None) -> list[Found]:
     if wanted is not None and wanted.schema_ is not None and wanted.type != "json_object":
         param, kind = "response_format.schema", quoted(wanted.type)
         raise InvalidRequest(f"{param} is allowed only with type json_object, got type {kind}", param=param)
+    if wanted is not None and wanted.json_schema is not None and wanted.type != "json_schema":
+        param, kind = "response_format.json_schema", quoted(wanted.type)
+        raise InvalidRequest(f"{param} is allowed only with type json_schema, got type {kind}", param=param)
     if wanted is None or wanted.type == "text":
         return []
     if wanted.type == "json_object":
@@ -82,7 +85,9 @@ def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
 
 
 def _guided(body: StructuredOutputBody) -> list[Found]:
-    return _named("guided_", {name: body.agreed(f"guided_{name}") for name in _MAKERS})
+    names = {name: f"guided_{name}" for name in _MAKERS}
+    found = [(name, body.agreed(field)) for name, field in names.items()]
+    return [(body.given_as(names[name]), _MAKERS[name], value) for name, value in found if value is not None]
 
 
 def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:

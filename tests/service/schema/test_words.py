@@ -112,6 +112,50 @@ PART = {"type": "text", "text": "a"}
             "functions, and run them in the client",
         ),
         (
+            CHAT,
+            {"messages": USER, "tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            'tools[0].type "custom" is not supported: only "function"',
+        ),
+        (CHAT, {"messages": USER, "stop_sequences": ["a"]}, "unknown field 'stop_sequences': did you mean 'stop'?"),
+        (CHAT, {"messages": USER, "random_seed": 1}, "unknown field 'random_seed': did you mean 'seed'?"),
+        (
+            CHAT,
+            {"messages": USER, "guided_schema": {}},
+            "unknown field 'guided_schema': did you mean 'response_format'?",
+        ),
+        (CHAT, {"messages": USER, "safe_prompt": True}, "unknown field 'safe_prompt'"),
+        (CHAT, {"messages": USER, "metadatas": {}}, "unknown field 'metadatas': did you mean 'metadata'?"),
+        (
+            CHAT,
+            {"messages": USER, "json_schema": "x"},
+            "json_schema is not a JSON schema: expected value at line 1 column 1",
+        ),
+        (
+            CHAT,
+            {"messages": USER, "max_completion_tokens": 2, "n_predict": 1},
+            "n_predict (1) and max_completion_tokens (2) differ: send one of them",
+        ),
+        (RESPONSES, {"input": "a", "stop": "b"}, "unknown field 'stop'"),
+        (
+            RESPONSES,
+            {"input": "a", "response_format": {}},
+            "unknown field 'response_format': did you mean 'text.format'?",
+        ),
+        (RESPONSES, {"input": "a", "system": "b"}, "unknown field 'system': did you mean 'instructions'?"),
+        (
+            MESSAGES,
+            {"max_tokens": 1, "messages": USER, "stop": "b"},
+            "unknown field 'stop': did you mean 'stop_sequences'?",
+        ),
+        (MESSAGES, {"max_tokens": 1, "messages": USER, "seed": 1}, "unknown field 'seed'"),
+        (
+            MESSAGES,
+            {"max_tokens": 1, "messages": USER, "cache_control": "x"},
+            'cache_control is not supported: only null, {"type": "ephemeral"} or one of its 8 variants in docs/api.md '
+            'is accepted, got "x"',
+        ),
+        ("/v1/embeddings", {"input": ""}, "input is empty: the prompt must have at least 1 token"),
+        (
             RESPONSES,
             {"input": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
             "tools[0].name is required",
