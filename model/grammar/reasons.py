@@ -40,7 +40,7 @@ RULES: tuple[tuple[re.Pattern[str], Words], ...] = tuple(
         (r"^Expected (\w+) for '(\w+)', got (.*)", r"\2 must be of type \1, got \3"),
         (r"^Invalid type: (.*)", lambda found: f"{json.dumps(found[1])} is no type of JSON Schema"),
         (r"^Expected positive integer for '(\w+)', got (.*)", r"\1 must be a whole number of at least 0, got \2"),
-        (r"^regex parse error: .* error: (.*)", r"the regex is not supported: \1"),
+        (r"regex parse error: .*? error: (.*?)(?: \d+ \| .*)?$", r"the regex is not supported: \1"),
         (r"^lookarounds not supported yet.* in regex /(.*)/", r"look-around and \\b are not supported in the regex \1"),
         (
             r"(Current row has \d+ items|Too many items|[Tt]oo many (lexer )?states|[Gg]rammar (is )?too (large|big))",

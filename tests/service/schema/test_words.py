@@ -138,6 +138,27 @@ PART = {"type": "text", "text": "a"}
         (RESPONSES, {"input": "a", "stop": "b"}, "unknown field 'stop'"),
         (
             RESPONSES,
+            {"input": [{"type": "reasoning", "summary": []}]},
+            "input has no message, no call and no output",
+        ),
+        (
+            RESPONSES,
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "x"}}},
+            "text.format.schema is required with type json_schema",
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 1, "messages": USER, "tool_choice": {"type": "auto", "name": "f"}},
+            'tool_choice.name is allowed only with type tool, got type "auto"',
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "a", "guided_regex": "("},
+            "guided_regex cannot be enforced: the regex is not supported: unclosed group",
+        ),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"5": "x"}}, 'logit_bias.5 must be a number, got "x"'),
+        (
+            RESPONSES,
             {"input": "a", "response_format": {}},
             "unknown field 'response_format': did you mean 'text.format'?",
         ),
