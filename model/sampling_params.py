@@ -139,7 +139,8 @@ class SamplingParams:
         0.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Samples from tokens with at least this share of the highest probability. Default: the model's own value, or 0.",
+        "Samples from tokens with at least this share of the highest probability. Default: the "
+        "model's own value, or 0.",
     )
     presence_penalty: float = parameter(
         0.0,
@@ -159,8 +160,8 @@ class SamplingParams:
         1.0,
         Stage.LOGITS,
         (0.01, 10.0),
-        "For tokens in the prompt or the output: divides a positive logit, multiplies a negative one. Default: the model's "
-        "own value, or 1.",
+        "For tokens in the prompt or the output: divides a positive logit, multiplies a negative one. Default: the "
+        "model's own value, or 1.",
         reads_output=True,
     )
     seed: int = parameter(

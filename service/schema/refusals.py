@@ -63,9 +63,10 @@ def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
 
 
 def _missing(place: str, name: str, parent: Any) -> InvalidRequest:
-    """The refusal of an object without a field that it needs; its name may be misspelt."""
+    """The refusal of an object without a field that it needs; its name may be misspelt, or that of another API."""
     path = _joined(place, name)
-    near = meant(name, map(str, islice(parent, MAX_KEYS))) if isinstance(parent, dict) else None
+    given = [*map(str, islice(parent, MAX_KEYS))] if isinstance(parent, dict) else []
+    near = meant(name, given) or next((other for other in given if elsewhere(other, [name]) == name), None)
     if near is None:
         return InvalidRequest(f"{path} is required", param=path[:MAX_PARAM_CHARS], code="missing_required_parameter")
     message = f"unknown field {in_quotes(near)}: did you mean '{name}'?"

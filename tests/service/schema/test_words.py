@@ -135,6 +135,9 @@ PART = {"type": "text", "text": "a"}
             {"messages": USER, "max_completion_tokens": 2, "n_predict": 1},
             "n_predict (1) and max_completion_tokens (2) differ: send one of them",
         ),
+        (CHAT, {"input": "a"}, "unknown field 'input': did you mean 'messages'?"),
+        (RESPONSES, {"messages": USER}, "unknown field 'messages': did you mean 'input'?"),
+        (CHAT, {"temperature": 1}, "messages is required"),
         (RESPONSES, {"input": "a", "stop": "b"}, "unknown field 'stop'"),
         (
             RESPONSES,
