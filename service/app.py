@@ -214,7 +214,7 @@ def _assemble(
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
-    hints = Hints(routes)
+    hints = Hints(served)
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

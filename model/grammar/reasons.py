@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 
 TOO_MANY = (
-    "it allows too many alternatives at one place (an object may have about 900 optional properties): make properties "
-    "required, or split it"
+    "it allows too many alternatives at one place (an object may have at least 500 optional properties, more if they "
+    "are simple): make properties required, or split it"
 )
 QUOTED = re.compile(r"(?<!\w)'([^']*)'(?!\w)")
 """What the library quotes; an apostrophe is none."""
@@ -16,6 +16,12 @@ RULES: tuple[tuple[re.Pattern[str], Words], ...] = tuple(
     for pattern, words in (
         (r"^Unimplemented keys: (\[.*\])", lambda found: _keywords(found[1])),
         (r"^Unsatisfiable schema: anyOf is empty", "no value can satisfy it: a list of alternatives is empty"),
+        (r"^Unsatisfiable schema: incompatible types", "no value can satisfy it: its parts ask for different types"),
+        (
+            r"^Unsatisfiable schema: range .* multiple of (.*)",
+            r"no value can satisfy it: no multiple of \1 is in range",
+        ),
+        (r"^Unsatisfiable schema: Constant (.*) doesn't match", r"no value can satisfy it: \1 does not match"),
         (r"^Unsatisfiable schema: (.*)", lambda found: f"no value can satisfy it: {found[1]}"),
         (r"^oneOf constraints are not supported", "the schemas of oneOf overlap, or cannot be told apart: use anyOf"),
         (r"^min/maxProperties only", "minProperties and maxProperties need all of properties to be required"),
@@ -24,9 +30,19 @@ RULES: tuple[tuple[re.Pattern[str], Words], ...] = tuple(
             lambda found: f"two patterns of patternProperties may match the same name: {found[1]} and {found[2]}",
         ),
         (r"^Resource '(.*)' is not present", lambda found: f"$ref to another document, {found[1]}, is not followed"),
+        (r"^Pointer '(.*)' does not exist", r"$ref points to #\1, which does not exist"),
+        (r"^Invalid URI reference '(.*)':", lambda found: f"{json.dumps(found[1])} is no valid $ref"),
+        (r"NoExtensionBias", "no answer can satisfy it: it refers to itself without end"),
+        (r"^Failed to generate regex for (?:integer|float) range", "its minimum or maximum is too large"),
+        (r"^Value for '(\w+)' has too many digits", r"\1 has too many digits"),
+        (r"^invalid multiple of", "multipleOf must be greater than 0"),
+        (r"^schema must be an object or boolean", "a schema must be an object, true or false"),
+        (r"^Expected f64 for '(\w+)', got (.*)", r"\1 must be a number, got \2"),
+        (r"^Expected (\w+) for '(\w+)' item, got (.*)", r"each item of \2 must be of type \1, got \3"),
+        (r"^Expected (\w+) for '(\w+)', got (.*)", r"\2 must be of type \1, got \3"),
         (r"^Invalid type: (.*)", lambda found: f"{json.dumps(found[1])} is no type of JSON Schema"),
         (r"^Expected positive integer for '(\w+)', got (.*)", r"\1 must be a whole number of at least 0, got \2"),
-        (r"^regex parse error: .* error: (.*)", r"the regex is not supported: \1"),
+        (r"regex parse error: .*? error: (.*?)(?: \d+ \| .*)?$", r"the regex is not supported: \1"),
         (r"^lookarounds not supported yet.* in regex /(.*)/", r"look-around and \\b are not supported in the regex \1"),
         (
             r"(Current row has \d+ items|Too many items|[Tt]oo many (lexer )?states|[Gg]rammar (is )?too (large|big))",

@@ -114,7 +114,7 @@ def _check_priority(priority: int, record: RequestRecord) -> None:
     least = 0 if record.key is None else record.key.entry.priority
     if priority < least:
         whose = "without a key" if record.key is None else f"for the key {record.tenant}"
-        how = "the server's --api-key-file may allow a key less"
+        how = "the server's --api-key-file can allow lower values to a key"
         raise InvalidRequest(f"priority must be at least {least} {whose}, got {priority}: {how}", param="priority")
 
 

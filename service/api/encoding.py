@@ -155,7 +155,7 @@ def check_prompt(
     """
     limit = served.info.max_model_len
     if not tokens:
-        raise InvalidRequest("the prompt is empty: it must have at least 1 token", param=param)
+        raise InvalidRequest(f"{param} is empty: the prompt must have at least 1 token", param=param)
     if len(tokens) + max_tokens > limit:
         raise InvalidRequest(
             f"this model's context is {limit} tokens, but the request needs {len(tokens) + max_tokens}: "

@@ -67,7 +67,7 @@ class RequestRecord:
         if self.prompt_tokens is None:
             return "its body or the tokenizer"
         if self.queue_seconds is None:
-            return "a place among the running sequences"
+            return "the queue or the prefill of its prompt"
         return "its first token" if self.first_token_seconds is None else "its last token"
 
     def headers(self) -> list[tuple[bytes, bytes]]:

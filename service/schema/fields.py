@@ -22,6 +22,8 @@ from service.schema.refusals import unknown_fields
 
 MAX_NAMED_FIELDS = 4
 """As many unknown fields are named, each with the known one that is probably meant."""
+MAX_CHOICES = 4
+"""As many values that a field without effect may have are named."""
 MAX_ITEMS = 2**14
 """The limit for messages, parts of a message, and texts to choose from: all requests share one tokenizing thread."""
 
@@ -71,7 +73,7 @@ class Body(BaseModel):
             for other in self._names(name):
                 if (value := getattr(self, other)) not in (None, first):
                     found = f"{self.given_as(name)} ({quoted(first)}) and {other} ({quoted(value)}) differ"
-                    raise unsupported(name, f"{found}: send one of them")
+                    raise unsupported(self.given_as(name), f"{found}: send one of them")
         return self
 
     def without_effect(self) -> list[str]:
@@ -83,11 +85,16 @@ class Body(BaseModel):
         """Raise the error for fields without effect: the unknown ones, or the first of the others."""
         unknown = [name for name in names if name not in self.harmless]
         if unknown:
-            known = [*(field.alias or name for name, field in type(self).model_fields.items()), *self.harmless]
-            message = unknown_fields(unknown[:MAX_NAMED_FIELDS], len(unknown) > MAX_NAMED_FIELDS, known)
+            known = [field.alias or name for name, field in type(self).model_fields.items()]
+            more = len(unknown) > MAX_NAMED_FIELDS
+            message = unknown_fields(unknown[:MAX_NAMED_FIELDS], more, known, [*self.harmless])
             raise unsupported(unknown[0], message)
         name, value = names[0], (self.__pydantic_extra__ or {})[names[0]]
-        choices = either([*_distinct(self.harmless[name]), None])
+        allowed = _distinct(self.harmless[name])
+        if len(allowed) > MAX_CHOICES:
+            choices = f"null, {quoted(allowed[0])} or one of its {len(allowed) - 1} variants in docs/api.md"
+        else:
+            choices = either([*allowed, None])
         raise unsupported(name, f"{name} is not supported: only {choices} is accepted, got {quoted(value)}")
 
     def _names(self, name: str) -> list[str]:

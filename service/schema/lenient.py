@@ -20,7 +20,7 @@ def ignored_fields(body: Body) -> tuple[str, ...]:
     """The paths of the fields without effect, such as "messages[0].mood", as a header can have them. The first few."""
     paths = [*islice(_paths(body, ""), MAX_NAMES + 1)]
     more = ("...",) if len(paths) > MAX_NAMES else ()
-    return (*(quote(path, safe="[]")[:MAX_NAME_CHARS] for path in paths[:MAX_NAMES]), *more)
+    return (*(quote(path, safe="[]")[:MAX_NAME_CHARS] or '""' for path in paths[:MAX_NAMES]), *more)
 
 
 def _paths(body: Body, before: str) -> Iterator[str]:

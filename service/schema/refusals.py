@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from model.errors import quoted
 from service.http.errors import InvalidRequest
-from service.http.wording import either, meant
+from service.http.wording import SAME, either, meant
+from service.schema.neighbours import elsewhere
 
 MAX_PARAM_CHARS = 256
 MAX_KEYS = 64
@@ -62,9 +63,10 @@ def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
 
 
 def _missing(place: str, name: str, parent: Any) -> InvalidRequest:
-    """The refusal of an object without a field that it needs; its name may be misspelt."""
+    """The refusal of an object without a field that it needs; its name may be misspelt, or that of another API."""
     path = _joined(place, name)
-    near = meant(name, map(str, islice(parent, MAX_KEYS))) if isinstance(parent, dict) else None
+    given = [*map(str, islice(parent, MAX_KEYS))] if isinstance(parent, dict) else []
+    near = meant(name, given) or next((other for other in given if elsewhere(other, [name]) == name), None)
     if near is None:
         return InvalidRequest(f"{path} is required", param=path[:MAX_PARAM_CHARS], code="missing_required_parameter")
     message = f"unknown field {in_quotes(near)}: did you mean '{name}'?"
@@ -81,9 +83,12 @@ def _unsupported(place: str, line: Line) -> InvalidRequest:
     return InvalidRequest(message, param=param[:MAX_PARAM_CHARS] or None, code="unsupported_parameter")
 
 
-def unknown_fields(names: Sequence[str], more: bool, known: Sequence[str]) -> str:
-    """The message for unknown fields, each with the known one that is probably meant. `more`: there are others."""
-    meanings = [meant(name, known) for name in names]
+def unknown_fields(names: Sequence[str], more: bool, known: Sequence[str], harmless: Sequence[str] = ()) -> str:
+    """The message for unknown fields, each with the known one that is probably meant. `more`: there are others.
+
+    A field without effect (`harmless`) is suggested only for a name that is almost the same.
+    """
+    meanings = [elsewhere(name, known) or meant(name, known) or meant(name, harmless, SAME) for name in names]
     if len(names) == 1 and not more:
         hint = f": did you mean '{meanings[0]}'?" if meanings[0] else ""
         return f"unknown field {in_quotes(names[0])}{hint}"
@@ -165,7 +170,7 @@ def _rule(lines: Sequence[Line]) -> str:
     match first.type:
         case "too_long" | "too_short":
             limit = first.context.get("max_length", first.context.get("min_length"))
-            return f"have at {'most' if first.type == 'too_long' else 'least'} {limit} items"
+            return f"have at {'most' if first.type == 'too_long' else 'least'} {limit} item{'' if limit == 1 else 's'}"
         case "string_pattern_mismatch":
             return f"match the pattern {quoted(first.context['pattern'])}"
     return SUBJECT.sub("", first.msg).removeprefix("must ")

@@ -79,5 +79,5 @@ class SamplingBody(DeclaredBody):
             if not TOKEN_ID.fullmatch(token):
                 raise InvalidRequest(f"logit_bias has key {quoted(token)}, expected token ids", param="logit_bias")
             if type(value) not in (int, float):
-                raise InvalidRequest(f"logit_bias.{token} should be a number, got {quoted(value)}", param="logit_bias")
+                raise InvalidRequest(f"logit_bias.{token} must be a number, got {quoted(value)}", param="logit_bias")
         return tuple((int(token), value) for token, value in biases.items())

@@ -15,6 +15,8 @@ MAX_TOOLS = 128
 MAX_CALLS = 128
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 NOT_RUN = "this server runs no tools itself: declare functions, and run them in the client"
+RUN_BY_CLIENTS = ("function", "custom")
+"""Types of tools that clients run, on any endpoint."""
 Json = dict[str, Any]
 
 
@@ -39,7 +41,8 @@ def tool_type(kind: str) -> BeforeValidator:
 
     def check(value: Any) -> Any:
         if value not in (kind, None):
-            raise unsupported(None, f"{quoted(value)} is not supported: only {quoted(kind)}; {NOT_RUN}")
+            hint = "" if value in RUN_BY_CLIENTS else f"; {NOT_RUN}"
+            raise unsupported(None, f"{quoted(value)} is not supported: only {quoted(kind)}{hint}")
         return value
 
     return BeforeValidator(check)

@@ -11,6 +11,7 @@ from model.sampling_params import MAX_GRAMMAR_CHARS
 from service.http.errors import InvalidRequest
 from service.schema.structure import Structure
 from service.schema.structured_output import ResponseFormat, StructuredOutputBody, StructuredOutputs
+from service.structured.exact import exact
 from service.structured.json_schema import bounded, closed, readable
 
 Json = dict[str, Any]
@@ -60,6 +61,9 @@ def _response_format(wanted: ResponseFormat | None) -> list[Found]:
     if wanted is not None and wanted.schema_ is not None and wanted.type != "json_object":
         param, kind = "response_format.schema", quoted(wanted.type)
         raise InvalidRequest(f"{param} is allowed only with type json_object, got type {kind}", param=param)
+    if wanted is not None and wanted.json_schema is not None and wanted.type != "json_schema":
+        param, kind = "response_format.json_schema", quoted(wanted.type)
+        raise InvalidRequest(f"{param} is allowed only with type json_schema, got type {kind}", param=param)
     if wanted is None or wanted.type == "text":
         return []
     if wanted.type == "json_object":
@@ -81,7 +85,9 @@ def _structured_outputs(wanted: StructuredOutputs | None) -> list[Found]:
 
 
 def _guided(body: StructuredOutputBody) -> list[Found]:
-    return _named("guided_", {name: body.agreed(f"guided_{name}") for name in _MAKERS})
+    names = {name: f"guided_{name}" for name in _MAKERS}
+    found = [(name, body.agreed(field)) for name, field in names.items()]
+    return [(body.given_as(names[name]), _MAKERS[name], value) for name, value in found if value is not None]
 
 
 def _named(prefix: str, values: Mapping[str, Any]) -> list[Found]:
@@ -111,7 +117,11 @@ def with_spaces(schema: Json, field: str) -> Json:
     """
     if "x-guidance" in schema:
         raise InvalidRequest(f"{field}: x-guidance is not supported, got {quoted(schema['x-guidance'])}", param=field)
-    return bounded(closed(readable(schema))) | {"x-guidance": {"whitespace_pattern": SPACE}}
+    try:
+        numbers = exact(readable(schema))
+    except ValueError as error:
+        raise InvalidRequest(f"{field} cannot be enforced: {error}", param=field, code="invalid_grammar") from None
+    return bounded(closed(numbers)) | {"x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def regex_grammar(regex: str, field: str) -> Json:

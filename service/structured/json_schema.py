@@ -61,7 +61,7 @@ def _closed(schema: Any) -> Any:
         return schema
     if _joins(schema):
         raise _Joined
-    changed = {key: _inner(key, value, _closed) for key, value in schema.items()}
+    changed = {key: inner(key, value, _closed) for key, value in schema.items()}
     if (tag := _tag(schema)) is not None and isinstance(changed["oneOf"], list):
         changed["oneOf"] = [{"allOf": [branch], "required": [tag]} for branch in changed["oneOf"]]
     names = schema.get("properties")
@@ -86,7 +86,8 @@ def _tag(schema: Json) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+def inner(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value of a keyword, with `change` made to the schemas in it."""
     if key in MAPS and isinstance(value, dict):
         return {name: change(schema) for name, schema in value.items()}
     if key in LISTS and isinstance(value, list):
@@ -101,7 +102,7 @@ def bounded(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    changed = {key: _inner(key, value, bounded) for key, value in schema.items()}
+    changed = {key: inner(key, value, bounded) for key, value in schema.items()}
     for name, inclusive, others, sign in BOUNDS:
         bound = changed.get(name)
         if not _is_number(bound) or bound != int(bound) or sign * bound < 0:
@@ -122,7 +123,7 @@ def readable(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    changed = {key: _inner(key, value, readable) for key, value in schema.items() if not _says_nothing(key, value)}
+    changed = {key: inner(key, value, readable) for key, value in schema.items() if not _says_nothing(key, value)}
     for key in COUNTS:
         if isinstance(number := changed.get(key), float) and number.is_integer():
             changed[key] = int(number)

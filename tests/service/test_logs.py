@@ -123,7 +123,7 @@ def test_a_request_that_takes_long_gets_one_line(
         found = [(record.fields["id"], record.fields["waits_for"]) for record in _long(caplog)]  # type: ignore[attr-defined]
     assert len(found) == 2
     assert found[0][1] == "its last token"
-    assert found[1] == ("second", "a place among the running sequences")
+    assert found[1] == ("second", "the queue or the prefill of its prompt")
 
 
 def _long(caplog: pytest.LogCaptureFixture) -> list[Any]:

@@ -128,8 +128,10 @@ class ToolChoice(Body):
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
-        if (self.name is None) == (self.type == "tool"):
-            raise unsupported("name", f"name is required with type tool and allowed only with it, got type {self.type}")
+        if self.name is None and self.type == "tool":
+            raise unsupported("name", "name is required with type tool")
+        if self.name is not None and self.type != "tool":
+            raise unsupported("name", f"name is allowed only with type tool, got type {quoted(self.type)}")
         return self
 
     def allowed_calls(self, offered: Sequence[Function]) -> AllowedCalls:

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from starlette.exceptions import HTTPException
 
 from model.errors import quoted
-from service.api.routes import Route
 from service.http.errors import HttpError
 from service.http.wording import MAX_MEANT_CHARS, meant
 
@@ -27,6 +27,12 @@ OTHERS: Mapping[str, str] = {
     "/v1/generate": COMPLETIONS,
     "/v1/chat": CHAT,
     "/chat": CHAT,
+    "/v1": "/v1/models",
+    "/index.html": "/",
+    "/swagger": "/docs",
+    "/redoc": "/docs",
+    "/swagger.json": "/openapi.json",
+    "/openapi.yaml": "/openapi.json",
     "/healthz": "/health",
     "/livez": "/live",
     "/readyz": "/ready",
@@ -35,10 +41,19 @@ OTHERS: Mapping[str, str] = {
 VERSION = re.compile("^(/v[0-9]+)?/")
 
 
+class Served(Protocol):
+    """A route of the API or of the page."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def methods(self) -> tuple[str, ...]: ...
+
+
 class Hints:
     """The hints for the paths of these routes. Each is made in less than a millisecond, whatever the path."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Served]) -> None:
         self._methods: dict[str, tuple[str, ...]] = {}
         for route in routes:
             self._methods[route.path] = (*self._methods.get(route.path, ()), *route.methods)

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from model.checkpoint.generation_config import SAMPLING
@@ -40,6 +41,8 @@ async def model(request: Request) -> Response:
     """Describe the served model under one of its names"""
     state: State = request.app.state.noria
     name = request.path_params["name"]
+    if not name:  # /v1/models/
+        raise HTTPException(404)
     return json_response(card(state.admission.require(name), name))
 
 

@@ -128,7 +128,9 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     )
     logprobs: bool | None = optional("Report the logprob of each token.")
     top_logprobs: int | None = optional("The number of alternatives for each token. It needs `logprobs`.", ge=0, le=20)
-    n_probs: int | None = optional("llama.cpp's name of `top_logprobs`, with `logprobs` true. 0: none.", ge=0, le=20)
+    n_probs: int | None = optional(
+        "llama.cpp's name of `top_logprobs`. A number above 0 also turns `logprobs` on.", ge=0, le=20
+    )
 
     def check(self) -> None:
         super().check()

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from model.chat.reasoning import Effort
+from model.errors import quoted
 from model.sampling_params import RANGES
 from service.api.chat_request import ChatRequest
 from service.api.responses.items import Item, as_messages
@@ -38,10 +39,10 @@ class Format(Body):
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
-        if (self.schema_ is None) == (self.type == "json_schema"):
-            raise unsupported(
-                "schema", f"schema is required with type json_schema and allowed only with it, got type {self.type}"
-            )
+        if self.schema_ is None and self.type == "json_schema":
+            raise unsupported("schema", "schema is required with type json_schema")
+        if self.schema_ is not None and self.type != "json_schema":
+            raise unsupported("schema", f"schema is allowed only with type json_schema, got type {quoted(self.type)}")
         return self
 
     @property
@@ -130,8 +131,11 @@ class ResponsesBody(CallingBody):
     def chat_request(self) -> ChatRequest:
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = as_messages(self.input)
+        if not messages:
+            raise InvalidRequest("input has no message, no call and no output", param="input")
         return ChatRequest(
-            system + as_messages(self.input),
+            system + messages,
             self.allowed_calls(),
             constraint=self.format.constraint,
             sampling=SamplingBody.model_construct(temperature=self.temperature, top_p=self.top_p),

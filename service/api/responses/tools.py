@@ -10,7 +10,7 @@ from model.errors import quoted
 from service.http.wording import either
 from service.schema.conversation import MAX_NAME
 from service.schema.fields import Body, Items, narrowed, only, optional, unsupported
-from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, AllowedCalls, Function, allowed_calls
+from service.schema.tools import MAX_TOOLS, NAME, NOT_RUN, RUN_BY_CLIENTS, AllowedCalls, Function, allowed_calls
 
 TEXT_INPUT = {
     "type": "object",
@@ -90,7 +90,6 @@ class ImageGeneration(Body):
 
 
 Tool = FunctionTool | CustomTool | Namespace | WebSearch | ImageGeneration
-RUN_BY_CLIENTS = ("function", "custom")
 TOOL_TYPES = ("function", "custom", "namespace", "web_search", "image_generation")
 
 

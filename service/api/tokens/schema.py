@@ -39,7 +39,7 @@ class TokenizeBody(TemplateBody, OfferBody):
 
     def check(self) -> None:
         if [self.prompt, self.content, self.messages].count(None) != 2:
-            raise InvalidRequest("send either prompt or content or messages", param="prompt")
+            raise InvalidRequest("send one of prompt, content and messages", param="prompt")
         if self.messages is not None and not self.messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.messages is not None and self.add_special_tokens:

@@ -3,12 +3,14 @@
 import httpx
 import pytest
 
-from service.api.document.hints import OTHERS, Hints
+from service.api.document.hints import OTHERS, Hints, Served
 from service.app import ROUTES
+from service.page.routes import PAGES
 from tests.service.live import Live, running
 
 CHAT = "/v1/chat/completions"
-HINTS = Hints(ROUTES)
+SERVED: tuple[Served, ...] = (*ROUTES, *PAGES)
+HINTS = Hints(SERVED)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,14 @@ HINTS = Hints(ROUTES)
         ("/embeddings", "/v1/embeddings"),
         ("/v1/tokenize", "/tokenize"),
         ("/healthz", "/health"),
+        ("/v1", "/v1/models"),
+        ("/v1/", "/v1/models"),
+        ("/docs/", "/docs"),
+        ("/v1/docs", "/docs"),
+        ("/redoc", "/docs"),
+        ("/openapi.yaml", "/openapi.json"),
+        ("/index.html", "/"),
+        ("/x", None),
         ("/wp-login.php", None),
         ("/.env", None),
         ("/" + "a" * 10_000, None),
@@ -52,7 +62,7 @@ def test_the_path_that_is_meant(path: str, meant: str | None) -> None:
 
 
 def test_every_path_of_others_leads_to_a_route() -> None:
-    assert set(OTHERS.values()) <= {route.path for route in ROUTES}
+    assert set(OTHERS.values()) <= {route.path for route in SERVED}
 
 
 def test_the_error_names_path_and_method(live: Live) -> None:
@@ -67,6 +77,8 @@ def test_the_error_names_path_and_method(live: Live) -> None:
     }
     nothing = live.http.get("/wp-login.php").json()["error"]["message"]
     assert nothing == "there is no route /wp-login.php"
+    nameless = live.http.get("/v1/models/").json()["error"]["message"]
+    assert nameless == "there is no route /v1/models/: did you mean GET /v1/models?"
     wrong = live.http.get(CHAT)
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert wrong.json()["error"]["message"] == "/v1/chat/completions takes POST, not GET"

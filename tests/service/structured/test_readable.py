@@ -1,37 +1,21 @@
 """Valid JSON schemas that llguidance refuses as they are, against the library `jsonschema`; our words for limits."""
 
-import json
 from typing import Any
 
 import jsonschema
 import pytest
 
 from model.errors import ParameterError
-from model.grammar.compiler import Compiler
 from model.grammar.reasons import in_our_words
 from service.structured.constraint import json_constraint
 from service.structured.json_schema import FORMATS, readable
-from tests.fakes import IntegerTokenizer
+from tests.service.structured.taking import COMPILER, takes
 
-TOKENIZER = IntegerTokenizer()
-COMPILER = Compiler.of(TOKENIZER, [0], 256)
 TEXT = {"type": "string"}
 
 
 def many(n: int, kind: str, **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{i}": {"type": kind} for i in range(n)}, **more}
-
-
-def takes(schema: Any, value: Any) -> bool:
-    """Whether the grammar of the schema accepts the JSON of a value to its end."""
-    matcher = COMPILER.compile(json_constraint(schema, "x").serialized())
-    for token in json.dumps(value).encode():
-        matcher.compute_bitmask()
-        assert not matcher.is_error(), matcher.get_error()
-        if not matcher.validate_tokens([token]):
-            return False
-        matcher.consume_token(token)
-    return matcher.is_accepting()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def test_every_way_to_ask_passes(live: Live, fields: dict[str, Any], chat: bool)
     ("fields", "param", "words"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type", ["json_schema", "xml"]),
+        (
+            {"response_format": {**FORMAT, "type": "json_object"}},
+            "response_format.json_schema",
+            ["only with type json_schema", 'got type "json_object"'],
+        ),
+        (
+            {"response_format": {**FORMAT, "type": "text"}},
+            "response_format.json_schema",
+            ["only with type json_schema", 'got type "text"'],
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", ["schema is required"]),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, None, ["name", "a b"]),
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", ["response_format", "exclude"]),
