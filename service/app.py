@@ -120,13 +120,18 @@ def create_server(
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
 
+    def reload_keys() -> None:
+        keys.reload()
+        measured.await_keys(keys.names)
+
+    measured.await_keys(keys.names)
     places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
     measured.watch_connections(lambda: places.n_open)
     server = Server(
         app,
         settings,
         drain=lambda: app.state.noria.admission.drain(),
-        reloads={"keys": keys.reload, "log level": lambda: logs.use_level(settings.level())},
+        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())},
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
@@ -211,6 +216,9 @@ def _assemble(
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.state.routes = routes
+    for taking in routes:
+        if taking.body is not None:
+            measured.await_responses(taking.methods, taking.path)
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)

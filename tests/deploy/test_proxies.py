@@ -138,7 +138,7 @@ def test_a_proxy_passes_streams_bodies_and_addresses(
 
 
 def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
-    """While the first server drains, its stream goes on, and new requests go to the second one; then the other way round."""
+    """While the first server drains, its stream goes on, and new ones go to the second one. Then the other way."""
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: nginx)")
     with (
