@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import client_attributes, error_attributes, http_attributes, url_attributes
 
 from model.errors import OptionError
 from service.http.record import RequestRecord
-from service.http.tracing import Phase, phases
+from service.http.tracing import Phase, Words, phases
 from service.logs import JsonFormatter
 from service.settings import Settings
 from tests.service.http.collector import FakeCollector, Sent, collecting
@@ -224,7 +226,16 @@ def test_no_text_of_anybody(traced: Live, trace_of: TraceOf) -> None:
     assert texts[0] not in whole
 
 
-def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_sample_nothing(traced: Live, trace_of: TraceOf) -> None:
+    server = trace_of(lambda: traced.post("/v1/embeddings", {"input": ["a", "bc"]}))["server"]
+    assert {name for name in server.attributes if name.startswith("gen_ai.")} == {
+        *("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model"),
+        "gen_ai.usage.input_tokens",
+    }
+    assert server.attributes["gen_ai.usage.input_tokens"] == 3
+
+
+def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
@@ -236,8 +247,11 @@ def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -
             for _ in range(10):  # more than the queue holds
                 live.complete(prompt="hi", max_tokens=1)
             assert collector.paths == []
+            collector.status = 500
             collector.open.set()
+            eventually(lambda: bool(lines), "a line about the collector")
         assert set(collector.paths) == {"/v1/traces"}
+        assert "500" in lines[0], "not that the queue is full, which comes of it"
 
 
 def test_the_end_does_not_wait_for_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +299,35 @@ def test_lost_traces_are_logged_once(monkeypatch: pytest.MonkeyPatch, lines: lis
         eventually(lambda: len(lines) == 2, "a line for the end of the trouble")
         assert collector.paths == ["/v1/traces"] * 4, "a path that is there is not added again"
     lost, again = lines
-    assert lost.startswith("traces are lost: the collector 127.0.0.1 does not take them (")
+    assert lost.startswith(f"traces are lost: the collector {collector.url[7:]} does not take them (")
     assert "500" in lost
-    assert again == "the collector takes traces again; 3 spans were lost"
+    assert again == "the collector takes traces again; at least 3 spans were lost"
+
+
+def test_the_reason_is_the_systems() -> None:
+    """A port that nobody listens on, and the exporter's own words for it, without names of Python."""
+    words = Words()
+    exporter = OTLPSpanExporter(endpoint="http://127.0.0.1:1/v1/traces", timeout=3)
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(words)
+    sender = Thread(target=exporter.export, args=[[]])
+    try:
+        sender.start()
+        eventually(lambda: words.first, "a reason")
+    finally:
+        exporter.shutdown()
+        sender.join()
+        logger.removeHandler(words)
+    assert words.first == "Connection refused"
+
+
+def test_a_disabled_sdk_gives_no_id(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    caplog.set_level(logging.INFO, logger="noria")
+    with collecting() as collector, running(otlp_endpoint=collector.url) as live:
+        live.http.get("/version")
+    assert [line["trace"] for line in access_lines(caplog)] == [None]
+    assert collector.paths == []
 
 
 def test_the_operators_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
