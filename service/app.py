@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from model.errors import NoriaError
+from model.errors import NoriaError, OptionError
 from model.tokenizers.slicing import Slicing
 from service import logs
 from service.api.admission import Admission, State
@@ -192,12 +192,18 @@ def create_app(
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
-    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported."""
+    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported.
+
+    Raises OptionError for a variable of OpenTelemetry that it does not understand.
+    """
     if settings.otlp_endpoint is None:
         return None
-    from service.http.tracing import Tracing
+    try:
+        from service.http.tracing import Tracing
 
-    return Tracing(settings.otlp_endpoint)
+        return Tracing(settings.otlp_endpoint)
+    except ValueError as error:
+        raise OptionError(f"--otlp-endpoint: a variable OTEL_* has a wrong value: {error}") from error
 
 
 def _assemble(

@@ -172,6 +172,7 @@ class Settings(RunnerOptions):
 
 
 def _check_collector(url: str) -> None:
+    from importlib import import_module
     from importlib.util import find_spec
     from urllib.parse import urlsplit
 
@@ -191,6 +192,10 @@ def _check_collector(url: str) -> None:
             "--otlp-endpoint needs packages that are not installed (the extra otel): "
             "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         )
+    try:
+        import_module("opentelemetry.propagate")
+    except ValueError as error:
+        raise OptionError(f"--otlp-endpoint: OTEL_PROPAGATORS has a wrong value: {error}") from error
 
 
 def _check_file(flag: str, path: Path | None) -> None:

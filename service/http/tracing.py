@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a server span for each request, with a span for each of its phases.
 
-Only `--otlp-endpoint` imports this file: it needs the packages of the extra `otel`. A trace is made when its request has
-ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
+Only `--otlp-endpoint` imports this file: it needs the packages of the extra `otel`. A trace is made when its request
+has ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
 """
 
 import logging

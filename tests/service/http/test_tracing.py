@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -381,6 +382,33 @@ def test_without_the_packages_the_flag_is_refused(monkeypatch: pytest.MonkeyPatc
     names = sorted((line.partition(">")[0] for line in declared), reverse=True)
     with pytest.raises(OptionError, match=f"pip install {' '.join(names)}$"):  # "noria" of the index is another project
         Settings(otlp_endpoint="http://127.0.0.1:4318").check()
+
+
+@pytest.mark.parametrize("otlp_endpoint", ["http://127.0.0.1:4318", None])
+def test_a_propagator_that_is_not_installed(otlp_endpoint: str | None) -> None:
+    """Clusters set the variable for every container. Without traces it must not matter."""
+    code = (
+        "import service.commands.serve as serve\nfrom service.settings import Settings\n"
+        "serve.listen = lambda *_: exit(__import__('fastapi').__name__)\n"
+        f"serve.run(Settings(otlp_endpoint={otlp_endpoint!r}))"
+    )
+    environment = {**os.environ, "OTEL_PROPAGATORS": "b3"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    last = done.stderr.strip().splitlines()[-1]
+    if otlp_endpoint is None:
+        assert last == "fastapi"
+    else:
+        assert "OptionError: --otlp-endpoint: OTEL_PROPAGATORS has a wrong value: Propagator b3 not found" in last
+
+
+def test_a_variable_of_opentelemetry_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "-5")
+    with (
+        pytest.raises(OptionError, match=r"^--otlp-endpoint: a variable OTEL_\* has a wrong value: schedule_delay"),
+        running(otlp_endpoint="http://127.0.0.1:4318"),
+    ):
+        pass
 
 
 def test_phases_of_a_request_that_ends_early() -> None:
