@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from model.errors import NoriaError
+from model.errors import NoriaError, OptionError
 from model.tokenizers.slicing import Slicing
 from service import logs
 from service.api.admission import Admission, State
@@ -120,13 +120,18 @@ def create_server(
     def probed(path: str) -> tuple[int, bytes] | None:
         return probes.probed(getattr(app.state, "noria", None), path)  # None before the lifespan begins
 
+    def reload_keys() -> None:
+        keys.reload()
+        measured.await_keys(keys.names)
+
+    measured.await_keys(keys.names)
     places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
     measured.watch_connections(lambda: places.n_open)
     server = Server(
         app,
         settings,
         drain=lambda: app.state.noria.admission.drain(),
-        reloads={"keys": keys.reload, "log level": lambda: logs.use_level(settings.level())},
+        reloads={"keys": reload_keys, "log level": lambda: logs.use_level(settings.level())},
         places=places,
         on_refused=measured.observe_refused_connection,
         probes=None if health is None else HealthListener(health, probed),
@@ -187,12 +192,18 @@ def create_app(
 
 
 def _tracing(settings: Settings) -> "Tracing | None":
-    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported."""
+    """What makes traces; None without a collector. Then nothing of OpenTelemetry is imported.
+
+    Raises OptionError for a variable of OpenTelemetry that it does not understand.
+    """
     if settings.otlp_endpoint is None:
         return None
-    from service.http.tracing import Tracing
+    try:
+        from service.http.tracing import Tracing
 
-    return Tracing(settings.otlp_endpoint)
+        return Tracing(settings.otlp_endpoint)
+    except ValueError as error:
+        raise OptionError(f"--otlp-endpoint: a variable OTEL_* has a wrong value: {error}") from error
 
 
 def _assemble(
@@ -211,6 +222,9 @@ def _assemble(
         telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
     )
     app.state.routes = routes
+    for taking in routes:
+        if taking.body is not None:
+            measured.await_responses(taking.methods, taking.path)
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)

@@ -6,9 +6,9 @@ import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
-from itertools import accumulate
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -45,6 +45,9 @@ DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 OTHER = "other"
 """The label of any other method, and of a path without a route: clients choose them, so they must not make series."""
+AWAITED = (200, 500, 503)
+"""Statuses of which each route that takes a body has a series from the start. `rate()` does not count what a series
+begins with: without a sample of 0 an outage would be no part of the availability."""
 LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
 
@@ -222,6 +225,19 @@ class Metrics:
         """Once for each request. `route` is its route's path, None for a path without one."""
         known = method if method in METHODS else OTHER
         self._responses.labels(known, route or OTHER, str(status)).inc()
+
+    def await_responses(self, methods: Iterable[str], route: str) -> None:
+        """Begin the series of a route at 0."""
+        for method, status in product(methods, AWAITED):
+            self._responses.labels(method, route, str(status))
+
+    def await_keys(self, names: Iterable[str]) -> None:
+        """Begin the series of these keys at 0, or leave them as they are."""
+        for name in names:
+            for outcome in OUTCOMES:
+                self._key_requests.labels(name, outcome)
+            self._key_prompt_tokens.labels(name)
+            self._key_generated_tokens.labels(name)
 
     def observe_broken_stream(self) -> None:
         self._broken_streams.inc()

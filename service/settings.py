@@ -121,7 +121,7 @@ class Settings(RunnerOptions):
     otlp_endpoint: str | None = option(
         None,
         "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://127.0.0.1:4318. It "
-        "needs the packages of noria[otel].",
+        "needs the packages of the extra otel (docs/operations.md).",
         unset="no traces",
     )
 
@@ -172,6 +172,7 @@ class Settings(RunnerOptions):
 
 
 def _check_collector(url: str) -> None:
+    from importlib import import_module
     from importlib.util import find_spec
     from urllib.parse import urlsplit
 
@@ -187,7 +188,14 @@ def _check_collector(url: str) -> None:
     except ModuleNotFoundError:  # of the package around it
         installed = None
     if installed is None:
-        raise OptionError("--otlp-endpoint needs packages that are not installed: pip install 'noria[otel]'")
+        raise OptionError(
+            "--otlp-endpoint needs packages that are not installed (the extra otel): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        )
+    try:
+        import_module("opentelemetry.propagate")
+    except ValueError as error:
+        raise OptionError(f"--otlp-endpoint: OTEL_PROPAGATORS has a wrong value: {error}") from error
 
 
 def _check_file(flag: str, path: Path | None) -> None:

@@ -1,5 +1,6 @@
 """`noria serve`: the engine process, then the server in this one."""
 
+import os
 import signal
 import socket
 import sys
@@ -16,6 +17,9 @@ def run(settings: Settings) -> int:
     The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
+    if settings.otlp_endpoint is None:
+        # It has no effect then, and FastAPI does not start with a name that is not installed.
+        os.environ.pop("OTEL_PROPAGATORS", None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:

@@ -26,8 +26,8 @@ log_of_requests = logging.getLogger("noria.request")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 LONG_SECONDS = 10.0
 """A request that is not finished by then gets a line in the log. Others have one line, at their end."""
-Trace = Callable[[RequestRecord, Scope, float], str]
-"""Makes the trace of a request that ended at a time by perf_counter; returns its id."""
+Trace = Callable[[RequestRecord, Scope, float], str | None]
+"""Makes the trace of a request that ended at a time by perf_counter; returns its id if it has one."""
 
 
 class RequestMiddleware:

@@ -93,12 +93,17 @@ class Server(uvicorn.Server):
 
     def reload(self) -> None:
         """Read again what may change while the server runs. What cannot be read stays as it was."""
+        failed = []
         for name, read in self._reloads.items():
             try:
                 read()
             except (OSError, NoriaError) as error:
-                log.error("reload: the old %s stays: %s", name, error)
-        log.info("reloaded")
+                log.error("reload: no change of the %s: %s", name, error)
+                failed.append(name)
+        if failed:
+            log.warning("reloaded all but the %s", " and the ".join(failed))
+        else:
+            log.info("reloaded")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin a drain at the first signal, and end the process at the second."""

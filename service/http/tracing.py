@@ -1,10 +1,11 @@
 """OpenTelemetry traces: a server span for each request, with a span for each of its phases.
 
-Only `--otlp-endpoint` imports this file: it needs the packages of `noria[otel]`. A trace is made when its request has
-ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
+Only `--otlp-endpoint` imports this file: it needs the packages of the extra `otel`. A trace is made when its request
+has ended, from the request's record. A thread of the SDK sends it. It has no text of any client.
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Thread
@@ -28,6 +29,8 @@ PATH = "/v1/traces"
 FLUSH_SECONDS = 3.0
 """Time at the end of the server to send the last traces. A collector that does not answer may hold up no longer."""
 MAX_REASON_CHARS = 300
+SYSTEM_REASON = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+"""The system's reason of a failed connection. Names of Python's exceptions stand around it."""
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
 """Sampling parameters that the GenAI conventions name."""
 
@@ -52,8 +55,11 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(self._collector))
         self._tracer = self._provider.get_tracer("noria", version())
 
-    def trace(self, record: RequestRecord, scope: Scope, ended: float) -> str:
-        """Make the trace of a request; returns its id. `traceparent` and `tracestate` of the client are honoured."""
+    def trace(self, record: RequestRecord, scope: Scope, ended: float) -> str | None:
+        """Make the trace of a request; returns its id. `traceparent` and `tracestate` of the client are honoured.
+
+        None: `OTEL_SDK_DISABLED` turns traces off, and the client has none either.
+        """
         clock = time.time_ns() - int(time.perf_counter() * 1e9)  # perf_counter 0 as a time of day
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span = self._tracer.start_span(
@@ -70,7 +76,8 @@ class Tracing:
                 span.set_attribute("error.type", record.failure or str(record.status))
                 span.set_status(Status(StatusCode.ERROR))
             span.end(clock + int(ended * 1e9))
-        return format_trace_id(span.get_span_context().trace_id)
+        context = span.get_span_context()
+        return format_trace_id(context.trace_id) if context.is_valid else None
 
     def close(self) -> None:
         """Send what waits, for `FLUSH_SECONDS` at most. Blocks, so never on the event loop."""
@@ -101,13 +108,14 @@ def phases(record: RequestRecord, ended: float) -> Iterator[Phase]:
 class Collector(SpanExporter):
     """Sends spans to an OpenTelemetry collector. While it fails, the spans are lost, and the log has one line.
 
+    It counts those that it could not send. The SDK drops more when its queue is full.
     The loggers of OpenTelemetry would repeat themselves at each attempt; here they only give the reason.
     """
 
     def __init__(self, url: str) -> None:
         endpoint = url if urlsplit(url).path.endswith(PATH) else url.rstrip("/") + PATH
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
-        self._name = urlsplit(url).hostname
+        self._name = urlsplit(url).netloc.rpartition("@")[2]
         self._lost = 0
         self._words = Words()
         self._theirs = logging.getLogger("opentelemetry")
@@ -119,7 +127,7 @@ class Collector(SpanExporter):
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
             if self._lost:
-                log.info("the collector takes traces again; %d spans were lost", self._lost)
+                log.info("the collector takes traces again; at least %d spans were lost", self._lost)
             self._lost = 0
         else:
             if not self._lost:
@@ -141,12 +149,15 @@ class Collector(SpanExporter):
 
 
 class Words(logging.Handler):
-    """Remembers the `first` message since somebody cleared it."""
+    """Remembers the `first` message of the exporter since somebody cleared it. It says what the trouble is."""
 
     first: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.first = self.first or " ".join(record.getMessage().split())[:MAX_REASON_CHARS]
+        if self.first is None and record.name.startswith("opentelemetry.exporter"):  # not the SDK: "Queue full"
+            text = " ".join(record.getMessage().split())
+            system = SYSTEM_REASON.search(text)
+            self.first = system[1] if system else text[:MAX_REASON_CHARS]
 
 
 def _child(tracer: Tracer, parent: Span, phase: Phase, clock: int, *, failed: bool) -> None:
@@ -182,24 +193,28 @@ def _of_model(record: RequestRecord) -> Mapping[str, Any]:
     """Attributes by the GenAI conventions of OpenTelemetry: numbers and names, no text."""
     if not record.policy.generates or record.model is None:
         return {}
-    params = {f"gen_ai.request.{name}": getattr(record.params, name, None) for name in SAMPLING}
-    return _known(
-        {
-            "gen_ai.operation.name": record.policy.operation,
-            "gen_ai.provider.name": "noria",
-            "gen_ai.request.model": record.model,
-            "gen_ai.response.model": record.model,
-            "gen_ai.request.stream": record.streams or None,
-            "gen_ai.request.choice.count": record.n_choices if record.n_choices > 1 else None,
-            **params,
-            "gen_ai.usage.input_tokens": record.prompt_tokens,
-            "gen_ai.usage.output_tokens": record.generated_tokens,
-            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
-            "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens or None,
-            "gen_ai.response.finish_reasons": record.finishes or None,
-            "gen_ai.response.time_to_first_chunk": record.first_token_seconds if record.streams else None,
-        }
-    )
+    common: dict[str, Any] = {
+        "gen_ai.operation.name": record.policy.operation,
+        "gen_ai.provider.name": "noria",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+    }
+    return _known(common if record.policy.operation == "embeddings" else common | _of_answer(record))
+
+
+def _of_answer(record: RequestRecord) -> dict[str, Any]:
+    """Attributes of a request that samples tokens, which embeddings do not."""
+    return {
+        "gen_ai.request.stream": record.streams or None,
+        "gen_ai.request.choice.count": record.n_choices if record.n_choices > 1 else None,
+        **{f"gen_ai.request.{name}": getattr(record.params, name, None) for name in SAMPLING},
+        "gen_ai.usage.output_tokens": record.generated_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens or None,
+        "gen_ai.response.finish_reasons": record.finishes or None,
+        "gen_ai.response.time_to_first_chunk": record.first_token_seconds if record.streams else None,
+    }
 
 
 def _known(attributes: Mapping[str, Any]) -> Mapping[str, Any]:

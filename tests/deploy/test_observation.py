@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from service.app import ROUTES
 from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.metrics import Metrics
 from tests.fakes import make_info
@@ -130,6 +131,14 @@ def test_objectives_are_limits_of_buckets() -> None:
     assert len(limits) == 6
     for name, limit in limits:
         assert f'{name}{{le="{limit}"}}' in text
+
+
+def test_the_page_names_what_the_log_leaves_out() -> None:
+    (section,) = re.findall(
+        r"^## Logs\n(.*)", (DEPLOY.parent / "docs/operations.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (left_out,) = re.findall(r"Requests for (.*?) appear\s", section, re.DOTALL)
+    assert set(re.findall(r"`(.+?)`", left_out)) == {route.path for route in ROUTES if route.policy.quiet}
 
 
 @pytest.mark.parametrize("alert", [rule["alert"] for rule in rules("alerts.yml")])

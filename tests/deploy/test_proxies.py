@@ -138,7 +138,7 @@ def test_a_proxy_passes_streams_bodies_and_addresses(
 
 
 def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
-    """While the first server drains, its stream goes on, and new requests go to the second one."""
+    """While the first server drains, its stream goes on, and new ones go to the second one. Then the other way."""
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed (Debian: nginx)")
     with (
@@ -160,7 +160,13 @@ def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert second.metric("noria_requests_total", outcome="length") == 5
         eventually(lambda: not first.running(), "the drained server has ended")
+        # The next upgrade, at once: the proxy has just seen that nobody answers at the first address.
         assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+        with running(at=int(first.url.rpartition(":")[2])) as third:
+            second.server.handle_exit(signal.SIGTERM, None)
+            for _ in range(5):
+                assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+            assert third.metric("noria_requests_total", outcome="length") == 5
 
 
 def test_traefiks_configuration_holds_together() -> None:

@@ -139,9 +139,10 @@ def running(
     routes: tuple[Route, ...] = ROUTES,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     health: socket.socket | None = None,
+    at: int = 0,
     **options: Any,
 ) -> Iterator[Live]:
-    """Serve with these Settings; `wait` is the engine state to wait for."""
+    """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one)."""
     settings = Settings(
         **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
     )
@@ -173,7 +174,7 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     keys = Keys(settings.api_keys, settings.api_key_file)
-    with listen("127.0.0.1", 0) as sock:
+    with listen("127.0.0.1", at) as sock:
         port = sock.getsockname()[1]
         server = create_server(
             settings, client, metrics, port, keys, load=load, routes=routes, limits=limits, health=health

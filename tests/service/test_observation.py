@@ -13,6 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from model.options import STEP_LIMITS
+from service.app import ROUTES
 from service.engine.messages import Beat, PoolStats, Report, Stats
 from service.logs import HumanFormatter, JsonFormatter
 from service.metrics import Metrics
@@ -199,7 +200,7 @@ def test_responses_by_route() -> None:
         live.http.request("PURGE", "/version")
         text = live.http.get("/metrics").text
     lines = [line for line in text.splitlines() if line.startswith("noria_http_requests_total{")]
-    found = {line.partition("{")[2] for line in lines if 'route="/ready"' not in line}
+    found = {line.partition("{")[2] for line in lines if 'route="/ready"' not in line and not line.endswith(" 0.0")}
     assert found == {
         'method="GET",route="/v1/models",status="401"} 1.0',
         'method="POST",route="/v1/completions",status="200"} 1.0',
@@ -210,6 +211,17 @@ def test_responses_by_route() -> None:
         'method="GET",route="other",status="404"} 3.0',
         'method="other",route="/version",status="405"} 1.0',
     }
+
+
+def test_failures_of_a_route_are_counted_from_0() -> None:
+    """`rate()` takes the first sample of a series for its beginning: without a 0 the first failures are not seen."""
+    with running() as live:
+        lines = live.http.get("/metrics").text.splitlines()
+    taking = [route.path for route in ROUTES if route.body is not None]
+    assert "/v1/chat/completions" in taking
+    for path in taking:
+        for status in ("500", "503"):
+            assert f'noria_http_requests_total{{method="POST",route="{path}",status="{status}"}} 0.0' in lines
 
 
 def test_a_client_that_leaves_is_counted_as_499() -> None:

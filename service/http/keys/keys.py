@@ -26,6 +26,10 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._keys)
+
     def reload(self) -> None:
         """Read the file again. A key that keeps its name keeps what it has used.
 

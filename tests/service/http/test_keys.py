@@ -252,12 +252,21 @@ def test_concurrent_requests(keyed: Live) -> None:
 
 
 def test_reload_on_a_running_server(keyed: Live, tmp_path: Path) -> None:
-    written(tmp_path / "keys.json", {"name": "boss", "key": "rotated"})
+    written(tmp_path / "keys.json", {"name": "boss", "key": "rotated"}, {"name": "new", "key": "new"})
     assert keyed.post(COMPLETIONS, SHORT, **with_key("rotated")).status_code == 401
-    keyed.keys.reload()
+    keyed.server.reload()
     assert keyed.post(COMPLETIONS, SHORT, **with_key("rotated")).status_code == 200
     assert keyed.post(COMPLETIONS, SHORT, **with_key("b")).status_code == 401
     assert keyed.post(COMPLETIONS, SHORT).status_code == 200  # given on the command line
+    assert keyed.metric("noria_key_requests_total", key="boss", outcome="length") == 1
+    assert keyed.metric("noria_key_requests_total", key="new", outcome="length") == 0, "rate() counts from a 0 on"
+
+
+def test_the_counters_of_a_key_begin_at_0(keyed: Live) -> None:
+    for key in ("key-1", "few", "boss"):
+        assert keyed.metric("noria_key_requests_total", key=key, outcome="error") == 0
+        assert keyed.metric("noria_key_prompt_tokens_total", key=key) == 0
+        assert keyed.metric("noria_key_generated_tokens_total", key=key) == 0
 
 
 def test_a_priority_below_zero_needs_a_key_that_may_send_it(keyed: Live) -> None:

@@ -66,7 +66,8 @@ def test_new_connections_get_the_new_certificate(tmp_path: Path, caplog: pytest.
         path.write_text(damaged)
         caplog.clear()
         server.reload()
-        assert "the old TLS certificate stays" in caplog.text
+        assert "reload: no change of the TLS certificate: " in caplog.text
+        assert caplog.messages[-1] == "reloaded all but the TLS certificate"
         assert peer_name(server.config.ssl) == "second"
 
 

@@ -2,20 +2,24 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import client_attributes, error_attributes, http_attributes, url_attributes
 
 from model.errors import OptionError
 from service.http.record import RequestRecord
-from service.http.tracing import Phase, phases
+from service.http.tracing import Phase, Words, phases
 from service.logs import JsonFormatter
 from service.settings import Settings
 from tests.service.http.collector import FakeCollector, Sent, collecting
@@ -26,6 +30,7 @@ INTERNAL, SERVER = 1, 2  # of opentelemetry.proto.trace.v1.Span.SpanKind
 UNSET, ERROR = 0, 2  # of opentelemetry.proto.trace.v1.Status.StatusCode
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "my-secret-text"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +229,16 @@ def test_no_text_of_anybody(traced: Live, trace_of: TraceOf) -> None:
     assert texts[0] not in whole
 
 
-def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_sample_nothing(traced: Live, trace_of: TraceOf) -> None:
+    server = trace_of(lambda: traced.post("/v1/embeddings", {"input": ["a", "bc"]}))["server"]
+    assert {name for name in server.attributes if name.startswith("gen_ai.")} == {
+        *("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model"),
+        "gen_ai.usage.input_tokens",
+    }
+    assert server.attributes["gen_ai.usage.input_tokens"] == 3
+
+
+def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
@@ -236,8 +250,11 @@ def test_a_collector_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch) -
             for _ in range(10):  # more than the queue holds
                 live.complete(prompt="hi", max_tokens=1)
             assert collector.paths == []
+            collector.status = 500
             collector.open.set()
+            eventually(lambda: bool(lines), "a line about the collector")
         assert set(collector.paths) == {"/v1/traces"}
+        assert "500" in lines[0], "not that the queue is full, which comes of it"
 
 
 def test_the_end_does_not_wait_for_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,9 +302,35 @@ def test_lost_traces_are_logged_once(monkeypatch: pytest.MonkeyPatch, lines: lis
         eventually(lambda: len(lines) == 2, "a line for the end of the trouble")
         assert collector.paths == ["/v1/traces"] * 4, "a path that is there is not added again"
     lost, again = lines
-    assert lost.startswith("traces are lost: the collector 127.0.0.1 does not take them (")
+    assert lost.startswith(f"traces are lost: the collector {collector.url[7:]} does not take them (")
     assert "500" in lost
-    assert again == "the collector takes traces again; 3 spans were lost"
+    assert again == "the collector takes traces again; at least 3 spans were lost"
+
+
+def test_the_reason_is_the_systems() -> None:
+    """A port that nobody listens on, and the exporter's own words for it, without names of Python."""
+    words = Words()
+    exporter = OTLPSpanExporter(endpoint="http://127.0.0.1:1/v1/traces", timeout=3)
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(words)
+    sender = Thread(target=exporter.export, args=[[]])
+    try:
+        sender.start()
+        eventually(lambda: words.first, "a reason")
+    finally:
+        exporter.shutdown()
+        sender.join()
+        logger.removeHandler(words)
+    assert words.first == "Connection refused"
+
+
+def test_a_disabled_sdk_gives_no_id(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    caplog.set_level(logging.INFO, logger="noria")
+    with collecting() as collector, running(otlp_endpoint=collector.url) as live:
+        live.http.get("/version")
+    assert [line["trace"] for line in access_lines(caplog)] == [None]
+    assert collector.paths == []
 
 
 def test_the_operators_variables_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +351,7 @@ def test_without_the_flag_nothing_is_imported() -> None:
         "own = ('opentelemetry.sdk', 'opentelemetry.exporter', 'service.http.tracing')  # FastAPI imports the API\n"
         "assert not [name for name in sys.modules if name.startswith(own)]"
     )
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -336,8 +378,37 @@ def test_without_the_packages_the_flag_is_refused(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(OptionError, match=r"pip install 'noria\[otel\]'$"):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["otel"]
+    names = sorted((line.partition(">")[0] for line in declared), reverse=True)
+    with pytest.raises(OptionError, match=f"pip install {' '.join(names)}$"):  # "noria" of the index is another project
         Settings(otlp_endpoint="http://127.0.0.1:4318").check()
+
+
+@pytest.mark.parametrize("otlp_endpoint", ["http://127.0.0.1:4318", None])
+def test_a_propagator_that_is_not_installed(otlp_endpoint: str | None) -> None:
+    """Clusters set the variable for every container. Without traces it must not matter."""
+    code = (
+        "import service.commands.serve as serve\nfrom service.settings import Settings\n"
+        "serve.listen = lambda *_: exit(__import__('fastapi').__name__)\n"
+        f"serve.run(Settings(otlp_endpoint={otlp_endpoint!r}))"
+    )
+    environment = {**os.environ, "OTEL_PROPAGATORS": "b3"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    last = done.stderr.strip().splitlines()[-1]
+    if otlp_endpoint is None:
+        assert last == "fastapi"
+    else:
+        assert "OptionError: --otlp-endpoint: OTEL_PROPAGATORS has a wrong value: Propagator b3 not found" in last
+
+
+def test_a_variable_of_opentelemetry_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "-5")
+    with (
+        pytest.raises(OptionError, match=r"^--otlp-endpoint: a variable OTEL_\* has a wrong value: schedule_delay"),
+        running(otlp_endpoint="http://127.0.0.1:4318"),
+    ):
+        pass
 
 
 def test_phases_of_a_request_that_ends_early() -> None:
