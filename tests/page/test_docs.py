@@ -77,6 +77,22 @@ def test_a_path_with_a_parameter(live: Live, page: Page) -> None:
     expect(page.get_by_role("region", name="Answer of /v1/models/{name}")).to_contain_text('"id": "org/alias"')
 
 
+def test_it_speaks_of_a_key_only_where_the_server_has_keys(live: Live, page: Page) -> None:
+    key = page.get_by_role("button", name="Key")
+    page.goto(f"{live.url}/docs")
+    expect(page.locator(".docs")).to_be_visible()
+    expect(key).to_be_hidden()
+    with running(api_keys=("secret",)) as guarded:
+        page.goto(f"{guarded.url}/docs")
+        page.get_by_role("button", name="Cancel").click()
+        key.click()
+        page.get_by_label("API key").fill("secret")
+        page.get_by_label("API key").press("Enter")
+        expect(page.locator(".docs")).to_be_visible()
+        expect(key).to_be_visible()
+        page.close()
+
+
 def test_search_and_keyboard(live: Live, page: Page) -> None:
     page.goto(f"{live.url}/docs")
     search = page.get_by_label("Search")

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import PHONE
 from tests.page.pictures import holds, picture, push, sequence, stand_in, table
@@ -254,6 +254,28 @@ def test_load_turns_the_wheel_and_stops(page: Page) -> None:
         expect(page.get_by_role("button", name="Send load")).to_be_visible()
         eventually(idle(live), "the requests have ended")
         expect(running_now).to_have_text("0")
+        page.close()
+
+
+def test_load_tells_at_once_which_requests_the_server_refuses(page: Page) -> None:
+    refusals = iter(["the server is full"] * 3)
+
+    def refuse(route: Route) -> None:
+        if (reason := next(refusals, None)) is None:
+            route.continue_()
+        else:
+            route.fulfill(status=429, json={"error": {"message": reason}})
+
+    with running(model="slow") as live:
+        page.route("**/v1/completions", refuse)
+        page.goto(f"{live.url}/#wheel")
+        page.get_by_role("button", name="Send load").click()
+        refused = "3 of 8 failed: the server is full."
+        expect(page.get_by_text(re.compile(f"^This page's requests in flight: [1-5]. {refused}$"))).to_be_visible()
+        page.get_by_role("button", name="Stop load").click()
+        expect(page.get_by_text(refused, exact=True)).to_be_visible()
+        eventually(idle(live), "the requests have ended")
+        page.unroute_all(behavior="ignoreErrors")
         page.close()
 
 

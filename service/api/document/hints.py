@@ -61,14 +61,20 @@ class Hints:
 
     def error(self, error: HTTPException, method: str, path: str) -> HttpError:
         """The error of a request that no route takes, with what was probably meant."""
-        message = str(error.detail)
+        message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404:
             near = self.meant(path)
             hint = f": did you mean {self._methods[near][0]} {near}?" if near else ""
             message = f"there is no route {quoted(path)[1:-1]}{hint}"
-        elif error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
-            message = f"{quoted(path)[1:-1]} takes {allowed}, not {quoted(method)[1:-1]}"
-        return HttpError(error.status_code, message, error.headers)
+        elif error.status_code == 405 and "Allow" in headers:
+            headers["Allow"] = ", ".join(self._taken(path)) or headers["Allow"]
+            message = f"{quoted(path)[1:-1]} takes {headers['Allow']}, not {quoted(method)[1:-1]}"
+        return HttpError(error.status_code, message, headers)
+
+    def _taken(self, path: str) -> list[str]:
+        """The methods of all routes with this path. Starlette names those of the first route only."""
+        found = (methods for known, methods in self._methods.items() if pattern(known).fullmatch(path))
+        return [method for methods in found for method in methods]
 
     def meant(self, path: str) -> str | None:
         """The route that a path was probably meant to be."""
@@ -81,3 +87,8 @@ class Hints:
             if plain.endswith((known, VERSION.sub("/", known))):
                 return known
         return meant(plain, self._paths)
+
+
+def pattern(path: str) -> re.Pattern[str]:
+    """The paths of a route such as /v1/requests/{id}."""
+    return re.compile(re.sub(r"\\{.*?\\}", ".+", re.escape(path)))

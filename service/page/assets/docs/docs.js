@@ -61,9 +61,11 @@ async function load() {
   try {
     build(await server.json("openapi.json"));
     tell("");
+    byId("key-button").hidden = !server.key; // the document needs a key where the server has keys
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     tell(error.message);
+    byId("key-button").hidden = false;
   }
 }
 

@@ -23,6 +23,8 @@ export class Load {
   #server;
   #onCount;
   #abort = null;
+  #failed = 0;
+  #reason = "";
 
   constructor(server, onCount) {
     this.#server = server;
@@ -33,9 +35,16 @@ export class Load {
     return this.#abort !== null;
   }
 
-  /** Send all requests, one after the other, without waiting for answers. Throws the first failure. */
+  /** How many of the requests have failed, and why the first of them did. "" if none has. */
+  get failure() {
+    return this.#failed ? `${this.#failed} of ${REQUESTS.length} failed: ${this.#reason}.` : "";
+  }
+
+  /** Send all requests, one after the other, without waiting for answers. Resolves when all have ended. */
   async send(context) {
     this.#abort = new AbortController();
+    this.#failed = 0;
+    this.#reason = "";
     const { signal } = this.#abort;
     let running = REQUESTS.length;
     this.#onCount(running);
@@ -43,18 +52,22 @@ export class Load {
       await pause(index * BETWEEN_MS, signal);
       try {
         if (!signal.aborted) await this.#complete(OPENING + prompt, Math.min(tokens, context >> 1), signal);
-      } finally {
-        this.#onCount(--running);
+      } catch (error) {
+        if (error.name !== "AbortError") this.#note(error);
       }
+      this.#onCount(--running);
     };
-    const done = await Promise.allSettled(REQUESTS.map(one));
+    await Promise.all(REQUESTS.map(one));
     this.#abort = null;
-    const failed = done.find(({ status, reason }) => status === "rejected" && reason.name !== "AbortError");
-    if (failed) throw failed.reason;
   }
 
   stop() {
     this.#abort?.abort();
+  }
+
+  #note(error) {
+    this.#failed++;
+    this.#reason ||= error.message.replace(/\.$/, "");
   }
 
   async #complete(prompt, tokens, signal) {

@@ -34,12 +34,12 @@ export class Steps {
     const parts = PARTS.filter(({ name }) => step[name]).map(({ name }) => `${number(step[name])} ${name}`);
     const requests = step.sequences === 1 ? "1 request" : `${number(step.sequences)} requests`;
     const milliseconds = (1000 * step.seconds).toFixed(step.seconds < 0.01 ? 1 : 0);
-    const rows = rowsOf(step) === 1 ? "row" : "rows";
-    return `Step ${number(step.n)}: ${parts.join(" + ")} ${rows} of ${requests}, ${milliseconds} ms.`;
+    return `Step ${number(step.n)}: ${parts.join(" + ")} ${rows(rowsOf(step))} of ${requests}, ${milliseconds} ms.`;
   }
 }
 
 const number = (value) => value.toLocaleString("en");
+const rows = (n) => (n === 1 ? "row" : "rows");
 
 export function paintSteps(canvas, { list }, palette) {
   const width = canvas.clientWidth;
@@ -66,5 +66,5 @@ export function paintSteps(canvas, { list }, palette) {
   context.fillStyle = palette.faint;
   context.font = "12px system-ui, sans-serif";
   context.textBaseline = "top";
-  if (list.length) context.fillText(`highest: ${number(most)} rows`, 0, 0);
+  if (list.length) context.fillText(`highest: ${number(most)} ${rows(most)}`, 0, 0);
 }

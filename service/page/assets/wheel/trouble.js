@@ -43,7 +43,7 @@ export class Trouble {
     return [
       "warn",
       "Pages ran out in the last 30 seconds, and the engine preempted requests: it computes them again later. " +
-        "Fewer running requests (--max-sequences) or more memory help.",
+        "Fewer running requests (--max-sequences) or a larger cache (--cache-memory) help.",
     ];
   }
 

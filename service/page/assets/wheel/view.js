@@ -14,6 +14,7 @@ import { Tiles } from "./tiles.js";
 import { Trouble } from "./trouble.js";
 
 const CONTEXT = 512; // where the model's card has not come yet
+const INVITATION = "Eight short requests, so that the wheel turns.";
 
 /** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
 export function mount(root, { server, model }) {
@@ -51,7 +52,7 @@ class Wheel {
   build(root) {
     this.banner = element("p", { class: "banner", role: "status" });
     this.button = element("button", { type: "button", class: "main", onclick: () => this.toggleLoad() }, "Send load");
-    this.hint = element("span", { class: "faint" }, "Eight short requests, so that the wheel turns.");
+    this.hint = element("span", { class: "faint" }, INVITATION);
     this.tiles = new Tiles();
     this.wheels = canvas("Wheels of the running requests; the table below has their numbers");
     this.chart = canvas("Rows of the last steps");
@@ -157,20 +158,15 @@ class Wheel {
     });
   }
 
-  async toggleLoad() {
-    if (this.load.active) return this.load.stop();
-    try {
-      await this.load.send(this.context);
-    } catch (error) {
-      this.hint.textContent = error.message;
-    }
+  toggleLoad() {
+    if (this.load.active) this.load.stop();
+    else this.load.send(this.context);
   }
 
   showLoad(n) {
     this.button.textContent = n ? "Stop load" : "Send load";
-    this.hint.textContent = n
-      ? `${n} of this page's requests run or wait.`
-      : "Eight short requests, so that the wheel turns.";
+    const { failure } = this.load;
+    this.hint.textContent = n ? `This page's requests in flight: ${n}. ${failure}` : failure || INVITATION;
   }
 }
 
