@@ -78,7 +78,7 @@ def test_another_file_is_never_written(content: str, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(content)
     for retry in (False, True):
-        with pytest.raises(OptionError, match="line .*is no result of a batch"), opened(path, retry_failed=retry):
+        with pytest.raises(OptionError, match=r"line .*is no result of a batch"), opened(path, retry_failed=retry):
             pass
     assert path.read_text() == content
 
