@@ -96,15 +96,21 @@ class Lines:
         text = self._session.prompt()
         return text.encode(errors="replace").decode().rstrip().lstrip("\n")
 
+    def take(self) -> None:
+        """Read what the user has typed. A full buffer of the terminal would hold back Ctrl-C as well."""
+        keys = get_typeahead(self._session.input)
+        while new := self._session.input.read_keys():
+            keys += new
+        store_typeahead(self._session.input, keys)
+
     def hold(self) -> None:
         """Offer at the next prompt what the user has typed since the last one.
 
         Enter begins a new line there and sends nothing: the text may have been pasted.
         """
-        keys_ = get_typeahead(self._session.input)
-        while new := [*self._session.input.read_keys(), *self._session.input.flush_keys()]:
-            keys_ += new
-        kept = [key for key in keys_ if key.key not in NOT_KEPT]
+        self.take()
+        keys = [*get_typeahead(self._session.input), *self._session.input.flush_keys()]
+        kept = [key for key in keys if key.key not in NOT_KEPT]
         while kept and kept[-1].key in ENTER:
             kept.pop()
         enter = [KeyPress(Keys.Escape), KeyPress(Keys.ControlM, "\r")]
@@ -239,6 +245,7 @@ class Chat:
             with closing(self._conversation.answer()) as events:
                 for event in events:
                     shown.show(event)
+                    self._lines.take()
 
         try:
             with hidden_keys():

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 from tests.service.commands.chat.pseudo_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, terminal
@@ -246,3 +247,16 @@ def test_keys_are_hidden_in_an_answer_after_it_was_suspended_too() -> None:
         chat.until(lambda: not chat.echoes(), "keys are hidden")
         chat.type(CTRL_C)
         chat.shows("[stopped]")
+
+
+def test_a_long_paste_in_an_answer_does_not_hold_back_ctrl_c() -> None:
+    """The terminal's own buffer has 4 KiB, and Ctrl-C waits behind what does not fit."""
+    fake = FakeOpenAI(pieces=("Yes ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.send("Hi")
+        chat.shows("Yes Yes")
+        paste = threading.Thread(target=chat.type, args=(f"{'word ' * 4000}END{CTRL_C}",))
+        paste.start()
+        chat.shows("[stopped]")
+        paste.join()
+        chat.shows("END")
