@@ -1,5 +1,8 @@
 """`python -m service` runs the command `noria`."""
 
-from service.cli import main
+try:
+    from service.cli import main
+except KeyboardInterrupt:  # Ctrl-C while Python imports
+    raise SystemExit(130) from None
 
 main()

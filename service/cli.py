@@ -113,7 +113,7 @@ def main() -> None:
         _fail(f"{error.format_message()} (noria --help lists the commands, noria COMMAND --help their flags)", 2)
     except NoriaError as error:
         _fail(str(error), 1)
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None
 
 

@@ -43,7 +43,12 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
     connection a complete earlier download is used. Raises ModelError, one line.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     name, _, kind = model.partition(":")
 
@@ -68,6 +73,10 @@ def download(model: str, *, revision: str | None, progress: Progress, weights: b
         raise ModelError(f"{name} has no revision {revision!r} on the hub; check --revision") from error
     except ModelError:
         raise
+    except LocalEntryNotFoundError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        missing = "it is not on this machine, and the hub does not answer"
+        raise ModelError(f"{name} cannot be downloaded from the hub: {missing}: {one_line(cause)}") from error
     except Exception as error:  # also of the HTTP library, which differs between versions
         remedy = f"; {FREE_SPACE}" if isinstance(error, OSError) and error.errno in FULL else ""
         raise ModelError(f"{name} cannot be downloaded from the hub: {one_line(error)}{remedy}") from error

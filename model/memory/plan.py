@@ -107,7 +107,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         page_size=PAGE_SIZE,
         context=context,
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
-        fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context)),
+        fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context, served)),
         memory=total,
         cache=cache,
         served=served,
@@ -131,8 +131,9 @@ def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
     return quantization.kind, block_bits(weights, quantization, tied_head=config.tied_head)
 
 
-def _lengths(context: int) -> list[int]:
-    return [*(length for length in LENGTHS if length < context), context]
+def _lengths(context: int, served: int | None) -> list[int]:
+    """Lengths to plan for; the last is the context. The longest that fits, `served`, is one of them."""
+    return sorted({length for length in (*LENGTHS, served) if length and length < context} | {context})
 
 
 def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:

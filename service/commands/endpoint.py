@@ -37,8 +37,19 @@ def error_message(body: Any) -> str:
             body = json.loads(body)
         except ValueError:
             body = body.decode(errors="replace")
-    error = body.get("error", body) if isinstance(body, dict) else body
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:DETAIL_CHARS]
+    error = body.get("error") or body if isinstance(body, dict) else body
+    message = error.get("message") or error if isinstance(error, dict) else error
+    return (message if isinstance(message, str) else json.dumps(message, ensure_ascii=False))[:DETAIL_CHARS]
+
+
+def refusal(response: httpx.Response) -> str:
+    """Why a server refused: the message in its JSON, else the status and its text. The body must have been read."""
+    try:
+        return error_message(response.json())
+    except ValueError:
+        text = " ".join(response.text.split())[:DETAIL_CHARS]
+        status = f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
+        return f"{status}: {text}" if text else status
 
 
 def find_model(client: httpx.Client, model: str | None) -> str:

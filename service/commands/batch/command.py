@@ -58,9 +58,10 @@ def batch(options: BatchOptions) -> None:
         raise OptionError(f"{options.output} is the file of the requests; name another file for the results")
     total = count(options.input)
     with opened(options.output, retry_failed=options.retry_failed) as results:
-        progress = Progress(total, results)
+        left = sum(not results.has(line) for line in read(options.input))  # the file may have results of other lines
+        progress = Progress(total, left, results)
         try:
-            if len(results.done) < total:
+            if left:
                 _answer(options, results, progress)
         except KeyboardInterrupt:
             typer.echo(f"stopped: {progress.counts()}. The same command goes on.", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from model.errors import OptionError, short
+from model.errors import OptionError, quoted
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 FIELDS = ("custom_id", "method", "url", "body")
@@ -68,9 +68,10 @@ def parse(number: int, text: bytes) -> Line:
     try:
         fields = orjson.loads(text)
     except ValueError as error:
-        return Refusal(number, None, f"line {number} is not JSON: {error}")
+        reason = "it is not UTF-8" if "UTF-8" in str(error) else error
+        return Refusal(number, None, f"line {number} is not JSON: {reason}")
     if not isinstance(fields, dict):
-        return Refusal(number, None, f"line {number} must be an object with {', '.join(FIELDS)}, it is {short(fields)}")
+        return Refusal(number, None, f"line {number} must be an object with {', '.join(FIELDS)}, got {quoted(fields)}")
     custom_id = fields.get("custom_id")
     if fault := _fault(fields):
         return Refusal(number, custom_id if isinstance(custom_id, str) else None, f"line {number}: {fault}")

@@ -7,33 +7,34 @@ from service.commands.pulse import Pace
 
 
 class Progress:
-    """Counts lines and tokens of a batch with `total` lines while results are written."""
+    """Counts lines and tokens of a batch with `total` lines while results are written. `left` have no result yet."""
 
-    def __init__(self, total: int, results: Results) -> None:
+    def __init__(self, total: int, left: int, results: Results) -> None:
         self._total = total
         self._results = results
         self._tokens = 0
+        self._done = total - left
         self.start()
 
     def start(self) -> None:
         """Begin to measure the rate here: the server is ready."""
         self._pace = Pace()
-        self._before = len(self._results.done)
+        self._before = self._done
 
     def write(self, result: dict[str, Any]) -> None:
         """Write a result and count it."""
         self._results.write(result)
+        self._done += 1
         self._tokens += output_tokens(result)
 
     def report(self) -> tuple[float, str]:
         """The part that is done, and its line."""
-        done = len(self._results.done)
-        left = self._pace.left(done - self._before, self._total - self._before)
-        return done / self._total, f"{self.counts()}, {self._pace.rate(self._tokens):.0f} tokens/s{left}"
+        left = self._pace.left(self._done - self._before, self._total - self._before)
+        return self._done / self._total, f"{self.counts()}, {self._pace.rate(self._tokens):.0f} tokens/s{left}"
 
     def counts(self) -> str:
         """The lines that are done: "1200 of 10000 lines (12%), 3 failed"."""
-        done, failed = len(self._results.done), self._results.failed
+        done, failed = self._done, self._results.failed
         bad = f", {failed} failed" if failed else ""
         return f"{done} of {self._total} lines ({done / self._total:.0%}){bad}"
 

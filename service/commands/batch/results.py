@@ -21,6 +21,9 @@ from service.commands.batch.lines import Line, Refusal, key_of
 CHUNK_BYTES = 2**16
 FIELDS = {"custom_id", "response", "error"}
 GOOD = range(200, 300)
+PREFIX = "batch_req_"
+START = f'{{"id":"{PREFIX}'.encode()
+"""The first bytes of every result: `id` is the first field."""
 
 
 class Results:
@@ -72,7 +75,7 @@ def refused(refusal: Refusal) -> dict[str, Any]:
 
 
 def _result(line: Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> dict[str, Any]:
-    name = f"batch_req_{uuid.uuid4().hex}"
+    name = f"{PREFIX}{uuid.uuid4().hex}"
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": error}
 
 
@@ -82,8 +85,10 @@ def opened(path: Path, *, retry_failed: bool) -> Iterator[Results]:
 
     Raises OptionError for a file that cannot be written, that is no file of results, or that another batch writes.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OptionError(f"{path} is not a regular file; a batch goes on from what the file already has")
     with _locked(path) as file:
-        _cut(file)
+        _cut(path, file)
         if retry_failed:
             _write_good(path, file)
     with _locked(path) as file:
@@ -107,15 +112,22 @@ def _locked(path: Path) -> Iterator[io.FileIO]:
         yield file
 
 
-def _cut(file: io.FileIO) -> None:
-    """Remove the last line if it has no end."""
+def _cut(path: Path, file: io.FileIO) -> None:
+    """Remove the last line if it is the beginning of a result. Raises OptionError if it is anything else."""
     end, found = file.seek(0, os.SEEK_END), -1
     while end and found < 0:
         start = max(0, end - CHUNK_BYTES)
         file.seek(start)
         found = file.read(end - start).rfind(b"\n")
         end = start + found + 1
-    file.truncate(end)
+    file.seek(end)
+    rest = file.read(2 * len(START)).replace(b" ", b"")[: len(START)]  # another program may have written spaces
+    if rest != START[: len(rest)]:
+        raise OptionError(f"the last line of {path} is no result of a batch; name a new file for the results")
+    try:
+        file.truncate(end)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -127,10 +139,19 @@ def _read(path: Path, file: io.FileIO) -> Iterator[tuple[bytes, dict[str, Any]]]
             result = orjson.loads(line)
         except ValueError:
             result = None
-        if not (isinstance(result, dict) and result.keys() >= FIELDS):
+        if not _is_result(result):
             raise OptionError(f"{path} line {number} is no result of a batch; name a new file for the results")
         yield line, result
     lines.detach()
+
+
+def _is_result(value: Any) -> bool:
+    """Whether `value` has what `_result` writes."""
+    if not isinstance(value, dict) or not value.keys() >= FIELDS:
+        return False
+    response, error = value["response"], value["error"]
+    has_status = isinstance(response, dict) and "status_code" in response
+    return (response is None or has_status) and (error is None or isinstance(error, dict))
 
 
 def _write_good(path: Path, file: io.FileIO) -> None:

@@ -52,7 +52,7 @@ async def result_of(client: httpx.AsyncClient, request: Request) -> dict[str, An
     for wait in _waits():
         try:
             response = await client.post(request.url, content=request.body, headers=JSON)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             n_faults += 1
             if n_faults == TRIES:
                 return _lost(client, request, error)
@@ -72,7 +72,7 @@ def _waits() -> Iterator[float]:
         wait = min(2 * wait, LONGEST_WAIT)
 
 
-def _lost(client: httpx.AsyncClient, request: Request, error: httpx.TransportError) -> dict[str, Any]:
+def _lost(client: httpx.AsyncClient, request: Request, error: httpx.RequestError) -> dict[str, Any]:
     fault = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError):
         raise OptionError(f"nothing answers at {client.base_url}: {fault}") from error

@@ -4,14 +4,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 
 import httpx
 import typer
 from rich.console import Console
 
-from model.errors import OptionError
+from model.errors import OptionError, one_line
 from model.options import option
-from service.commands.chat.conversation import Conversation
+from service.commands.chat.conversation import Conversation, is_sendable
 from service.commands.endpoint import base_url, find_model, headers
 from service.commands.flags import takes
 from service.commands.own_server import embedded_server
@@ -44,10 +45,13 @@ def chat(options: ChatOptions) -> None:
     """
     fields = {"temperature": options.temperature, "max_tokens": options.max_tokens}
     chosen = {name: value for name, value in fields.items() if value is not None}
+    if not is_sendable(chosen):
+        raise OptionError(f"--temperature must be a number that JSON can write, got {options.temperature}")
     url, model = options.url, options.model
+    system = options.system and options.system.encode(errors="replace").decode()  # bytes of another encoding
     try:
         with _running_server(url, options.api_key) if url else _own_server(model) as client:
-            _talk(Conversation(client, find_model(client, model if url else None), options.system, chosen))
+            _talk(Conversation(client, find_model(client, model if url else None), system, chosen))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
@@ -75,6 +79,8 @@ def _own_server(model: str | None) -> Iterator[httpx.Client]:
 
 
 def _talk(conversation: Conversation) -> None:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # not every terminal shows all characters of an answer
     if sys.stdin.isatty():
         from service.commands.chat.terminal import Chat
 
@@ -92,7 +98,12 @@ def _answer_pipe(conversation: Conversation) -> None:
         raise OptionError("no message: the input is empty")
     conversation.say(text)
     shown = Pipe(conversation.fields)
-    with closing(conversation.answer()) as events:
-        for event in events:
-            shown.show(event)
-    shown.end()
+    try:
+        with closing(conversation.answer()) as events:
+            for event in events:
+                shown.show(event)
+        shown.end()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OptionError(f"the answer cannot be written: {one_line(error)}") from error

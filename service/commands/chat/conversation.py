@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from model.errors import OptionError
-from service.commands.endpoint import error_message, event_data
+from model.errors import QUOTED_CHARS, OptionError
+from service.commands.endpoint import error_message, event_data, refusal
 
 # The text of a model must not control the terminal: all control characters are removed but tab and new line.
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -101,7 +101,7 @@ class Conversation:
             for event in self._stream():
                 text += event.text if isinstance(event, Piece) and not event.is_thought else ""
                 yield event
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise OptionError(f"the connection broke: {clean(str(error)) or type(error).__name__}") from error
         finally:
             if text:
@@ -111,22 +111,35 @@ class Conversation:
         body = {"model": self.model, "messages": self.history(), "stream": True, **self.hidden, **self.fields}
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
-                raise OptionError(clean(error_message(response.read())))
+                response.read()
+                raise OptionError(clean(refusal(response)))
+            has_ended = False
             for line in response.iter_lines():
                 data = event_data(line)
                 if data == "[DONE]":
                     return
-                yield from _events(json.loads(data)) if data else ()
+                for event in _events(data) if data else ():
+                    has_ended |= isinstance(event, End)
+                    yield event
+        if not has_ended:
+            raise OptionError("the stream ended before the answer did; is it an OpenAI endpoint?")
 
 
-def _events(chunk: dict[str, Any]) -> Iterator[Event]:
-    """What a chunk of the stream says. Raises OptionError with the message of an error."""
-    if "error" in chunk:
+def _events(data: str) -> list[Event]:
+    """What the data of an event says. Raises OptionError with the message of an error, or for what is no chunk."""
+    try:
+        return list(_read(json.loads(data)))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise OptionError(f"the server sent what is no part of an answer: {clean(data[:QUOTED_CHARS])}") from error
+
+
+def _read(chunk: dict[str, Any]) -> Iterator[Event]:
+    if chunk.get("error"):
         raise OptionError(clean(error_message(chunk)))
     if progress := chunk.get("prompt_progress"):
         yield Progress(progress["processed"], progress["total"])
-    for choice in chunk.get("choices", ()):
-        yield from _pieces(choice["delta"])
+    for choice in chunk.get("choices") or ():
+        yield from _pieces(choice.get("delta") or {})
         if reason := choice.get("finish_reason"):
             yield End(clean(reason))
 
@@ -139,8 +152,17 @@ def _pieces(delta: dict[str, Any]) -> Iterator[Piece]:
 
 
 def clean(text: str) -> str:
-    """`text` without characters that control the terminal."""
-    return text.translate(CONTROLS)
+    """`text` without characters that control the terminal, and without halves of a character, which no file takes."""
+    return text.translate(CONTROLS).encode(errors="replace").decode()
+
+
+def is_sendable(value: Any) -> bool:
+    """Whether JSON can write `value`: it has no number like NaN, no half of a character and not too many levels."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def check_messages(messages: Any) -> None:
@@ -153,3 +175,5 @@ def check_messages(messages: Any) -> None:
             raise OptionError(f"message {n}: role must be one of {', '.join(ROLES)}, got {json.dumps(role)[:40]}")
         if not isinstance(message.get("content"), str | list):
             raise OptionError(f"message {n}: content must be a string or a list of parts")
+        if not is_sendable(message):
+            raise OptionError(f"message {n} has a number like NaN, half a character, or too many levels")

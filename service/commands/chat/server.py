@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 
 from model.errors import OptionError
+from service.commands.chat.conversation import is_sendable
 
 # Fields that the chat sends itself, or whose answer it could not show.
 NOT_FOR_USERS = frozenset(
     {"messages", "model", "stream", "stream_options", "return_progress", "n", "tools", "tool_choice", "modalities"}
     | {"parallel_tool_calls", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "echo", "best_of"}
-    | {"add_generation_prompt", "continue_final_message", "reasoning_format", "max_completion_tokens"}
+    | {"add_generation_prompt", "continue_final_message", "reasoning_format", "max_completion_tokens", "n_probs"}
 )
 UNBOUNDED = 2**31 - 1
 """A limit as large as this one only says how the server stores the number."""
@@ -63,10 +64,7 @@ class RequestField:
 
     def read(self, text: str) -> Any:
         """The value that `text` stands for: JSON, or a plain string. Raises OptionError outside the range."""
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
+        value = _value(text)
         if self.kinds == ("string",) and not isinstance(value, str):
             value = text
         if not self._allows(value):
@@ -86,6 +84,17 @@ class RequestField:
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
         )
+
+
+def _value(text: str) -> Any:
+    """The value of JSON; `text` itself if it is none that a request may have, such as NaN."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if is_sendable(value) else text
 
 
 def shown(value: Any) -> str:

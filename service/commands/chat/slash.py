@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from model.errors import OptionError
+from model.errors import OptionError, one_line
 from service.commands.chat.conversation import Conversation, check_messages
 from service.commands.chat.server import RequestField, nearest, sees_images, settable, shown
 
@@ -76,18 +76,18 @@ class Slash:
     def system(self, argument: str) -> Outcome:
         if argument:
             self._chat.system = None if argument == "none" else argument
-        return Outcome(f"system message: {self._chat.system or 'none'}")
+        return Outcome(f"system message: {shown(self._chat.system or 'none')}")
 
     def save(self, argument: str) -> Outcome:
         path, messages = _path("/save", argument), self._chat.history()
         if not messages:
             raise OptionError("there is no message to save")
-        if path.exists():
-            _read_messages(path, f"{path} is there and is no saved conversation; give another name")
         try:
+            if path.exists():
+                _read_messages(path, f"{path} is there and is no saved conversation; give another name")
             path.write_text(json.dumps(messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{path} cannot be written: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            raise OptionError(f"{path} cannot be written: {one_line(error)}") from error
         return Outcome(f"saved {len(messages)} messages in {path}")
 
     def load(self, argument: str) -> Outcome:
@@ -155,21 +155,29 @@ class Slash:
 def _path(command: str, argument: str) -> Path:
     if not argument:
         raise OptionError(f"{command} needs the name of a file")
-    return Path(argument).expanduser()
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError as error:
+        raise OptionError(
+            f"{argument}: no user {argument.partition('/')[0].removeprefix('~')} on this machine"
+        ) from error
 
 
 def _read(path: Path) -> bytes:
+    """The bytes of a regular file: reading another kind, such as a pipe, may never end."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OptionError(f"{path} cannot be read: it is not a regular file")
         return path.read_bytes()
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def _read_messages(path: Path, refusal: str) -> list[dict[str, Any]]:
     """The messages in a file of `/save`, or in a request body. Raises OptionError with `refusal` and the reason."""
     try:
         data = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{refusal} (not JSON)") from error
     messages: Any = data.get("messages") if isinstance(data, dict) else data
     try:

@@ -18,6 +18,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
 from model.errors import NoriaError
@@ -71,7 +72,7 @@ class Lines:
     """
 
     def __init__(self, words: dict[str, Any]) -> None:
-        output = create_output(always_prefer_tty=True)
+        output = None if is_dumb_terminal() else create_output(always_prefer_tty=True)
         if isinstance(output, Vt100_Output):
             output.enable_cpr = False  # the answer to the question where the cursor is would come among the keys
         self._session: PromptSession[str] = PromptSession(
@@ -88,19 +89,28 @@ class Lines:
         )
 
     def read(self) -> str:
-        """The next message, without spaces around it. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C."""
+        """The next message, without spaces at its end. Raises EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C.
+
+        Spaces at its beginning stay: they may be the indentation of code.
+        """
         text = self._session.prompt()
-        return text.encode(errors="replace").decode().strip()
+        return text.encode(errors="replace").decode().rstrip().lstrip("\n")
+
+    def take(self) -> None:
+        """Read what the user has typed. A full buffer of the terminal would hold back Ctrl-C as well."""
+        keys = get_typeahead(self._session.input)
+        while new := self._session.input.read_keys():
+            keys += new
+        store_typeahead(self._session.input, keys)
 
     def hold(self) -> None:
         """Offer at the next prompt what the user has typed since the last one.
 
         Enter begins a new line there and sends nothing: the text may have been pasted.
         """
-        keys_ = get_typeahead(self._session.input)
-        while new := [*self._session.input.read_keys(), *self._session.input.flush_keys()]:
-            keys_ += new
-        kept = [key for key in keys_ if key.key not in NOT_KEPT]
+        self.take()
+        keys = [*get_typeahead(self._session.input), *self._session.input.flush_keys()]
+        kept = [key for key in keys if key.key not in NOT_KEPT]
         while kept and kept[-1].key in ENTER:
             kept.pop()
         enter = [KeyPress(Keys.Escape), KeyPress(Keys.ControlM, "\r")]
@@ -162,6 +172,22 @@ def hide_keys() -> None:
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
 
+@contextmanager
+def hidden_keys() -> Iterator[None]:
+    """Keys are hidden in the block, also after Ctrl-Z and `fg`: the shell sets the modes of the terminal anew."""
+
+    def hide_again(*_: Any) -> None:
+        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():  # setting modes would stop a process in the background
+            hide_keys()
+
+    hide_keys()
+    before = signal.signal(signal.SIGCONT, hide_again)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before)
+
+
 class Chat:
     """One conversation on a terminal."""
 
@@ -213,16 +239,17 @@ class Chat:
 
     def _answer(self) -> None:
         """Show the answer as it comes. Raises NoriaError with the server's error."""
-        hide_keys()
-        shown = (Screen if sys.stdout.isatty() else Pipe)(self._conversation.fields)
+        shown = (Screen if sys.stdout.isatty() and not is_dumb_terminal() else Pipe)(self._conversation.fields)
 
         def show() -> None:
             with closing(self._conversation.answer()) as events:
                 for event in events:
                     shown.show(event)
+                    self._lines.take()
 
         try:
-            stopped = not self._interrupts.finish(show)
+            with hidden_keys():
+                stopped = not self._interrupts.finish(show)
         except NoriaError:
             shown.end()
             raise

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -90,7 +91,11 @@ def list_models(options: ListOptions) -> None:
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        Console(highlight=False).print(_table(rows))
+        console = Console(highlight=False)
+        console.print(_table(rows))
+        for row in rows:
+            if row.note:
+                console.print(f"{row.name}: {row.note}", markup=False, soft_wrap=not console.is_terminal)
 
 
 @takes(RemoveOptions)
@@ -106,13 +111,25 @@ def rm(options: RemoveOptions) -> None:
         raise OptionError(_unknown(options.name, [*models]))
     freed = sum(model.n_bytes for model in chosen)
     names = ", ".join(model.name for model in chosen)
-    if not options.yes and not typer.confirm(f"Remove {names} and free {size(freed)}?"):
+    if not options.yes and not _confirmed(f"Remove {names} and free {size(freed)}?"):
         raise typer.Exit(1)
     try:
         remove(chosen, options.cache_dir)
     except OSError as error:
         raise OptionError(f"{names} cannot be removed: {one_line(error)}") from error
     typer.echo(f"removed {names}: {size(freed)} are free again")
+
+
+def _confirmed(question: str) -> bool:
+    """The answer of the user. Raises OptionError if nobody can answer."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        if sys.stdin.isatty():  # Ctrl-C or Ctrl-D
+            raise
+        raise OptionError(
+            "nothing was removed, because nobody answered the question; --yes removes without it"
+        ) from None
 
 
 def _unknown(name: str, names: list[str]) -> str:
@@ -153,11 +170,13 @@ def _words(row: Row) -> str:
 
 def _table(rows: list[Row]) -> Table:
     table = Table("model", "disk", "memory", "context", "fits now")
+    for column in table.columns:
+        column.overflow = "fold"  # a name that is cut could not be typed
     for column in table.columns[1:4]:
         column.justify = "right"
     for row in rows:
         if row.memory is None:
-            table.add_row(escape(row.name), size(row.disk), "", "", escape(row.note))
+            table.add_row(escape(row.name), size(row.disk), "", "", "no, see below")
         else:
             fits = f"{'yes' if row.fits else 'no'}, {row.device}"
             table.add_row(escape(row.name), size(row.disk), size(row.memory), f"{row.context:,}", fits)

@@ -1,11 +1,10 @@
 """The memory that a model needs on this machine: its weights, a step, and one sequence that fills the context."""
 
-import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
@@ -34,10 +33,6 @@ def need_of(directory: Path) -> Need:
 
 @cache
 def this_machine() -> tuple[str, int]:
-    """The device that `--device auto` chooses, and its free memory in bytes. PyTorch, which decides, takes seconds."""
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]):
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if asked.returncode == 0 and (first := asked.stdout.split()):
-            return "cuda", int(first[0]) * 2**20
-    return "cpu", free_memory()
+    """The device that `--device auto` chooses, and its free memory in bytes."""
+    free = gpu_memory("free")
+    return ("cpu", free_memory()) if free is None else ("cuda", free)

@@ -69,6 +69,17 @@ def test_mistral_7b(tmp_path: Path) -> None:
     assert n_pages == 14_774
 
 
+def test_the_longest_sequence_that_fits_has_a_row(tmp_path: Path) -> None:
+    """A table of nothing but zeros would say that the model cannot be served."""
+    plan = make_plan(write(tmp_path, MISTRAL | {"sliding_window": None}), options(), 17 * GIB)
+    assert plan.served
+    assert plan.served < plan.context
+    sequences = {fit.tokens: fit.sequences for fit in plan.fits}
+    assert sequences[plan.served] == 1
+    assert not any(n for tokens, n in sequences.items() if tokens > plan.served)
+    assert plan.fits[-1].tokens == plan.context
+
+
 def test_a_window_bounds_what_a_sequence_takes(tmp_path: Path) -> None:
     """ceil((4096 - 1 + 512) / 32) + 1 = 145 pages of 4 MiB, however long."""
     plan = make_plan(write(tmp_path, MISTRAL), options(max_model_len=200_000), 80 * GIB)

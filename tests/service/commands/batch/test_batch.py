@@ -150,3 +150,16 @@ def test_requests_and_results_are_two_files(tmp_path: Path) -> None:
     code, said = batch(source, source)
     assert code == 1
     assert said == f"noria: {source} is the file of the requests; name another file for the results\n"
+
+
+def test_results_of_other_lines_stay_and_do_not_count(tmp_path: Path) -> None:
+    """A file of results may be used with another file of requests: no line is taken for one that is done."""
+    out = tmp_path / "out.jsonl"
+    with running() as live:
+        for names in (("a", "b"), ("c", "d")):
+            code, said = batch(
+                write(tmp_path / "in.jsonl", [line(name, "x") for name in names]), out, "--url", live.url
+            )
+            assert code == 0
+            assert "2 of 2 lines (100%)" in said
+    assert {one["custom_id"] for one in results(out)} == {"a", "b", "c", "d"}

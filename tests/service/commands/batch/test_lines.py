@@ -25,7 +25,9 @@ def test_a_good_line() -> None:
     ("line", "custom_id", "message"),
     [
         ("{", None, "line 7 is not JSON: "),
-        ("[1, 2]", None, "line 7 must be an object with custom_id, method, url, body, it is [1, 2]"),
+        ("[1, 2]", None, "line 7 must be an object with custom_id, method, url, body, got [1, 2]"),
+        ("null", None, "line 7 must be an object with custom_id, method, url, body, got null"),
+        ('"x"', None, 'line 7 must be an object with custom_id, method, url, body, got "x"'),
         (GOOD | {"custom_id": 4}, None, "line 7: custom_id must be a string that is not empty, got 4"),
         (GOOD | {"custom_id": ""}, "", 'line 7: custom_id must be a string that is not empty, got ""'),
         (GOOD | {"method": "GET"}, "a", 'line 7: method must be "POST", got "GET"'),

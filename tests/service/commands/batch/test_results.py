@@ -62,12 +62,23 @@ def test_failures_are_computed_again_if_wanted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
-@pytest.mark.parametrize("content", ["hello\n", "[]\n", json.dumps({"custom_id": "a", "body": {}}) + "\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "hello\n",
+        "[]\n",
+        json.dumps({"custom_id": "a", "body": {}}) + "\n",
+        '{"custom_id": "a", "response": 5, "error": null}\n',
+        '{"custom_id": "a", "response": null, "error": "x"}\n',
+        "notes\nthe last line has no end",
+        '{"custom_id": "a"}',
+    ],
+)
 def test_another_file_is_never_written(content: str, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(content)
     for retry in (False, True):
-        with pytest.raises(OptionError, match="line 1 is no result of a batch"), opened(path, retry_failed=retry):
+        with pytest.raises(OptionError, match=r"line .*is no result of a batch"), opened(path, retry_failed=retry):
             pass
     assert path.read_text() == content
 
@@ -81,6 +92,11 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be written: Is a directory"):
         opened(tmp_path, retry_failed=False).__enter__()
+
+
+def test_a_device_is_no_file_of_results() -> None:
+    with pytest.raises(OptionError, match="/dev/full is not a regular file"):
+        opened(Path("/dev/full"), retry_failed=False).__enter__()
 
 
 def test_a_full_disk_is_one_line() -> None:

@@ -26,12 +26,14 @@ LINES = 60
 class Terminal:
     """A process on a pseudo-terminal. `screen` interprets what it writes."""
 
-    def __init__(self, *arguments: str, columns: int = 80, state: Path | None = None) -> None:
+    def __init__(
+        self, *arguments: str, columns: int = 80, state: Path | None = None, kind: str = "xterm-256color"
+    ) -> None:
         self.screen = pyte.Screen(columns, LINES)
         self._stream = pyte.ByteStream(self.screen)
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
-        variables = {"TERM": "xterm-256color", "XDG_STATE_HOME": str(state or "/proc/none")}
+        variables = {"TERM": kind, "XDG_STATE_HOME": str(state or "/proc/none")}
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
             stdin=theirs,
@@ -95,6 +97,16 @@ class Terminal:
         self.shows(f"> {text}"[: self.screen.columns])
         self.type(ENTER)
 
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed."""
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
+
+    def cook(self) -> None:
+        """Set the modes that a shell sets."""
+        modes = termios.tcgetattr(self._ours)
+        modes[3] |= termios.ECHO | termios.ICANON
+        termios.tcsetattr(self._ours, termios.TCSANOW, modes)
+
     def end(self) -> int:
         """The exit code of the process, which ends by itself."""
         code = self.process.wait(PATIENCE)
@@ -103,8 +115,10 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str, columns: int = 80, state: Path | None = None) -> Iterator[Terminal]:
-    opened = Terminal(*arguments, columns=columns, state=state)
+def terminal(
+    *arguments: str, columns: int = 80, state: Path | None = None, kind: str = "xterm-256color"
+) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, columns=columns, state=state, kind=kind)
     try:
         yield opened
     finally:

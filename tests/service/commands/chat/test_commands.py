@@ -141,3 +141,68 @@ def test_ranges_in_words() -> None:
     assert RequestField("a", ("number",), above=0, most=86400.0).range == "a number above 0, at most 86400"
     assert RequestField("a", ("string", "array")).range == "a string or an array"
     assert RequestField("a").range == "any value"
+
+
+@pytest.mark.parametrize("place", ["~no-such-user/chat", "/dev/zero", "x" * 300])
+def test_a_place_that_is_no_file_is_one_line(place: str, chat: Conversation) -> None:
+    chat.messages = [{"role": "user", "content": "Hi"}]
+    for command in ("save", "load"):
+        with pytest.raises(OptionError, match=r"no user no-such-user|cannot be (read|written)|not a regular file"):
+            Slash(chat, {}, {}).obey(f"/{command} {place}")
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '[{"role": "user", "content": [{"x": NaN}]}]', '[{"content": "\\ud800"}]']
+)
+def test_what_no_request_may_have_is_not_loaded(text: str, chat: Conversation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text.replace('{"content"', '{"role": "user", "content"'))
+    with pytest.raises(OptionError, match="holds no conversation"):
+        Slash(chat, {}, {}).obey(f"/load {tmp_path / 'file'}")
+
+
+def test_a_system_message_of_parts_is_shown_as_json(chat: Conversation) -> None:
+    part = {"type": "text", "text": "Be brief."}
+    chat.replace([{"role": "system", "content": [part]}, {"role": "user", "content": "Hi"}])
+    assert Slash(chat, {}, {}).obey("/system").text == f"system message: {json.dumps([part])}"
+
+
+def test_values_that_json_cannot_write_are_refused() -> None:
+    bias = RequestField("logit_bias", ("object",))
+    for text in ('{"1": NaN}', '{"1": 1e999}', '{"1": "\\ud800"}'):
+        with pytest.raises(OptionError, match="logit_bias must be an object, got"):
+            bias.read(text)
+    assert RequestField("max_tokens", ("integer",)).read("1e3") == 1000
+
+
+CHUNK = b'data: {"choices": [{"delta": {"content": "Yes"}}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, CHUNK + b"data: <html>\n\n", "what is no part of an answer: <html>"),
+        (200, CHUNK + b"data: [1]\n\n", r"what is no part of an answer: \[1\]"),
+        (200, b'data: {"choices": [{"delta": {"content": 3}}]}\n\n', "what is no part of an answer"),
+        (200, CHUNK, "the stream ended before the answer did"),
+        (200, b"<html>welcome</html>", "the stream ended before the answer did"),
+        (500, b"", "the server answered 500 Internal Server Error$"),
+        (502, b"<html>\nBad</html>", "the server answered 502 Bad Gateway: <html> Bad</html>$"),
+        (422, b'{"detail": [{"loc": ["body"], "msg": null}]}', r'{"detail": \[{"loc": \["body"\], "msg": null}\]}$'),
+        (400, b'{"error": {"message": null, "code": 3}}', '{"message": null, "code": 3}$'),
+    ],
+)
+def test_a_strange_answer_is_an_error_and_not_the_end_of_the_chat(status: int, body: bytes, error: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    with httpx.Client(base_url="http://other", transport=transport) as client:
+        conversation = Conversation(client, "other-1", None, {})
+        conversation.say("Hi")
+        with pytest.raises(OptionError, match=error):
+            list(conversation.answer())
+
+
+def test_chunks_of_other_servers_without_choices_or_a_delta() -> None:
+    chunks = [b'data: {"choices": null, "error": null}\n\n', b'data: {"choices": [{"delta": null}]}\n\n', CHUNK]
+    body = b"".join([*chunks, b"data: [DONE]\n\n"])
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    with httpx.Client(base_url="http://other", transport=transport) as client:
+        assert list(Conversation(client, "other-1", None, {}).answer()) == [Piece("Yes")]

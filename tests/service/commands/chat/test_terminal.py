@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 from tests.service.commands.chat.pseudo_terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, terminal
@@ -213,3 +214,49 @@ def test_commands(tmp_path: Path) -> None:
         ["Be brief.", "/usr is a folder?", "No.", "Old?"],
     ]
     assert [message["role"] for message in json.loads(saved.read_text())] == ["system", "user", "assistant"]
+
+
+def test_the_indentation_of_a_pasted_line_stays() -> None:
+    fake = FakeOpenAI(pieces=BRIEF, finish_reason="stop")
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.prompts()
+        chat.paste("\n    if x:\n        return  \n")
+        chat.shows("return")
+        chat.type(ENTER)
+        chat.shows("Yes.")
+    assert sent(fake) == [["    if x:\n        return"]]
+
+
+def test_a_dumb_terminal_gets_no_control_sequences() -> None:
+    fake = FakeOpenAI(pieces=BRIEF, thoughts=("Hm",))
+    with serving(fake) as url, terminal("--url", url, kind="dumb") as chat:
+        chat.send("Hi")
+        chat.shows("Yes.")
+    assert b"\x1b[2m" not in chat.written
+    assert b"\x1b[J" not in chat.written
+
+
+def test_keys_are_hidden_in_an_answer_after_it_was_suspended_too() -> None:
+    """The shell sets the modes of its terminal when a program stops. `fg` sends SIGCONT."""
+    fake = FakeOpenAI(pieces=("Yes ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.send("Hi")
+        chat.shows("Yes Yes")
+        chat.cook()
+        os.kill(chat.process.pid, signal.SIGCONT)
+        chat.until(lambda: not chat.echoes(), "keys are hidden")
+        chat.type(CTRL_C)
+        chat.shows("[stopped]")
+
+
+def test_a_long_paste_in_an_answer_does_not_hold_back_ctrl_c() -> None:
+    """The terminal's own buffer has 4 KiB, and Ctrl-C waits behind what does not fit."""
+    fake = FakeOpenAI(pieces=("Yes ",) * 3000, delay=0.02)
+    with serving(fake) as url, terminal("--url", url) as chat:
+        chat.send("Hi")
+        chat.shows("Yes Yes")
+        paste = threading.Thread(target=chat.type, args=(f"{'word ' * 4000}END{CTRL_C}",))
+        paste.start()
+        chat.shows("[stopped]")
+        paste.join()
+        chat.shows("END")

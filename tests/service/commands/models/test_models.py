@@ -1,5 +1,6 @@
 """`noria pull`, `noria list` and `noria rm` against a local hub, as a user runs them."""
 
+import io
 import json
 import os
 import signal
@@ -11,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save as save_tensors
 from typer.testing import CliRunner
 
 from model.errors import OptionError
+from model.machine.gpu import gpu_memory
 from service.cli import build
+from service.commands.models.command import Row, _table
+from service.commands.models.needs import this_machine
 from tests.model.checkpoint.fake_hub import SHA, Hub, serving
 from tests.model.checkpoint.gguf_files import save
 from tests.waiting import PATIENCE, strike
@@ -122,6 +127,41 @@ def test_pull_list_rm(user: User) -> None:
     )
     assert not user.list()
     assert not list(user.home.rglob("model.safetensors"))
+
+
+def test_nothing_is_removed_if_nobody_answers(user: User) -> None:
+    assert user.pull("org/plain")[0] == 0
+    with pytest.raises(OptionError, match="nobody answered the question; --yes removes without it"):
+        user.run("rm", "org/plain")
+    assert user.list()
+
+
+def test_a_long_name_is_not_cut() -> None:
+    """The user must be able to type what the list shows."""
+    name = "organization/A-Model-With-A-Long-Name-24B-Instruct-2501-GGUF:Q4_K_M"
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(
+        _table([Row(name, 98362432, 62101156500, 131072, "cpu", False), Row("org/bert", 1, note="why " * 50)])
+    )
+    column = [line.split("│")[1].strip() for line in console.export_text().splitlines() if line.startswith("│")]
+    assert "".join(column) == f"{name}org/bert"
+
+
+@pytest.mark.parametrize(("visible", "device"), [("1,0", "cuda"), ("", "cpu")])
+def test_the_gpu_is_the_one_that_this_process_may_use(
+    visible: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the driver's tool: it has 3 MiB free of 7 on GPU 1."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *memory.free*--id=1) echo 3;; *memory.total*--id=1) echo 7;; esac\n')
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    this_machine.cache_clear()
+    found = this_machine()
+    this_machine.cache_clear()
+    assert found[0] == device
+    assert (gpu_memory("free"), gpu_memory()) == ((3 * 2**20, 7 * 2**20) if device == "cuda" else (None, None))
 
 
 def test_kinds_of_one_repository_come_and_go_alone(user: User) -> None:
