@@ -1,12 +1,12 @@
 // One message on screen. `update` draws what has changed since the last time.
 
+import { asCurl, asPython, CHAT } from "../code.js";
+import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
+import { Tokens } from "../tokens.js";
 import { CallCard } from "./calls.js";
-import { asCurl, asPython } from "./code.js";
-import { copyButton } from "./copy.js";
 import { Markdown } from "./markdown.js";
 import { costOf, endingOf } from "./ending.js";
-import { Tokens } from "./tokens.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -80,8 +80,8 @@ export class Message {
     if (node.role !== "assistant") return buttons;
     buttons.push(quiet("Regenerate", () => actions.regenerate(node), { disabled: running }));
     if (node.sent) {
-      buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, actions.bodyOf(node))));
-      buttons.push(copyButton("Copy as Python", () => asPython(actions.server, actions.bodyOf(node))));
+      buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, CHAT, actions.bodyOf(node))));
+      buttons.push(copyButton("Copy as Python", () => asPython(actions.server, CHAT, actions.bodyOf(node))));
     }
     const cost = costOf(node);
     return cost ? [element("span", { class: "cost", title: cost.more }, cost.text), ...buttons] : buttons;

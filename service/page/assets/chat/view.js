@@ -1,10 +1,10 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
+import { can } from "../card.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { History } from "./history.js";
 import { layout } from "./layout.js";
-import { can } from "./limits.js";
 import { bodyOf } from "./request.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
@@ -118,6 +118,7 @@ class View {
     const running = this.session.running(this.conversation);
     this.settings.show(this.conversation.head);
     this.scoresButton.setAttribute("aria-pressed", String(this.conversation.head.scores));
+    this.colours.hidden = !this.conversation.head.scores;
     this.#drawThread(running);
   }
 

@@ -24,9 +24,9 @@ export class Panel {
   box = element("div", { class: "panel" });
   #rows = [];
 
-  async fill(server, defaults = {}) {
-    const fields = await readFields(server, "/v1/completions", NAMES);
-    this.#rows = fields.map((field) => makeRow(field, defaults[field.name]));
+  async fill(server, card) {
+    const fields = await readFields(server, "/v1/completions", NAMES, card);
+    this.#rows = fields.map((field) => makeRow(field, card.defaults?.[field.name]));
     this.box.replaceChildren(...this.#rows.map(({ box }) => box));
   }
 

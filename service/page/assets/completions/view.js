@@ -3,13 +3,11 @@
 import { asCurl, asPython, COMPLETIONS } from "../code.js";
 import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
-import { Tokens } from "../tokens.js";
+import { COLOURS, Tokens } from "../tokens.js";
 import { Panel } from "./panel.js";
 import { bodyOf, run, summary } from "./run.js";
 
 const STORED = "noria-completion-text"; // of this tab: a reload keeps the text
-const COLOURS =
-  "Probability of each token: from 90 % without colour, from 60 % green, from 30 % blue, from 10 % orange, below red.";
 const EXAMPLE = "Once upon a time, a miller built a water wheel";
 
 /** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
@@ -93,7 +91,7 @@ class Completions {
 
   async know() {
     this.card = await this.model;
-    await this.panel.fill(this.server, this.card.defaults);
+    await this.panel.fill(this.server, this.card);
   }
 
   /** The request for the text as it is; null if a parameter is wrong. */
