@@ -62,3 +62,18 @@ def test_a_screen_reader_and_a_phone(
         expect(page.locator("#model")).to_have_text(re.compile("fake"))
         accessible(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+SELECTORS = """() => {
+  const of = (sheet) => [...sheet.cssRules].flatMap((rule) =>
+    rule.styleSheet ? of(rule.styleSheet) : rule.media ? of(rule) : rule.selectorText?.split(", ") ?? []);
+  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel|completions)\\//.test(href));
+  return views.flatMap((sheet) => of(sheet).map((selector) => [sheet.href.split("/").at(-2), selector]));
+}"""
+
+
+def test_the_styles_of_a_view_reach_no_other_view(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    found = page.evaluate(SELECTORS)
+    assert {view for view, _ in found} == {"chat", "wheel", "completions"}
+    assert [selector for view, selector in found if not re.match(rf"\.({view}\b(?!-)|hljs-)", selector)] == []

@@ -73,7 +73,9 @@ class View {
       }),
     );
     root.append(this.chat);
-    this.#toggle(this.history.root, this.historyButton, matchMedia(WIDE).matches);
+    const wide = matchMedia(WIDE);
+    this.#toggle(this.history.root, this.historyButton, wide.matches);
+    wide.addEventListener("change", () => this.#toggle(this.history.root, this.historyButton, wide.matches));
     this.#toggle(this.settings.root, this.settingsButton, false);
     document.addEventListener("keydown", (event) => this.#escape(event));
   }
