@@ -19,6 +19,9 @@ def test_views_by_link_and_by_key(live: Live, page: Page) -> None:
         expect(page.get_by_role("region", name=name)).to_be_visible()
         expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
     assert len(page.locator("main > section:visible").all()) == 1
+    for name in ("Completions", "The wheel", "Chat"):
+        page.go_back()
+        expect(page.get_by_role("region", name=name)).to_be_visible()
 
 
 def test_it_asks_for_a_key_and_keeps_it_in_the_tab(page: Page) -> None:

@@ -16,7 +16,8 @@ function setUpViews(context) {
   const views = {};
   let current = null;
   const show = () => {
-    const name = Object.hasOwn(mounts, location.hash.slice(1)) ? location.hash.slice(1) : (current ?? "chat");
+    const wanted = location.hash.slice(1) || "chat"; // Back may lead to the address without a fragment
+    const name = Object.hasOwn(mounts, wanted) ? wanted : (current ?? "chat");
     if (name === current) return;
     if (current) views[current].hidden?.();
     for (const other of Object.keys(mounts)) byId(`view-${other}`).hidden = other !== name;
