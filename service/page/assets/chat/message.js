@@ -10,6 +10,8 @@ import { costOf, endingOf } from "./ending.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
+const isWritten = ({ state }) => ["waiting", "writing"].includes(state);
+
 export const quiet = (name, onclick, more = {}) =>
   element("button", { type: "button", class: "quiet", onclick, ...more }, name);
 
@@ -49,7 +51,7 @@ export class Message {
   update(all, running) {
     const { node } = this;
     this.parts?.update(running);
-    this.root.setAttribute("aria-busy", String(running && ["waiting", "writing"].includes(node.state)));
+    this.root.setAttribute("aria-busy", String(running && isWritten(node)));
     const state = JSON.stringify([
       all.map(({ id }) => id),
       running,
@@ -83,7 +85,7 @@ export class Message {
       buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, CHAT, actions.bodyOf(node))));
       buttons.push(copyButton("Copy as Python", () => asPython(actions.server, CHAT, actions.bodyOf(node))));
     }
-    const cost = costOf(node);
+    const cost = isWritten(node) ? null : costOf(node);
     return cost ? [element("span", { class: "cost", title: cost.more }, cost.text), ...buttons] : buttons;
   }
 

@@ -14,7 +14,7 @@ import { Thread } from "./thread.js";
 const CURRENT = "noria-conversation"; // in the tab's storage: a reload opens the same conversation
 const WIDE = "(min-width: 64rem)";
 
-/** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
+/** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, context) {
   const view = new View(root, context);
   return { shown: () => view.shown(), hidden: () => view.hidden() };
@@ -40,7 +40,7 @@ class View {
     });
     this.history = new History(this.store, this.#historyActions());
     this.#build(root);
-    model.then((card) => this.#know(card));
+    model.follow((card) => this.#know(card));
     this.#start();
   }
 
