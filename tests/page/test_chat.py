@@ -121,6 +121,23 @@ def test_a_reload_keeps_the_text_and_the_answer_goes_on(slow: Live, page: Page) 
     assert written == answer("u:reload;a:", len(written))
 
 
+def test_a_reload_at_the_end_of_an_answer_loses_nothing(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    ask(page, "first")  # the conversation is stored from now on
+    expect(page.locator(".cost")).to_have_count(1)
+    page.evaluate(
+        """() => {
+            const costs = () => document.querySelectorAll(".cost").length;
+            const observer = new MutationObserver(() => costs() === 2 && location.reload());
+            observer.observe(document.querySelector(".messages"), { childList: true, subtree: true });
+        }"""
+    )
+    with page.expect_event("load"):
+        ask(page, "second")
+    expect(answers(page)).to_have_text(["first", "second"])
+    expect(page.locator(".cost")).to_have_count(2)
+
+
 def plain(page: Page) -> str:
     """The text of the last answer as the storage has it, without what markdown makes of it."""
     return page.evaluate(

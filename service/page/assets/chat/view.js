@@ -200,8 +200,7 @@ class View {
       sessionStorage.setItem(CURRENT, head.id);
       await this.store.add(this.conversation);
     } else {
-      for (const node of nodes) await this.store.putNode(node);
-      await this.store.patch(head.id, { leaf: head.leaf, updated: head.updated, title: head.title });
+      await this.store.patch(head.id, { leaf: head.leaf, updated: head.updated, title: head.title }, nodes);
     }
     this.history.refresh(head.id);
   }
