@@ -95,6 +95,9 @@ def test_stop_keeps_the_text_and_ends_the_request(slow: Live, page: Page, how: s
     else:
         page.keyboard.press("Escape")
     expect(page.locator(".ending")).to_contain_text("Stopped.")
+    expect(page.locator(".cost")).to_have_text(
+        re.compile(r"^\d+ tokens · [\d.]+ tokens/s · first after .* of 9 prompt")
+    )
     eventually(idle(slow), "the engine has dropped the request")
     text = answers(page).inner_text()
     page.reload()
@@ -116,6 +119,23 @@ def test_a_reload_keeps_the_text_and_the_answer_goes_on(slow: Live, page: Page) 
     button(page, "Stop").click()
     written = plain(page)
     assert written == answer("u:reload;a:", len(written))
+
+
+def test_a_reload_at_the_end_of_an_answer_loses_nothing(reciting: Live, page: Page) -> None:
+    page.goto(reciting.url)
+    ask(page, "first")  # the conversation is stored from now on
+    expect(page.locator(".cost")).to_have_count(1)
+    page.evaluate(
+        """() => {
+            const costs = () => document.querySelectorAll(".cost").length;
+            const observer = new MutationObserver(() => costs() === 2 && location.reload());
+            observer.observe(document.querySelector(".messages"), { childList: true, subtree: true });
+        }"""
+    )
+    with page.expect_event("load"):
+        ask(page, "second")
+    expect(answers(page)).to_have_text(["first", "second"])
+    expect(page.locator(".cost")).to_have_count(2)
 
 
 def plain(page: Page) -> str:
@@ -218,11 +238,43 @@ def test_a_wrong_key(page: Page) -> None:
         button(page, "Cancel").click()
         expect(page.get_by_label("Message")).to_be_focused()
         ask(page, "kept")
-        expect(page.locator(".notice")).to_be_visible()
+        button(page, "Cancel").click()  # it asks again
+        expect(page.locator(".ending.error")).to_contain_text("This server needs a key.")
         button(page, "Key").click()
         key.fill("secret")
         key.press("Enter")
+        expect(page.locator("#model")).to_have_text("fake")
+        button(page, "Retry").click()
         expect(answers(page)).to_have_text("kept")
+
+
+def test_a_server_that_comes_back_with_another_model(reciting: Live, page: Page) -> None:
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "old"}]}))
+    page.route("**/v1/models/old", lambda route: route.fulfill(json={"id": "old", "max_model_len": 64}))
+    page.goto(reciting.url)
+    expect(page.locator("#model")).to_have_text("old")
+    page.unroute_all()
+    ask(page, "who are you")
+    expect(answers(page)).to_have_text("who are you")
+    expect(page.locator("#model")).to_have_text("fake")
+    expect(page.locator("#chat-settings")).to_contain_text("1 to 4096")
+
+
+def test_the_time_to_the_first_token_leaves_out_the_key(page: Page) -> None:
+    with running(model="recite", api_keys=("secret",)) as live:
+        page.goto(live.url)
+        page.get_by_label("API key").fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#model")).to_have_text("fake")
+        page.evaluate("sessionStorage.setItem('noria-key', 'old')")  # as after a rotation
+        page.clock.install()
+        ask(page, "quick")
+        page.get_by_label("API key").fill("secret")
+        page.clock.fast_forward(3_600_000)
+        page.get_by_label("API key").press("Enter")
+        expect(page.locator(".cost")).to_contain_text(re.compile(r"first after [\d.]+ (ms|s) "))
+        spent = re.findall(r"first after ([\d.]+) (ms|s)", page.locator(".cost").inner_text())[0]
+        assert spent[1] == "ms" or float(spent[0]) < 3600
 
 
 def test_an_answer_that_is_cut_off_continues(live: Live, page: Page) -> None:

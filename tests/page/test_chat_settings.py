@@ -77,7 +77,7 @@ def test_ranges_come_from_the_server_and_only_changes_are_sent(live: Live, page:
             "max_tokens": 5,
             "stop": ["\n\n", "END"],
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "return_progress": True,
         }
     ]

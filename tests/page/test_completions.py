@@ -134,7 +134,7 @@ def copied(page: Page, name: str) -> str:
 @pytest.mark.parametrize("key", [None, "secret"])
 def test_copied_commands_give_the_same_answer(page: Page, tmp_path: Path, key: str | None) -> None:
     with running(api_keys=(key,) if key else ()) as live:
-        page.goto(live.url)
+        page.goto(f"{live.url}/#completions")
         page.evaluate("key => key && sessionStorage.setItem('noria-key', key)", key)
         page.reload()
         show(page, live, TEXT)

@@ -19,6 +19,9 @@ def test_views_by_link_and_by_key(live: Live, page: Page) -> None:
         expect(page.get_by_role("region", name=name)).to_be_visible()
         expect(page.get_by_role("link", name=name)).to_have_attribute("aria-current", "page")
     assert len(page.locator("main > section:visible").all()) == 1
+    for name in ("Completions", "The wheel", "Chat"):
+        page.go_back()
+        expect(page.get_by_role("region", name=name)).to_be_visible()
 
 
 def test_it_asks_for_a_key_and_keeps_it_in_the_tab(page: Page) -> None:
@@ -62,3 +65,18 @@ def test_a_screen_reader_and_a_phone(
         expect(page.locator("#model")).to_have_text(re.compile("fake"))
         accessible(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+SELECTORS = """() => {
+  const of = (sheet) => [...sheet.cssRules].flatMap((rule) =>
+    rule.styleSheet ? of(rule.styleSheet) : rule.media ? of(rule) : rule.selectorText?.split(", ") ?? []);
+  const views = [...document.styleSheets].filter(({ href }) => /\\/(chat|wheel|completions)\\//.test(href));
+  return views.flatMap((sheet) => of(sheet).map((selector) => [sheet.href.split("/").at(-2), selector]));
+}"""
+
+
+def test_the_styles_of_a_view_reach_no_other_view(live: Live, page: Page) -> None:
+    page.goto(live.url)
+    found = page.evaluate(SELECTORS)
+    assert {view for view, _ in found} == {"chat", "wheel", "completions"}
+    assert [selector for view, selector in found if not re.match(rf"\.({view}\b(?!-)|hljs-)", selector)] == []

@@ -11,19 +11,24 @@
  * @property {string} about  What the server says of the field.
  */
 
+const OF_THE_CONTEXT = ["max_tokens", "min_tokens"];
+
 /**
- * The fields of these names that `POST path` has, in this order.
+ * The fields of these names that `POST path` has, in this order. The model's card limits what counts tokens.
  * @returns {Promise<Field[]>}
  */
-export async function readFields(server, path, names) {
+export async function readFields(server, path, names, card) {
   const document = await server.json("openapi.json");
   const body = document.paths[path].post.requestBody.content["application/json"].schema;
   const { properties } = resolved(document, body);
   return names
     .filter((name) => name in properties)
     .map((name) => field(name, properties[name]))
-    .filter(Boolean);
+    .filter(Boolean)
+    .map((one) => (OF_THE_CONTEXT.includes(one.name) ? within(one, card.max_model_len) : one));
 }
+
+const within = (field, most) => ({ ...field, max: Math.min(field.max, most ?? Infinity) });
 
 function resolved(document, schema) {
   return schema.$ref

@@ -35,19 +35,25 @@ export class Server {
   }
 
   /** The response to a request, once it is a success. Throws ServerError, or AbortError from `signal`. */
-  async fetch(path, { method = "GET", body = null, signal = null } = {}) {
+  async fetch(path, options) {
+    return (await this.#answered(path, options)).response;
+  }
+
+  /** The response, and when its request was sent: a person may have typed a key before. */
+  async #answered(path, { method = "GET", body = null, signal = null } = {}) {
     for (;;) {
       const key = this.key;
       const headers = {};
       if (key) headers.authorization = `Bearer ${key}`;
       if (body !== null) headers["content-type"] = "application/json";
+      const sent = performance.now();
       const response = await this.#send(path, { method, headers, signal, body: body && JSON.stringify(body) });
-      if (response.ok) return response;
+      if (response.ok) return { response, sent };
       const error = await failure(response);
       if (response.status !== 401) throw error;
       if (this.key !== key) continue; // another request has got a key meanwhile
       const answer = await this.#newKey(key ? "The server does not know this key." : "");
-      if (answer === null) throw error;
+      if (answer === null) throw new ServerError(401, "This server needs a key.");
     }
   }
 
@@ -55,11 +61,11 @@ export class Server {
     return (await this.fetch(path, options)).json();
   }
 
-  /** The events of a stream as {event, data, id}: `id` is the request's id at the server. */
+  /** The events of a stream as {event, data, id, sent}: the request's id at the server, and when it was sent. */
   async *events(path, options) {
-    const response = await this.fetch(path, options);
+    const { response, sent } = await this.#answered(path, options);
     const id = response.headers.get("x-request-id");
-    for await (const event of serverEvents(response)) yield { ...event, id };
+    for await (const event of serverEvents(response)) yield { ...event, id, sent };
   }
 
   async #send(path, options) {

@@ -4,6 +4,10 @@
 import { element } from "./dom.js";
 
 const LEVELS = [0.9, 0.6, 0.3, 0.1]; // above the first: no colour
+/** What the colours mean. */
+export const COLOURS =
+  "Probability of each token: from 90 % without colour, from 60 % green, from 30 % yellow, from 10 % orange, below red.";
+
 const percent = (logprob) => {
   if (logprob === null) return "no probability"; // the first token of a text follows nothing
   const value = 100 * Math.exp(logprob);
@@ -22,6 +26,7 @@ function describe({ token, logprob, top }) {
   return `${quoted(token)} ${percent(logprob)}${others.length ? `; else ${others.join(", ")}` : ""}`;
 }
 
+const GAP = 8; // pixels between the tip and the edge of the window
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 
 /** The tokens in an element. It is one stop of the Tab key; the arrow keys move inside. */
@@ -29,7 +34,7 @@ export class Tokens {
   constructor() {
     this.scores = [];
     this.list = element("div", { class: "tokens", role: "listbox", "aria-label": "Tokens and their probabilities" });
-    this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
+    this.tip = element("div", { class: "tip", role: "tooltip", popover: "manual" }); // above all boxes
     this.root = element("div", { class: "token-box" }, this.list, this.tip);
     this.list.addEventListener("pointerover", ({ target }) => this.#tell(target));
     this.list.addEventListener("focusin", ({ target }) => this.#tell(target));
@@ -60,7 +65,7 @@ export class Tokens {
     const { children } = this.list;
     const index = Number(event.target.dataset.index);
     const ends = { Home: 0, End: children.length - 1 };
-    if (event.key === "Escape" && !this.tip.hidden) {
+    if (event.key === "Escape" && this.tip.matches(":popover-open")) {
       event.stopPropagation();
       return this.#hide();
     }
@@ -83,20 +88,20 @@ export class Tokens {
       return element("div", { class: own }, element("span", {}, quoted(name)), element("span", {}, percent(logprob)));
     });
     this.tip.replaceChildren(...cells);
-    this.tip.hidden = false;
+    this.tip.showPopover();
     this.#place(target);
   }
 
-  /** Put the tip below the token, inside the box. */
+  /** Put the tip below the token, or above it where the window ends. */
   #place(target) {
-    const box = this.root.getBoundingClientRect();
     const token = target.getClientRects()[0] ?? target.getBoundingClientRect();
-    const left = Math.min(token.left - box.left, box.width - this.tip.offsetWidth);
-    this.tip.style.left = `${Math.max(0, left)}px`;
-    this.tip.style.top = `${token.bottom - box.top}px`;
+    const { offsetWidth: width, offsetHeight: height } = this.tip;
+    const below = token.bottom + height < innerHeight;
+    this.tip.style.left = `${Math.max(0, Math.min(token.left, innerWidth - width - GAP))}px`;
+    this.tip.style.top = `${below ? token.bottom + 2 : token.top - height - 2}px`;
   }
 
   #hide() {
-    this.tip.hidden = true;
+    this.tip.hidePopover();
   }
 }

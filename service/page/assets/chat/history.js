@@ -63,6 +63,7 @@ export class History {
         id: `chat-of-${head.id}`,
         type: "button",
         class: "open",
+        dir: "auto",
         title: head.title,
         onclick: () => this.actions.open(head.id),
       },

@@ -1,6 +1,7 @@
 // Where the parts of the chat view stand.
 
 import { element } from "../dom.js";
+import { COLOURS } from "../tokens.js";
 
 /** The elements that join the parts, by their names in the view. `actions` has a function for each button. */
 export function layout({ history, thread, composer, settings }, actions) {
@@ -25,7 +26,8 @@ export function layout({ history, thread, composer, settings }, actions) {
     scoresButton,
     settingsButton,
   );
-  const middle = element("div", { class: "middle" }, bar, alertBox, thread.root, composer.root, status);
+  const colours = element("p", { class: "hint colours", hidden: true }, COLOURS);
+  const middle = element("div", { class: "middle" }, bar, colours, alertBox, thread.root, composer.root, status);
   const chat = element("div", { class: "chat" }, history.root, middle, settings.root);
-  return { chat, historyButton, settingsButton, scoresButton, alert, alertBox, status };
+  return { chat, historyButton, settingsButton, scoresButton, colours, alert, alertBox, status };
 }

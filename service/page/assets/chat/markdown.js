@@ -4,8 +4,8 @@
 import createPurify from "../vendor/dompurify.js";
 import highlight from "../vendor/highlight.js";
 import { Marked } from "../vendor/marked.js";
+import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
-import { copyButton } from "./copy.js";
 
 const TAGS = `p br strong em del code pre ul ol li blockquote h3 table thead tbody tr th td a hr span`.split(" ");
 const ATTRIBUTES = ["href", "class", "data-language", "data-depth", "start"];

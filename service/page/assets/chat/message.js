@@ -1,14 +1,16 @@
 // One message on screen. `update` draws what has changed since the last time.
 
+import { asCurl, asPython, CHAT } from "../code.js";
+import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
+import { Tokens } from "../tokens.js";
 import { CallCard } from "./calls.js";
-import { asCurl, asPython } from "./code.js";
-import { copyButton } from "./copy.js";
 import { Markdown } from "./markdown.js";
 import { costOf, endingOf } from "./ending.js";
-import { Tokens } from "./tokens.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
+
+const isWritten = ({ state }) => ["waiting", "writing"].includes(state);
 
 export const quiet = (name, onclick, more = {}) =>
   element("button", { type: "button", class: "quiet", onclick, ...more }, name);
@@ -49,7 +51,7 @@ export class Message {
   update(all, running) {
     const { node } = this;
     this.parts?.update(running);
-    this.root.setAttribute("aria-busy", String(running && ["waiting", "writing"].includes(node.state)));
+    this.root.setAttribute("aria-busy", String(running && isWritten(node)));
     const state = JSON.stringify([
       all.map(({ id }) => id),
       running,
@@ -80,10 +82,10 @@ export class Message {
     if (node.role !== "assistant") return buttons;
     buttons.push(quiet("Regenerate", () => actions.regenerate(node), { disabled: running }));
     if (node.sent) {
-      buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, actions.bodyOf(node))));
-      buttons.push(copyButton("Copy as Python", () => asPython(actions.server, actions.bodyOf(node))));
+      buttons.push(copyButton("Copy as curl", () => asCurl(actions.server, CHAT, actions.bodyOf(node))));
+      buttons.push(copyButton("Copy as Python", () => asPython(actions.server, CHAT, actions.bodyOf(node))));
     }
-    const cost = costOf(node);
+    const cost = isWritten(node) ? null : costOf(node);
     return cost ? [element("span", { class: "cost", title: cost.more }, cost.text), ...buttons] : buttons;
   }
 

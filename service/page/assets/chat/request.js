@@ -1,7 +1,7 @@
 // The request for an answer, from the settings of a conversation and the messages before the answer.
 
 const ALTERNATIVES = 5;
-const DELIVERY = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+const DELIVERY = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, return_progress: true };
 
 /** An object or a list from the text of a setting. Throws an Error that names the setting. */
 export function parsed(text, name, isList) {

@@ -1,5 +1,6 @@
 // One answer: asks the server and writes what comes into a node.
 
+import { isGone } from "../model.js";
 import { ServerError } from "../server.js";
 
 const LONGEST_WAIT = 60; // seconds; a longer Retry-After is an error to read, not a wait
@@ -25,9 +26,7 @@ export async function answer({ server, model, node, bodyOf, signal, changed }) {
   node.notice = "Waits until the model is ready.";
   changed();
   try {
-    const body = bodyOf(await orAborted(model, signal));
-    node.notice = "";
-    await ask({ server, node, body, signal, changed });
+    await askModel({ server, model, node, bodyOf, signal, changed });
     if (node.state !== "failed") node.state = "done";
   } catch (error) {
     if (error.name === "AbortError") node.state = "stopped";
@@ -35,6 +34,21 @@ export async function answer({ server, model, node, bodyOf, signal, changed }) {
   }
   node.notice = "";
   changed();
+}
+
+/** Ask the model of the server. After a restart that is another one. */
+async function askModel({ model, bodyOf, ...run }) {
+  const askOne = async (card) => {
+    const body = bodyOf(await orAborted(card, run.signal));
+    run.node.notice = "";
+    await ask({ ...run, body });
+  };
+  try {
+    await askOne(model.card());
+  } catch (error) {
+    if (!isGone(error)) throw error;
+    await askOne(model.renewed());
+  }
 }
 
 function fail(node, error) {
@@ -70,11 +84,11 @@ async function countDown({ node, signal, changed }, { message, retryAfter }) {
 }
 
 async function read({ server, node, body, signal, changed }) {
-  const fold = folder(node, performance.now());
+  const fold = folder(node);
   let ended = false;
-  for await (const { data } of server.events("v1/chat/completions", { method: "POST", body, signal })) {
+  for await (const { data, sent } of server.events("v1/chat/completions", { method: "POST", body, signal })) {
     if (data === "[DONE]") ended = true;
-    else fold(JSON.parse(data));
+    else fold(JSON.parse(data), sent);
     changed();
     if (node.state === "failed") return;
   }
@@ -82,20 +96,21 @@ async function read({ server, node, body, signal, changed }) {
 }
 
 /** A function that folds the chunks of a stream into a node. */
-function folder(node, started) {
+function folder(node) {
   const decoder = new TextDecoder();
   const firstCall = node.calls?.length ?? 0;
   node.finish = null;
   node.stats = {};
-  return (chunk) => {
+  let first = null; // when the first text came, and how many tokens it had
+  return (chunk, sent) => {
     if (chunk.error) return fail(node, chunk.error);
     if (chunk.prompt_progress) node.notice = progressOf(chunk.prompt_progress);
     const choice = chunk.choices?.[0];
-    if (choice) foldChoice(choice);
-    if (chunk.usage) Object.assign(node.stats, statsOf(chunk));
+    if (choice) foldChoice(choice, () => begin(chunk, sent));
+    if (chunk.usage) Object.assign(node.stats, statsOf(chunk, first));
   };
 
-  function foldChoice({ delta, logprobs, finish_reason: finish }) {
+  function foldChoice({ delta, logprobs, finish_reason: finish }, begin) {
     const thought = delta.reasoning_content ?? "";
     if (delta.content || thought || delta.tool_calls || logprobs?.content?.length) begin();
     if (thought) node.thought = (node.thought ?? "") + thought;
@@ -105,8 +120,9 @@ function folder(node, started) {
     if (finish) node.finish = finish;
   }
 
-  function begin() {
-    node.stats.first ??= performance.now() - started;
+  function begin({ usage }, sent) {
+    first ??= { at: performance.now(), tokens: usage?.completion_tokens ?? 0 };
+    node.stats.first ??= first.at - sent;
     node.state = "writing";
     node.notice = "";
   }
@@ -124,13 +140,14 @@ function progressOf({ total, processed }) {
   return total ? `Reads the prompt: ${Math.floor((100 * processed) / total)} %.` : "";
 }
 
-/** What the last chunk says of cost and speed. */
-function statsOf({ usage, timings = {} }) {
+/** What a chunk says of cost and speed. The server tells its speed at the end; an answer may be stopped before. */
+function statsOf({ usage, timings = {} }, first) {
+  const seen = first ? (1000 * (usage.completion_tokens - first.tokens)) / (performance.now() - first.at) : null;
   return {
     prompt: usage.prompt_tokens,
     tokens: usage.completion_tokens,
     cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
-    speed: timings.predicted_per_second ?? null,
+    speed: timings.predicted_per_second ?? (Number.isFinite(seen) ? seen : null),
     queue: timings.queue_ms ?? null,
     miss: timings.cache_miss ?? null,
   };

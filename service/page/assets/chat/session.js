@@ -9,7 +9,7 @@ const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 export class Session {
   /** `drawn(conversation, whole)` draws: the whole branch, or its last message. */
   constructor({ server, model, store, drawn }) {
-    Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Set() });
+    Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map() });
     addEventListener("pagehide", () => this.#leave());
   }
 
@@ -31,7 +31,7 @@ export class Session {
     const controller = new AbortController();
     const { head } = conversation;
     this.runs.set(head.id, { conversation, node, controller });
-    this.unsaved.add(node.id);
+    this.unsaved.set(node.id, node);
     this.drawn(conversation, true);
     const draw = onceAtATime(
       requestAnimationFrame,
@@ -68,9 +68,10 @@ export class Session {
 
   /** The page goes: what was written stays. */
   #leave() {
-    for (const { node, controller } of this.runs.values()) {
-      controller.abort();
-      this.store.putLast({ ...node, state: "stopped", notice: "" });
+    const written = new Set(Array.from(this.runs.values(), ({ node }) => node));
+    for (const { controller } of this.runs.values()) controller.abort();
+    for (const node of this.unsaved.values()) {
+      this.store.putLast(written.has(node) ? { ...node, state: "stopped", notice: "" } : node);
     }
   }
 }

@@ -1,9 +1,29 @@
 // The settings of a conversation: system prompt, request fields, JSON schema and tools.
 
+import { can } from "../card.js";
 import { element } from "../dom.js";
-import { can, rangeOf, readFields, textOf, valueOf } from "./limits.js";
+import { rangeOf, readFields, textOf, valueOf } from "../fields.js";
 import { parsed } from "./request.js";
 
+const NAMES = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "repetition_penalty",
+  "stop",
+  "min_tokens",
+  "prompt_lookup_num_tokens",
+  "reasoning_effort",
+  "thinking_token_budget",
+  "tool_choice",
+  "priority",
+  "timeout",
+];
 const SCHEMA = {
   type: "object",
   properties: { city: { type: "string" }, continent: { enum: ["Africa", "America", "Asia", "Europe", "Oceania"] } },
@@ -70,7 +90,7 @@ export class Settings {
   /** The model's card is known: its defaults and abilities, and the server's ranges. */
   async know(card) {
     this.card = card;
-    this.fields = await readFields(this.server, card);
+    this.fields = await readFields(this.server, "/v1/chat/completions", NAMES, card);
     const defaults = Object.entries(card.defaults ?? {});
     const given = defaults.map(([name, value]) => `${name} ${value}`).join(", ");
     this.defaults.textContent = `${given ? `This model's defaults: ${given}. ` : ""}An empty field keeps its default. Only changed fields are sent.`;

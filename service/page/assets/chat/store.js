@@ -62,11 +62,13 @@ export class Store {
     });
   }
 
-  /** Change fields of a head. A conversation that another tab has deleted stays deleted. */
-  async patch(id, changes) {
+  /** Change fields of a head and put nodes. A conversation that another tab has deleted stays deleted. */
+  async patch(id, changes, nodes = []) {
     await this.#write(id, async (of) => {
       const head = await result(of("heads").get(id));
-      if (head) of("heads").put({ ...head, ...changes });
+      if (!head) return;
+      of("heads").put({ ...head, ...changes });
+      for (const node of nodes) of("nodes").put(node);
     });
   }
 

@@ -1,10 +1,10 @@
 // The chat view: joins the list of conversations, the branch on screen, the text box and the settings.
 
+import { can } from "../card.js";
 import { Composer } from "./composer.js";
 import { addNode, choose, newConversation, pathTo, titleOf } from "./conversation.js";
 import { History } from "./history.js";
 import { layout } from "./layout.js";
-import { can } from "./limits.js";
 import { bodyOf } from "./request.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
@@ -14,7 +14,7 @@ import { Thread } from "./thread.js";
 const CURRENT = "noria-conversation"; // in the tab's storage: a reload opens the same conversation
 const WIDE = "(min-width: 64rem)";
 
-/** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
+/** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, context) {
   const view = new View(root, context);
   return { shown: () => view.shown(), hidden: () => view.hidden() };
@@ -40,7 +40,7 @@ class View {
     });
     this.history = new History(this.store, this.#historyActions());
     this.#build(root);
-    model.then((card) => this.#know(card));
+    model.follow((card) => this.#know(card));
     this.#start();
   }
 
@@ -73,7 +73,9 @@ class View {
       }),
     );
     root.append(this.chat);
-    this.#toggle(this.history.root, this.historyButton, matchMedia(WIDE).matches);
+    const wide = matchMedia(WIDE);
+    this.#toggle(this.history.root, this.historyButton, wide.matches);
+    wide.addEventListener("change", () => this.#toggle(this.history.root, this.historyButton, wide.matches));
     this.#toggle(this.settings.root, this.settingsButton, false);
     document.addEventListener("keydown", (event) => this.#escape(event));
   }
@@ -118,6 +120,7 @@ class View {
     const running = this.session.running(this.conversation);
     this.settings.show(this.conversation.head);
     this.scoresButton.setAttribute("aria-pressed", String(this.conversation.head.scores));
+    this.colours.hidden = !this.conversation.head.scores;
     this.#drawThread(running);
   }
 
@@ -197,8 +200,7 @@ class View {
       sessionStorage.setItem(CURRENT, head.id);
       await this.store.add(this.conversation);
     } else {
-      for (const node of nodes) await this.store.putNode(node);
-      await this.store.patch(head.id, { leaf: head.leaf, updated: head.updated, title: head.title });
+      await this.store.patch(head.id, { leaf: head.leaf, updated: head.updated, title: head.title }, nodes);
     }
     this.history.refresh(head.id);
   }

@@ -24,9 +24,11 @@ export class Panel {
   box = element("div", { class: "panel" });
   #rows = [];
 
-  async fill(server, defaults = {}) {
-    const fields = await readFields(server, "/v1/completions", NAMES);
-    this.#rows = fields.map((field) => makeRow(field, defaults[field.name]));
+  async fill(server, card) {
+    const fields = await readFields(server, "/v1/completions", NAMES, card);
+    const before = new Map(this.#rows.map(({ field, input }) => [field.name, input.value]));
+    this.#rows = fields.map((field) => makeRow(field, card.defaults?.[field.name]));
+    for (const { field, input } of this.#rows) input.value = before.get(field.name) ?? input.value;
     this.box.replaceChildren(...this.#rows.map(({ box }) => box));
   }
 

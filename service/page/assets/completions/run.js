@@ -20,16 +20,15 @@ export function bodyOf(model, prompt, values, { scores, echo }) {
  * follows the prompt, also with echo.
  */
 export async function* run(server, body, signal) {
-  const began = performance.now();
   let echoed = body.echo ? body.prompt : ""; // of the prompt, what has not come back yet
-  for await (const { data } of server.events("v1/completions", { method: "POST", body, signal })) {
+  for await (const { data, sent } of server.events("v1/completions", { method: "POST", body, signal })) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
     if (event.error) throw new Error(event.error.message);
     if (event.usage) yield { usage: event.usage, timings: event.timings };
     const [choice] = event.choices;
     if (!choice) continue;
-    const waited = performance.now() - began;
+    const waited = performance.now() - sent;
     const back = commonStart(echoed, choice.text);
     echoed = echoed.slice(back);
     yield { text: choice.text.slice(back), scores: scoresOf(choice.logprobs), finish: choice.finish_reason, waited };

@@ -3,16 +3,15 @@
 import { asCurl, asPython, COMPLETIONS } from "../code.js";
 import { copyButton } from "../copy.js";
 import { element } from "../dom.js";
-import { Tokens } from "../tokens.js";
+import { isGone } from "../model.js";
+import { COLOURS, Tokens } from "../tokens.js";
 import { Panel } from "./panel.js";
 import { bodyOf, run, summary } from "./run.js";
 
 const STORED = "noria-completion-text"; // of this tab: a reload keeps the text
-const COLOURS =
-  "Probability of each token: from 90 % without colour, from 60 % green, from 30 % blue, from 10 % orange, below red.";
 const EXAMPLE = "Once upon a time, a miller built a water wheel";
 
-/** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
+/** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, { server, model }) {
   const view = new Completions(root, server, model);
   return { shown: () => view.text.focus(), hidden() {} };
@@ -39,7 +38,7 @@ class Completions {
     this.shown = element("div");
     this.build(root);
     this.listen(root);
-    this.know();
+    model.follow((card) => this.know(card));
   }
 
   build(root) {
@@ -91,9 +90,9 @@ class Completions {
     this.scores.input.addEventListener("change", () => (this.echo.input.checked &&= this.scores.input.checked));
   }
 
-  async know() {
-    this.card = await this.model;
-    await this.panel.fill(this.server, this.card.defaults);
+  async know(card) {
+    this.card = card;
+    await this.panel.fill(this.server, this.card);
   }
 
   /** The request for the text as it is; null if a parameter is wrong. */
@@ -111,7 +110,7 @@ class Completions {
     if (!body.prompt) return this.say("Write a text first.");
     this.begin();
     try {
-      await this.follow(body, this.#abort.signal);
+      await this.ask(body, this.#abort.signal);
     } catch (error) {
       this.say(error.name === "AbortError" ? "Stopped." : error.message);
     }
@@ -126,6 +125,17 @@ class Completions {
     this.back.disabled = true;
     this.shown.replaceChildren();
     this.say("The model reads the prompt…");
+  }
+
+  /** Ask the model of the server. After a restart that is another one. */
+  async ask(body, signal) {
+    try {
+      await this.follow(body, signal);
+    } catch (error) {
+      if (!isGone(error)) throw error;
+      const { id } = await this.model.renewed();
+      await this.follow({ ...body, model: id }, signal);
+    }
   }
 
   async follow(body, signal) {

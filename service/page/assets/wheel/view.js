@@ -16,7 +16,7 @@ import { Trouble } from "./trouble.js";
 const CONTEXT = 512; // where the model's card has not come yet
 const INVITATION = "Eight short requests, so that the wheel turns.";
 
-/** Fill `root`. `context` has `server` (server.js), `model` (a promise of the model's card) and `tell(text)`. */
+/** Fill `root`. `context` has `server` (server.js) and `model` (model.js). */
 export function mount(root, { server, model }) {
   const view = new Wheel(root, server, model);
   return { shown: () => view.feed.show(), hidden: () => view.feed.hide() };
@@ -36,7 +36,7 @@ class Wheel {
     );
     this.load = new Load(server, (n) => this.showLoad(n));
     this.context = CONTEXT;
-    model.then((card) => {
+    model.follow((card) => {
       this.context = card.max_model_len ?? CONTEXT;
       this.feed.retry(); // a key that was missing is there now
     });
