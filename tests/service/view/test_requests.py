@@ -69,6 +69,7 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
                 "text": "",
                 "logprobs": None,
                 "finish_reason": "abort",
+                "stop_reason": None,
             }
         eventually(lambda: facts(live, "mine")["state"] == "finished", "it has finished")
         assert facts(live, "mine")["outcome"] == "abort"
