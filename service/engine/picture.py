@@ -6,8 +6,8 @@ It has no text, no token ids and no names of keys.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MAX_SEQUENCES = 64
-"""Sequences in one picture; the others are counted."""
+MAX_RUNNING, MAX_QUEUED = 64, 16
+"""Sequences in one picture that run, and that wait; the others are counted. A full engine must not hide its queue."""
 MAX_PAGES = 64
 """Page ids of one sequence in one pool; the newest."""
 MAX_STEPS = 32

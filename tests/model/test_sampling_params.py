@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from model.checkpoint.generation_config import SAMPLING
 from model.errors import ParameterError
 from model.sampling_params import PARAMETERS, SamplingParams
 
@@ -46,11 +45,6 @@ def test_every_parameter_has_a_reader() -> None:
     """A parameter that nothing reads would be accepted and ignored."""
     assert [name for name in PARAMETERS if not read_somewhere(name)] == []
     assert not read_somewhere("an_" + "end")
-
-
-def test_descriptions_say_which_parameters_a_model_may_set() -> None:
-    told = {name for name, row in PARAMETERS.items() if "the model's value, or" in (row.description or "")}
-    assert told == set(SAMPLING)
 
 
 def test_what_is_in_use_and_what_reads_the_output() -> None:

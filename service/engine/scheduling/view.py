@@ -6,7 +6,8 @@ from itertools import chain, islice
 
 from service.engine.picture import (
     MAX_PAGES,
-    MAX_SEQUENCES,
+    MAX_QUEUED,
+    MAX_RUNNING,
     Load,
     Outlook,
     Picture,
@@ -37,7 +38,8 @@ class View:
 
     def whole(self, steps: Picture) -> Picture:
         """The picture of the steps, with the pools and the first sequences."""
-        shown = tuple(islice(self._all(pages=True), MAX_SEQUENCES))
+        queued = chain(self._queue(True), self._unprepared())
+        shown = (*islice(self._running(True), MAX_RUNNING), *islice(queued, MAX_QUEUED))
         n_sequences = len(self.running) + len(self.waiting) + len(self.preparing)
         pools = tuple(map(_pool, self.pools))
         return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
@@ -49,8 +51,11 @@ class View:
         return Picture(sequences=found, outlook=self._outlook(line))
 
     def _all(self, *, pages: bool) -> Iterator[SequencePicture]:
-        running = (_shape(item, "prompt" if _prefills(item) else "decode", None, None, pages) for item in self.running)
-        return chain(running, self._queue(pages), self._unprepared())
+        return chain(self._running(pages), self._queue(pages), self._unprepared())
+
+    def _running(self, pages: bool) -> Iterator[SequencePicture]:
+        for item in self.running:
+            yield _shape(item, "prompt" if _prefills(item) else "decode", None, None, pages)
 
     def _queue(self, pages: bool) -> Iterator[SequencePicture]:
         priority, newest, newest_prior = 0, -1, -1  # of those before: the newest of its priority, and of others

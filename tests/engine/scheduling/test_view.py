@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model.sampling_params import SamplingParams
-from service.engine.picture import MAX_SEQUENCES, Picture
+from service.engine.picture import MAX_QUEUED, MAX_RUNNING, Picture
 from service.engine.scheduling.view import View
 from tests.engine.driving import Drive
 from tests.fakes import make_info
@@ -111,8 +111,18 @@ def test_a_grammar_is_compiled_before_a_sequence_waits() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     drive = driven()
-    for number in range(MAX_SEQUENCES + 5):
+    for number in range(MAX_QUEUED + 53):
         submit(drive, number)
     picture = view(drive).whole(Picture())
-    assert (len(picture.sequences), picture.left_out) == (MAX_SEQUENCES, 5)
+    assert (len(picture.sequences), picture.left_out) == (MAX_QUEUED, 53)
     assert [item.id for item in view(drive).of([3, 68], (0.0, 0.0)).sequences] == [3, 68]
+
+
+def test_a_full_engine_does_not_hide_its_queue() -> None:
+    drive = driven(512, max_sequences=MAX_RUNNING + 2, max_step_tokens=512)
+    for number in range(MAX_RUNNING + 5):
+        submit(drive, number)
+    drive.step()
+    picture = view(drive).whole(Picture())
+    assert [item.state for item in picture.sequences[MAX_RUNNING:]] == ["waiting"] * 3
+    assert (len(picture.sequences), picture.left_out) == (MAX_RUNNING + 3, 2)
