@@ -31,8 +31,9 @@ class Constraint(NamedTuple):
         names, first = " and ".join(self.fields), self.fields[0]
         try:
             text = json.dumps(self.grammar, allow_nan=False)
-        except ValueError as error:
-            raise InvalidRequest(f"{names} cannot be enforced: {error}", param=first) from None
+        except ValueError:
+            message = f"{names} cannot be enforced: it has a number that is not JSON, such as NaN or Infinity"
+            raise InvalidRequest(message, param=first) from None
         if len(text) > MAX_GRAMMAR_CHARS:
             message = f"{names} may have at most {MAX_GRAMMAR_CHARS} characters as a grammar, got {len(text)}"
             raise InvalidRequest(message, param=first)

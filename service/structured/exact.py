@@ -14,7 +14,7 @@ from service.structured.json_schema import inner
 
 Json = dict[str, Any]
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-MAX_EXACT, MAX_PLACES = 2**53, 22
+MAX_EXACT, MAX_PLACES, MAX_SHORT = 2**53, 22, 16
 LARGEST = 2**63 - 2**10
 """The largest double below 2^63, where llguidance's integers end."""
 
@@ -44,9 +44,14 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _is_exact(number: float) -> bool:
+    text = repr(number)
+    if len(text) < MAX_SHORT and "e" not in text:
+        return True  # most numbers, of which a schema may have very many
+    if not math.isfinite(number):
+        return True  # no JSON: the grammar is refused when it is written
     if abs(number) >= MAX_EXACT and number == int(number):
         return abs(number) <= LARGEST and float(number) == number
-    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    _, digits, exponent = Decimal(text).as_tuple()
     return int("".join(map(str, digits))) <= MAX_EXACT and int(exponent) >= -MAX_PLACES
 
 
@@ -70,4 +75,6 @@ def _compare(given: Json, changed: Json) -> None:
 
 
 def _number(schema: Json, name: str) -> float | None:
-    return schema[name] if type(schema.get(name)) in (int, float) else None
+    """The bound of a name. None without one, and for what is no number in JSON."""
+    value = schema.get(name)
+    return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None

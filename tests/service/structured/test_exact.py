@@ -1,5 +1,6 @@
 """Numbers that llguidance would change, against the library `jsonschema`."""
 
+import math
 from typing import Any
 
 import jsonschema
@@ -53,6 +54,13 @@ def test_numbers_that_would_change_are_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match="x cannot be enforced") as caught:
         json_constraint(schema, "x")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["const", "minimum", "exclusiveMaximum"])
+def test_a_number_that_is_not_json_is_refused(name: str, number: float) -> None:
+    with pytest.raises(InvalidRequest, match="x cannot be enforced: it has a number that is not JSON"):
+        json_constraint({**WHOLE, name: number}, "x").serialized()
 
 
 @pytest.mark.parametrize(
