@@ -64,7 +64,6 @@ def test_a_conversation_and_its_screenshots(
     expect(page.locator(".cost")).to_be_visible()
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size(PHONE)
-    button(page, "Close").click()
     page.locator(".token").nth(3).focus()
     expect(page.get_by_role("tooltip")).to_be_visible()
     screenshot(page, "chat-probabilities")

@@ -4,12 +4,13 @@ import { pathTo } from "./conversation.js";
 import { bodyOf, fieldsOf } from "./request.js";
 import { answer } from "./run.js";
 
+const LEFT = "noria-left"; // in the tab's storage
 const SAVE_MS = 400; // a closed tab loses at most this much of an answer
 
 export class Session {
   /** `drawn(conversation, whole)` draws: the whole branch, or its last message. */
   constructor({ server, model, store, drawn }) {
-    Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map() });
+    Object.assign(this, { server, model, store, drawn, runs: new Map(), unsaved: new Map(), heads: new Set() });
     addEventListener("pagehide", () => this.#leave());
   }
 
@@ -61,6 +62,16 @@ export class Session {
     this.unsaved.delete(node.id);
   }
 
+  /** Do `work`, which stores a head and its nodes. A page that goes before its end stores them by itself. */
+  async saving(head, nodes, work) {
+    const others = nodes.filter((node) => !this.owns(node)); // answers are saved when they end
+    for (const node of others) this.unsaved.set(node.id, node);
+    this.heads.add(head);
+    await work();
+    this.heads.delete(head);
+    for (const { id } of others) this.unsaved.delete(id);
+  }
+
   /** Whether this tab has a newer state of the message than the storage. */
   owns(node) {
     return this.unsaved.has(node.id);
@@ -70,9 +81,26 @@ export class Session {
   #leave() {
     const written = new Set(Array.from(this.runs.values(), ({ node }) => node));
     for (const { controller } of this.runs.values()) controller.abort();
-    for (const node of this.unsaved.values()) {
-      this.store.putLast(written.has(node) ? { ...node, state: "stopped", notice: "" } : node);
+    const stopped = { state: "stopped", notice: "" };
+    const nodes = Array.from(this.unsaved.values(), (node) => (written.has(node) ? { ...node, ...stopped } : node));
+    if (!nodes.length) return;
+    const heads = [...this.heads];
+    this.store.putLast(heads, nodes); // a browser may drop it: a transaction before it may not have ended
+    try {
+      sessionStorage.setItem(LEFT, JSON.stringify({ heads, nodes }));
+    } catch {
+      // larger than the tab's storage
     }
+  }
+
+  /** Store what this tab could not store before a reload. */
+  async restore() {
+    const left = sessionStorage.getItem(LEFT);
+    sessionStorage.removeItem(LEFT);
+    if (!left) return;
+    const { heads, nodes } = JSON.parse(left);
+    for (const head of heads) await this.store.add({ head, nodes: new Map() });
+    for (const node of nodes) await this.store.putNode(node);
   }
 }
 

@@ -78,10 +78,11 @@ export class Store {
     });
   }
 
-  /** Put a node while the page goes: no callback will run any more, so that the transaction must end at once. */
-  putLast(node) {
-    const transaction = this.opened?.transaction("nodes", "readwrite");
-    transaction?.objectStore("nodes").put(node);
+  /** Put records while the page goes: no callback will run any more, so that the transaction must end at once. */
+  putLast(heads, nodes) {
+    const transaction = this.opened?.transaction(["heads", "nodes"], "readwrite");
+    for (const head of heads) transaction?.objectStore("heads").put(head);
+    for (const node of nodes) transaction?.objectStore("nodes").put(node);
     transaction?.commit();
   }
 

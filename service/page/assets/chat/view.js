@@ -81,6 +81,7 @@ class View {
   }
 
   async #start() {
+    await this.session.restore();
     const loaded = await this.store.load(sessionStorage.getItem(CURRENT) ?? "");
     if (loaded && !this.saved && !this.conversation.nodes.size) this.#open(loaded);
     else this.#draw();
@@ -196,12 +197,11 @@ class View {
     head.updated = Date.now();
     const created = !this.saved;
     this.saved = true;
-    if (created) {
-      sessionStorage.setItem(CURRENT, head.id);
-      await this.store.add(this.conversation);
-    } else {
-      await this.store.patch(head.id, { leaf: head.leaf, updated: head.updated, title: head.title }, nodes);
-    }
+    if (created) sessionStorage.setItem(CURRENT, head.id);
+    const { leaf, updated, title } = head;
+    await this.session.saving(head, nodes, () =>
+      created ? this.store.add(this.conversation) : this.store.patch(head.id, { leaf, updated, title }, nodes),
+    );
     this.history.refresh(head.id);
   }
 
