@@ -86,6 +86,8 @@ def _parameter(field: Field[Any], flag: Flag, prefix: str, group: str) -> inspec
         kind, default = list[str], list(default)
     name = flag_name(field)
     switch = f"{name}/--no-{name[2:]}" if kind is bool else name
+    if flag.is_argument:
+        about["metavar"] = field.name.upper()  # as the texts of the commands name it
     made = typer.Argument(**about) if flag.is_argument else typer.Option(switch, **about)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]

@@ -32,7 +32,12 @@ class PanelGroup(TyperGroup):
         formatter.write(_panels(commands | _by_panel(self.get_params(ctx), "Options"), ctx))
 
 
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+
+
 def _begin(command: Any, ctx: Any, formatter: Any) -> None:
+    formatter.width = min(formatter.width, _width() - 2)  # its own least width is 50
     command.format_usage(ctx, formatter)
     command.format_help_text(ctx, formatter)
     formatter.write("\n")
@@ -52,8 +57,7 @@ def _panels(panels: dict[str, list[Any]], ctx: Any) -> str:
     from rich.panel import Panel
 
     out = io.StringIO()
-    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    console = Console(file=out, width=width, force_terminal=sys.stdout.isatty(), highlight=False)
+    console = Console(file=out, width=_width(), force_terminal=sys.stdout.isatty(), highlight=False)
     for name, items in panels.items():
         content = [
             _command(item) if isinstance(item, TyperCommand) else _flag(item.get_help_record(ctx)) for item in items

@@ -38,6 +38,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._armed = False
+        self._waits = False
+        self._came = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -59,10 +61,22 @@ class Interrupts:
             return False
         return True
 
+    def whole(self, part: Callable[[], None]) -> None:
+        """Run a part of the work that must not break in its middle. Ctrl-C stops the work after it."""
+        self._waits, self._came = True, False
+        try:
+            part()
+        finally:
+            self._waits = False
+        if self._came:
+            raise KeyboardInterrupt
+
     def _on_signal(self, *_: Any) -> None:
         if self._armed:
             self._armed = False  # a second Ctrl-C must not break what cleans up after the first
-            raise KeyboardInterrupt
+            self._came = self._waits
+            if not self._waits:
+                raise KeyboardInterrupt
 
 
 class Lines:
@@ -245,7 +259,7 @@ class Chat:
             with closing(self._conversation.answer()) as events:
                 for event in events:
                     shown.show(event)
-                    self._lines.take()
+                    self._interrupts.whole(self._lines.take)
 
         try:
             with hidden_keys():

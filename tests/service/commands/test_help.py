@@ -74,3 +74,13 @@ def test_shells_complete_commands_flags_and_choices(line: str, expected: list[st
 def test_the_script_of_each_shell_calls_noria(shell: str) -> None:
     script = noria(_NORIA_COMPLETE=f"source_{shell}")
     assert f"_NORIA_COMPLETE=complete_{shell}" in script
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "batch", "plan"])
+def test_nothing_is_wider_than_the_terminal(command: str) -> None:
+    assert max(map(len, noria(command, "--help", COLUMNS="40").splitlines())) <= 40
+
+
+def test_the_usage_names_the_arguments_as_the_texts_do() -> None:
+    assert "noria serve [OPTIONS] [MODEL]" in noria("serve", "--help")
+    assert "noria batch [OPTIONS] {INPUT} {OUTPUT}" in noria("batch", "--help")
