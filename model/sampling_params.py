@@ -119,27 +119,28 @@ class SamplingParams:
         1.0,
         Stage.DISTRIBUTION,
         (0.0, 2.0),
-        "0 is greedy. Default: the value in the model's `generation_config.json`, or 1.",
+        "0 is greedy. Default: the model's own value, or 1.",
     )
     top_p: float = parameter(
         1.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
         "Samples from the likeliest tokens, as many as are needed for their probabilities to add up to this; 0: from "
-        "the likeliest. Default: 1.",
+        "the likeliest. Default: the model's own value, or 1.",
     )
     top_k: int = parameter(
         0,
         Stage.DISTRIBUTION,
         (-1, 2**31 - 1),
-        "Samples from the k likeliest tokens; 0 or -1: from all. Default: 0.",
+        "Samples from the k likeliest tokens; 0 or -1: from all. Default: the model's own value, or 0.",
         neutral=-1,
     )
     min_p: float = parameter(
         0.0,
         Stage.DISTRIBUTION,
         (0.0, 1.0),
-        "Samples from tokens with at least this share of the highest probability. Default: 0.",
+        "Samples from tokens with at least this share of the highest probability. Default: the "
+        "model's own value, or 0.",
     )
     presence_penalty: float = parameter(
         0.0,
@@ -159,7 +160,8 @@ class SamplingParams:
         1.0,
         Stage.LOGITS,
         (0.01, 10.0),
-        "For tokens in the prompt or the output: divides a positive logit, multiplies a negative one. Default: 1.",
+        "For tokens in the prompt or the output: divides a positive logit, multiplies a negative one. Default: the "
+        "model's own value, or 1.",
         reads_output=True,
     )
     seed: int = parameter(

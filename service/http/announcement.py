@@ -55,7 +55,7 @@ def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
     body = json.dumps({"model": model, **question})
     header = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
     curl = f"curl {url}{path} -H 'Content-Type: application/json'{header} -d '{body}'"
-    return f"noria: {model} is ready on {url}\nTry: {curl}"
+    return f"noria: {model} is ready on {url} (open it in a browser)\nTry: {curl}"
 
 
 def say(text: str) -> None:
