@@ -135,7 +135,9 @@ def test_every_fault_ends_in_a_served_request_or_a_503(live: Live, kind: str, co
         assert response.status_code == 200 or (fault.happened and response.status_code == 503), fault
         served(live, form)
     served(live)
-    assert (descriptors(), len(offspring())) == (before, children)
+    assert len(offspring()) == children
+    # A leak would be one for each fault. There may be one less: an idle connection of an earlier test may close.
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize(("kind", "code"), FAULTS[:5])
