@@ -50,7 +50,8 @@ class Wire:
 class MessageProtocol(asyncio.Protocol):
     """The service's end: calls `take` for every message as it arrives, without waking a task.
 
-    `ended` is done when the wire closes, and fails with what `take` raises.
+    `ended` is done when the wire closes, and fails with what `take` raises. Nothing is taken after that: a sequence
+    whose update was lost must not get the next one.
     """
 
     def __init__(self, take: Callable[[FromEngine], None]) -> None:
@@ -59,13 +60,14 @@ class MessageProtocol(asyncio.Protocol):
         self._buffer = bytearray()
 
     def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
         self._buffer += data
         try:
             for value, _ in frames.received(self._buffer):
                 self._take(cast(FromEngine, from_json(value)))
         except Exception as error:
-            if not self.ended.done():
-                self.ended.set_exception(error)
+            self.ended.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():

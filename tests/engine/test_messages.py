@@ -75,3 +75,22 @@ def test_messages_arrive_whole_however_the_wire_cuts_them(size: int) -> None:
 
     asyncio.run(read())
     assert came == sent
+
+
+def test_nothing_is_taken_after_a_fault() -> None:
+    """A report that is lost has tokens that the next one continues."""
+    taken: list[FromEngine] = []
+
+    def take(message: FromEngine) -> None:
+        taken.append(message)
+        raise RuntimeError("a fault")
+
+    async def main() -> None:
+        protocol = MessageProtocol(take)
+        for number in range(3):
+            protocol.data_received(frame(Report((Update(number),))))
+        with pytest.raises(RuntimeError, match="a fault"):
+            await protocol.ended
+
+    asyncio.run(main())
+    assert taken == [Report((Update(0),))]
