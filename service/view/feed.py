@@ -61,7 +61,7 @@ class Feed:
         if self._listeners.is_full(tenant, MAX_LISTENERS):
             raise Overloaded("clients read the engine's events", self._listeners.total, MAX_LISTENERS, RETRY_SECONDS)
         self._listeners.add(tenant, 1)
-        if self._watching is None:
+        if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch(), name="engine-feed")
         try:
             yield
@@ -78,12 +78,17 @@ class Feed:
         self._looks.clear()
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The frames of the events from now on. It ends with the feed."""
+        """The frames of the events from now on. It ends with the feed, and raises the error of the task that looks."""
+        watching = self._watching or self._ended
         while not self._ended.done():
             news = self._news
-            await asyncio.wait((news, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((news, self._ended, watching), return_when=asyncio.FIRST_COMPLETED)
             if news.done():
                 yield news.result()
+            elif watching.cancelled():
+                return
+            elif watching.done():
+                watching.result()
 
     async def _watch(self) -> None:
         """Publish an event whenever something has changed, and from time to time."""

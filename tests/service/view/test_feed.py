@@ -150,3 +150,12 @@ def test_nobody_looks_before_somebody_listens() -> None:
         live.complete(prompt="x", max_tokens=40)
         eventually(idle(live), "the engine is idle")
         assert feed_of(live)._watching is None
+
+
+def test_a_fault_in_the_feed_ends_it_for_those_who_listen_and_not_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as live:
+        with monkeypatch.context() as patch, httpx.Client(base_url=live.url, timeout=PATIENCE) as http:
+            patch.setattr(feeds, "event", None)
+            assert '"error"' in http.get(PATH).text
+        with listening(live) as events:
+            assert next(events)["state"] == "ready"
