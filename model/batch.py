@@ -4,8 +4,8 @@ A step computes the next tokens of several sequences. Prefill and decode are not
 a `Slice` of five hundred differ only in length.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from model.sampling_params import SamplingParams
@@ -32,6 +32,77 @@ class PageTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFormat:
+    """How a model cuts images into tokens.
+
+    A token stands for a square of `merge` x `merge` patches, and a patch for one of `patch_size` x `patch_size` pixels.
+    An image whose longer side has more than `longest_side` pixels is made smaller. `patches_per_token` says how many
+    patches the encoder computes in about the time of one token of the text model.
+    """
+
+    patch_size: int
+    merge: int
+    longest_side: int
+    patches_per_token: int = 1
+
+    @property
+    def token_side(self) -> int:
+        """Pixels of a side of the square that one token stands for."""
+        return self.patch_size * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """The place of an image in a sequence: positions `start..stop-1`.
+
+    Each of its `rows` is `columns` positions whose embeddings the image encoder gives, then one of a break token; the
+    last row ends with an end token instead. Worked example: 2 rows of 3 columns from position 10 are IMG at 10..12,
+    BREAK at 13, IMG at 14..16 and END at 17. `digest` names the content: equal digests have equal pixels and sizes.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    digest: str
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.rows * (self.columns + 1)
+
+    @property
+    def n_embeddings(self) -> int:
+        """Number of positions whose embeddings the image encoder gives."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWork:
+    """A part of the encoding of one image, to be done in this step, before its slices are computed.
+
+    The image has `n_patches`. The work up to `start` of them is done, the work up to `stop` is to be done: a step may
+    do a part of an image, as it may do a part of a prompt. `stop == n_patches` completes it; its embeddings
+    [rows * columns, dim] are then kept under the number `image` until `StepBatch.forgotten` has that number.
+    `pixels` are RGB bytes [height, width, 3] of the resized image, rows * token_side high.
+    """
+
+    image: int
+    rows: int
+    columns: int
+    pixels: bytes | memoryview
+    start: int
+    stop: int
+    n_patches: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An encoded image that a slice reads: the number under which its embeddings are kept, and its place."""
+
+    image: int
+    span: ImageSpan
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """Positions `start..stop-1` of one sequence, to be computed in this step. A snapshot: it never changes.
 
@@ -40,6 +111,8 @@ class Slice:
     `tables` has one entry for each pool, in the order of `RunnerInfo.pools`. It has a page for position `stop - 1`.
     `choice` is the number of the sequence among the choices of its request. The seed, the choice and the output index
     fix the noise with which a token is sampled.
+    `images` are those whose spans overlap `start..stop-1`; each is encoded when the slice is computed.
+    `adapter` is the number of the LoRA adapter that the request uses, 0 for none.
     """
 
     sequence_id: int
@@ -51,6 +124,8 @@ class Slice:
     params: SamplingParams
     choice: int = 0
     n_draft: int = 0
+    images: tuple[PlacedImage, ...] = ()
+    adapter: int = 0
 
     @property
     def samples(self) -> tuple["Slice", ...]:
@@ -72,9 +147,15 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All slices of one step. No sequence is in it twice."""
+    """All slices of one step. No sequence is in it twice.
+
+    `images` is the work on images that comes before the slices. `forgotten` are numbers of images whose embeddings, or
+    whose unfinished work, nobody will need: the runner releases them first.
+    """
 
     slices: tuple[Slice, ...]
+    images: tuple[ImageWork, ...] = ()
+    forgotten: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -122,9 +203,13 @@ class SliceOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The results of a step: one `SliceOutput` for each slice, in order."""
+    """The results of a step: one `SliceOutput` for each slice, in order.
+
+    `image_faults` says for the number of an image why it could not be encoded; sequences that need it end.
+    """
 
     slices: tuple[SliceOutput, ...]
+    image_faults: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +238,8 @@ class RunnerInfo:
     `description` is for people: backend, dtype, device, scheme. The log and `/version` report it.
     A step may have `max_sequences` slices and `max_step_tokens` tokens: memory is reserved for as many.
     With `runs_ahead`, a step may be launched while the step before it runs. Its slices may then end in UNKNOWN.
+    `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
+    positions. Running sequences may use `max_adapters` LoRA adapters at a time.
     """
 
     page_size: int
@@ -164,6 +251,9 @@ class RunnerInfo:
     max_step_tokens: int
     description: dict[str, str]
     runs_ahead: bool = False
+    images: ImageFormat | None = None
+    image_tokens: int = 0
+    max_adapters: int = 0
 
 
 class Runner(Protocol):

@@ -115,6 +115,33 @@ class QueryTemperature:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The image encoder of a model (Pixtral, arXiv 2410.07073), and what joins it to the text model.
+
+    Square patches of `patch_size` pixels become vectors [dim]. `n_layers` blocks of attention and SwiGLU follow, with
+    rotary positions in two dimensions. The adapter makes one vector of `merge` x `merge` patches: with `adapter_norm`
+    an RMSNorm, with `merge` above 1 a projection, then linear, GELU, linear, with `adapter_bias` or without. An image
+    whose longer side has more than `image_size` pixels is made smaller.
+
+    Raises ModelError for impossible values.
+    """
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    head_dim: int
+    hidden_dim: int
+    patch_size: int
+    image_size: int
+    n_channels: int = 3
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    merge: int = 1
+    adapter_norm: bool = False
+    adapter_bias: bool = False
+
+
 _EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
 """The least values of the fields about experts."""
 
@@ -129,6 +156,7 @@ class ModelConfig:
     otherwise `is_sparse` says which layers have experts. They have `expert_hidden_dim` (0: `hidden_dim`), and the
     gate's weights are multiplied by `routed_scale`. `max_position` is the context in tokens: the trained one, or the
     part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or "float32".
+    `vision` is the image encoder, None for a model of text.
 
     Raises ModelError for impossible values.
     """
@@ -159,6 +187,7 @@ class ModelConfig:
     route_every_n: int = 1
     tied_head: bool = False
     dtype: str = "bfloat16"
+    vision: VisionConfig | None = None
 
     def __post_init__(self) -> None:
         sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")

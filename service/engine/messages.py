@@ -1,8 +1,8 @@
 """The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, Stop
+To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
-                  Picture (one a Look)
+                  Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from model.batch import RunnerInfo, TokenLogprob
+from model.batch import ImageSpan, RunnerInfo, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture
 
@@ -30,7 +30,9 @@ class Submit:
 
     No other sequence of this engine has one of these ids. Of the waiting sequences those with the lowest `priority` are
     admitted first, in fair shares for each `tenant` (the name of an API key). Only sequences with the same `cache_salt`
-    share pages.
+    share pages. `images` are the images of the prompt in the order of their places, and `pixels` the bytes of all of
+    them, one after another (`ImageWork.pixels`); on the wire these follow the JSON. `adapter` is the number of a loaded
+    LoRA adapter, 0 for none.
     """
 
     id: int
@@ -41,6 +43,9 @@ class Submit:
     cache_salt: str = ""
     n: int = 1
     tenant: str = ""
+    images: tuple[ImageSpan, ...] = ()
+    adapter: int = 0
+    pixels: bytes = field(default=b"", repr=False)
 
     @property
     def ids(self) -> range:
@@ -63,6 +68,21 @@ class Look:
     """
 
     ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Read a LoRA adapter from a directory. Numbers count up from 1; none is used twice in the life of a service."""
+
+    adapter: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Forget an adapter, once no sequence uses it."""
+
+    adapter: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +124,14 @@ class Beat:
     stalled: float = 0.0
     resident: int | None = None
     processor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """The answer to a LoadAdapter. `problem` is one line for a person, empty if the adapter can serve."""
+
+    adapter: int
+    problem: str = ""
 
 
 class CacheMiss(NamedTuple):
@@ -181,8 +209,8 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Look | Stop
-FromEngine = Loading | Ready | Failed | Beat | Report | Picture
+ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Stop
+FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 
 # On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
@@ -193,17 +221,27 @@ PLAIN = Update(0)[2:]
 
 
 def to_json(message: ToEngine | FromEngine) -> str:
-    """A message as JSON text."""
+    """A message as JSON text, without `data_of` it."""
     body: Any = message
     if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
+    elif isinstance(message, Submit):
+        body = _row(message)[:-1]
     return _ENCODE([type(message).__name__, body])
 
 
-def from_json(value: list[Any]) -> ToEngine | FromEngine:
-    """The message whose JSON was `value`. Raises KeyError, TypeError or ValueError for anything else."""
+def data_of(message: ToEngine | FromEngine) -> bytes:
+    """The bytes that follow a message's JSON on the wire."""
+    return message.pixels if isinstance(message, Submit) else b""
+
+
+def from_json(value: list[Any], data: bytes = b"") -> ToEngine | FromEngine:
+    """The message whose JSON was `value`, with the bytes behind it.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
     kind, body = value
-    message: ToEngine | FromEngine = _READERS[kind](body)
+    message: ToEngine | FromEngine = _READERS[kind]([*body, data] if data else body)
     return message
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import cast
 
 from model.machine import frames
-from service.engine.messages import FromEngine, ToEngine, from_json, to_json
+from service.engine.messages import FromEngine, ToEngine, data_of, from_json, to_json
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
     """The bytes of one message on the wire."""
-    return frames.pack(message, to_json=to_json)
+    return frames.pack(message, data_of(message), to_json=to_json)
 
 
 class Wire:
@@ -32,10 +32,10 @@ class Wire:
     def receive(self) -> ToEngine | None:
         """The next message; None when the service has closed its end."""
         try:
-            value, _ = frames.receive(self._sock)
+            value, data = frames.receive(self._sock)
         except OSError:
             return None
-        return cast(ToEngine, from_json(value))
+        return cast(ToEngine, from_json(value, data))
 
     def close(self) -> None:
         """End both directions; a reader blocked in `receive` gets None."""

@@ -1,8 +1,9 @@
 """The order: one request as the engine needs it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from model.batch import ImageSpan
 from model.sampling_params import SamplingParams
 from service.generation.thinking import Reasoning
 from service.schema.generation import RequestOptions
@@ -14,12 +15,15 @@ DEFAULT_OPTIONS = RequestOptions()
 class Prompt:
     """Token ids, the text to return before the answer (None: no echo), and the index in it at which each token starts.
 
-    `starts` is empty where tokens have no logprobs. A begin token, which is not in the text, starts at 0.
+    `starts` is empty where tokens have no logprobs. A begin token, which is not in the text, starts at 0. `images` are
+    the images among the tokens, in order, and `pixels` their bytes, one after another (`Submit`).
     """
 
     tokens: list[int]
     echo: str | None = None
     starts: Sequence[int] = ()
+    images: tuple[ImageSpan, ...] = ()
+    pixels: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
-from model.batch import TokenLogprob
+from model.batch import ImageFormat, ImageSpan, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import merge
 from service.engine.messages import (
     Abort,
+    AdapterLoaded,
     Beat,
     Failed,
     FromEngine,
+    LoadAdapter,
     Loading,
     LoadModel,
     PoolStats,
@@ -21,7 +24,9 @@ from service.engine.messages import (
     Stats,
     Stop,
     Submit,
+    UnloadAdapter,
     Update,
+    data_of,
     from_json,
     to_json,
 )
@@ -38,10 +43,16 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
         LoadModel({"model": "m", "dtype": "auto"}),
         Submit(1, [1, 2], SamplingParams(stop=("a",), logit_bias=((3, -1.5),), stop_token_ids=(2,), logprobs=2), 5),
         Submit(2, [1], SamplingParams(allowed_token_ids=(3, 4), bad_words=((5,), (6, 7))), 0, -3, "salt", 128, "a.b"),
+        Submit(3, [1] * 6, SamplingParams(), images=(ImageSpan(0, 2, 2, "d"),), adapter=2, pixels=bytes(range(256))),
         Abort(1),
+        LoadAdapter(1, "/adapters/a"),
+        UnloadAdapter(1),
+        AdapterLoaded(1),
+        AdapterLoaded(2, "no"),
         Stop(),
         Loading("loading weights", 0.25),
         Ready(make_info(pools=((None, 4), (16, 8)))),
+        Ready(replace(make_info(), images=ImageFormat(14, 2, 1540, 3), image_tokens=9, max_adapters=4)),
         Failed("no"),
         Beat(),
         Beat(0.5, 2**30, 12.25),
@@ -52,7 +63,7 @@ UPDATE = Update(3, (7, 8), (SCORED,), (SCORED, SCORED), "stop", 4, 0.5, "why", 9
     ids=lambda message: type(message).__name__,
 )
 def test_round_trip(message: object) -> None:
-    assert from_json(json.loads(to_json(message))) == message  # type: ignore[arg-type]
+    assert from_json(json.loads(to_json(message)), data_of(message)) == message  # type: ignore[arg-type]
 
 
 def test_merged_updates_keep_order_and_the_first_ones_facts() -> None:
