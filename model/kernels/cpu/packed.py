@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
+from model.kernels.cpu.records import AdapterRows, ExpertsRecord, LowRankRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
 """Outputs that are stored together."""
+RANKS = 8
+"""The kernels compute so many ranks of an adapter together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
 
 
@@ -61,6 +63,78 @@ class PackedExperts:
             len(experts),
             n_used,
             routed_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLowRank:
+    """What a LoRA adapter adds to one projection, in the layout of `lora` in linear.h, in bfloat16.
+
+    a [ranks, n_in] is padded with zeros; `b` [ranks of all blocks, 16] has the rows of B^T, block of outputs after
+    block of outputs.
+    """
+
+    n_in: int
+    a: Tensor
+    b: Tensor
+    begins: Tensor
+    firsts: Tensor
+    record: LowRankRecord
+
+    @property
+    def rank(self) -> int:
+        """Ranks of all parts together, padded."""
+        return len(self.a)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.a, self.b, self.begins, self.firsts))
+
+
+def low_rank(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
+    """Pack a [ranks, n_in] and the parts of B: (first output, first rank, b [n, r]), in order, without overlaps.
+
+    A block of 16 outputs has the ranks of all parts that it touches: zeros stand where an output has none.
+    """
+    spans = [(first // OUTPUTS, -(-(first + len(b)) // OUTPUTS)) for first, _, b in parts]
+    begins, firsts, rows = [0], [], []
+    for block in range(spans[-1][1]):
+        there = [part for part, (begin, end) in zip(parts, spans, strict=True) if begin <= block < end]
+        made = _block(block * OUTPUTS, there)
+        firsts.append(there[0][1] if there else 0)
+        begins.append(begins[-1] + len(made))
+        rows.append(made)
+    a16 = pad(a.bfloat16(), (0, -a.shape[1] % OUTPUTS, 0, -len(a) % RANKS)).contiguous()
+    tensors = (a16, torch.cat(rows), torch.tensor(begins, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32))
+    record = LowRankRecord(*(tensor.data_ptr() for tensor in tensors), *a16.shape, len(firsts))
+    return PackedLowRank(a.shape[1], *tensors, record)
+
+
+def _block(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+    """Outputs output..output+15 of B^T, [ranks of the parts, 16] bfloat16."""
+    if not parts:
+        return torch.zeros(0, OUTPUTS, dtype=torch.bfloat16)
+    least = parts[0][1]
+    made = torch.zeros(parts[-1][1] + parts[-1][2].shape[1] - least, OUTPUTS, dtype=torch.bfloat16)
+    for first, rank, b in parts:
+        begin, end = max(first, output), min(first + len(b), output + OUTPUTS)
+        place = made[rank - least : rank - least + b.shape[1], begin - output : end - output]
+        place.copy_(b[begin - first : end - first].T)
+    return made
+
+
+class PackedRows:
+    """The rows of a step that use adapters: for each adapter its entry for every projection, and its rows [n] int64."""
+
+    def __init__(self, runs: Sequence[tuple["ctypes.Array[LowRankRecord]", Tensor]]) -> None:
+        widths = [max(one.rank for one in targets) * len(rows) for targets, rows in runs]
+        u = torch.empty(sum(widths))
+        self._owners = (runs, u)  # keep alive the memory that the records point to
+        self.records = (AdapterRows * len(runs))(
+            *(
+                AdapterRows(ctypes.addressof(targets), rows.data_ptr(), u[sum(widths[:i]) :].data_ptr(), len(rows))
+                for i, (targets, rows) in enumerate(runs)
+            )
         )
 
 

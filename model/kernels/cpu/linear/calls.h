@@ -17,8 +17,9 @@ typedef struct {
     const int32_t *rows;
     const lora_rows *runs;
     float *y;
+    int64_t target;
     float eps;
-    int kind, add, n_rows, n_runs, target, group, n_groups, n_blocks, grain, n_grains;
+    int kind, add, n_rows, n_runs, group, n_groups, n_blocks, grain, n_grains;
     int8_t *q;
     float *scale, *total;
     int32_t *zero;

@@ -189,8 +189,8 @@ void EXPORT(experts)(const experts_t *e, const float *x, int64_t n_rows, const f
     noria_parallel(route_some, &b, row_tasks);
     sort(&b);
     multiply_all(&b, e->w13, kind);
-    if (e->shared_w13) GLUE(linear, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, 0, 0, 0, b.rest);
+    if (e->shared_w13) GLUE(linear, VARIANT)(e->shared_w13, x, n_rows, kind, norm, eps, b.shared_gate_up, 0, b.rest);
     multiply_all(&b, e->w2, GATED);
     noria_parallel(add_some, &b, row_tasks); /* from here on x may have changed */
-    if (e->shared_w2) GLUE(linear, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, 0, 0, 0, b.rest);
+    if (e->shared_w2) GLUE(linear, VARIANT)(e->shared_w2, b.shared_gate_up, n_rows, GATED, 0, 0, y, 1, b.rest);
 }

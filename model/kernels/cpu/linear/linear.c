@@ -263,9 +263,33 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
     noria_parallel(by_format[format], &calls, tasks);
 }
 
-void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                    int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch) {
+void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch) {
     call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
-              .runs = runs, .n_runs = (int)n_runs, .target = (int)target};
+              .runs = runs, .n_runs = (int)n_runs, .target = target};
     GLUE(multiply, VARIANT)(&c, 1, scratch);
+}
+
+void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
+                    int64_t add, void *scratch) {
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch);
+}
+
+static void expand_some(void *context, int task, int thread) {
+    const call *c = *(const call *const *)context;
+    int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
+    int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
+    (void)thread;
+    expand(c, first, last, row, end);
+}
+
+void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
+                   int64_t n_out, const lora_rows *runs, int64_t n_runs) {
+    weights w = {.n_in = n_in, .n_out = n_out};
+    int n_blocks = (int)((n_out + BLOCK - 1) / BLOCK), grain = balanced(n_blocks, n_blocks, 1);
+    call c = {.w = &w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .n_rows = (int)n_rows, .runs = runs,
+              .n_runs = (int)n_runs, .n_blocks = n_blocks, .grain = grain, .n_grains = (n_blocks + grain - 1) / grain};
+    const call *calls = &c;
+    noria_parallel(prepare_some, &calls, shrink_tasks(&c));
+    noria_parallel(expand_some, &calls, TASKS(&c));
 }

@@ -16,25 +16,34 @@ typedef struct {
 enum { LORA_BLOCK = 16, LORA_PAD = 8 };
 
 /* A LoRA adapter of one projection, in bfloat16. A is [rank, stride]: rows of zeros fill the last LORA_PAD ranks, and
- * zeros the last channels. B is in blocks of LORA_BLOCK outputs. Block i multiplies entries firsts[i].. of u = A f(x) and
- * has rows begins[i]..begins[i+1]-1 of `b`, one a rank, LORA_BLOCK values each. rank 0: there is no adapter. */
+ * zeros the last LORA_BLOCK channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block i
+ * multiplies entries firsts[i].. of u = A f(x). Its rows of `b` are begins[i]..begins[i+1]-1, one an entry of u. rank 0:
+ * the adapter has nothing for this projection. */
 typedef struct {
     const uint16_t *a, *b;
     const int32_t *begins, *firsts;
-    int64_t rank, stride;
+    int64_t rank, stride, n_blocks;
 } lora;
 
-/* The rows of a step that use one adapter, in ascending order. `targets` are its parts: four for each layer (wqkv, wo,
- * w13, w2), then the head. `u` is memory of n_rows times the greatest rank. */
+/* The rows of a step that use one adapter, in ascending order. `targets` has an entry for each projection of the network.
+ * `u` is memory of n_rows times the greatest rank. */
 typedef struct {
     const lora *targets;
-    const int32_t *rows;
+    const int64_t *rows;
     float *u;
     int64_t n_rows;
 } lora_rows;
 
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
- * silu(gate) * up of x [n_rows, 2 n_in]. The rows of `runs` also get part `target` of their adapter.
- * `scratch` has group + 12 bytes for each row and group, with BF16 weights 4 bytes for each channel. */
+ * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has group + 12 bytes for each row and group,
+ * with BF16 weights 4 bytes for each channel. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
-                    int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch);
+                    int64_t add, void *scratch);
+
+/* The same, and the rows of `runs` get entry `target` of their adapter. */
+void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch);
+
+/* What `adapted` adds, after the product: y [n_rows, n_out] += B A f(x) for the rows of `runs`. It has the same bits. */
+void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
+                   int64_t n_out, const lora_rows *runs, int64_t n_runs);

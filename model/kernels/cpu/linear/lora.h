@@ -9,7 +9,7 @@
 #include "linear/activations.h"
 
 #define F(name) FIELD(lora, name)
-MIRRORED(lora, F(a), F(b), F(begins), F(firsts), F(rank), F(stride));
+MIRRORED(lora, F(a), F(b), F(begins), F(firsts), F(rank), F(stride), F(n_blocks));
 #undef F
 #define F(name) FIELD(lora_rows, name)
 MIRRORED(lora_rows, F(targets), F(rows), F(u), F(n_rows));
@@ -30,7 +30,7 @@ INLINE vf load_bfloat16(const uint16_t *p) {
 }
 
 INLINE const float *lora_input(const call *c, const lora_rows *run, int64_t i) {
-    return c->x + (int64_t)run->rows[i] * c->w->n_in * (c->kind == GATED ? 2 : 1);
+    return c->x + run->rows[i] * c->w->n_in * (c->kind == GATED ? 2 : 1);
 }
 
 /* Adds n channels to the sums of ROWS rows and RANKS ranks. `x` are the converted channels. */
@@ -106,7 +106,7 @@ INLINE void expand_tile(const call *c, const int ROWS, const lora_rows *run, con
     UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int v = 0; v < VECTORS; v++) {
         int n = block * LORA_BLOCK + v * LANES, left = (int)c->w->n_out - n;
         if (left <= 0) break;
-        float *y = c->y + (int64_t)run->rows[i + r] * c->w->n_out + n;
+        float *y = c->y + run->rows[i + r] * c->w->n_out + n;
         vf value = totals[r][v] + (left >= LANES ? load(y) : load_some(y, left));
         memcpy(y, &value, (size_t)(left >= LANES ? LANES : left) * 4);
     }
@@ -117,10 +117,11 @@ static void expand(const call *c, int first, int last, int top, int end) {
     for (const lora_rows *run = c->runs; run < c->runs + c->n_runs; run++) {
         const lora *l = run->targets + c->target;
         int64_t begin = 0, stop;
+        int end_block = last < l->n_blocks ? last : (int)l->n_blocks;
         if (!l->rank) continue;
         while (begin < run->n_rows && run->rows[begin] < top) begin++;
         for (stop = begin; stop < run->n_rows && run->rows[stop] < end;) stop++;
-        for (int block = first; block < last; block++) {
+        for (int block = first; block < end_block; block++) {
             int64_t i = begin;
             if (l->begins[block] == l->begins[block + 1]) continue;
             for (; i + LORA_ROWS <= stop; i += LORA_ROWS) expand_tile(c, LORA_ROWS, run, l, i, block);
