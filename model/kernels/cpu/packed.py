@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
 """Outputs that are stored together."""
-RANKS = 8
-"""The kernels compute so many ranks of an adapter together."""
+RANKS, CHANNELS = 8, 32
+"""Ranks and channels of an adapter that are stored together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
 
 
@@ -68,23 +69,13 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLowRank:
-    """What a LoRA adapter adds to one projection, in the layout of `lora` in linear.h, in bfloat16.
+    """What a LoRA adapter adds to one projection, in the layout of `lora` in linear.h, in bfloat16."""
 
-    a [ranks, n_in] is padded with zeros; `b` [ranks of all blocks, 16] has the rows of B^T, block of outputs after
-    block of outputs.
-    """
-
-    n_in: int
     a: Tensor
     b: Tensor
     begins: Tensor
     firsts: Tensor
     record: LowRankRecord
-
-    @property
-    def rank(self) -> int:
-        """Ranks of all parts together, padded."""
-        return len(self.a)
 
     @property
     def n_bytes(self) -> int:
@@ -94,33 +85,31 @@ class PackedLowRank:
 def low_rank(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
     """Pack a [ranks, n_in] and the parts of B: (first output, first rank, b [n, r]), in order, without overlaps.
 
-    A block of 16 outputs has the ranks of all parts that it touches: zeros stand where an output has none.
+    A block of 16 outputs has the ranks of all parts that it touches. Zeros stand where an output has no such rank.
     """
-    spans = [(first // OUTPUTS, -(-(first + len(b)) // OUTPUTS)) for first, _, b in parts]
-    begins, firsts, rows = [0], [], []
-    for block in range(spans[-1][1]):
-        there = [part for part, (begin, end) in zip(parts, spans, strict=True) if begin <= block < end]
-        made = _block(block * OUTPUTS, there)
-        firsts.append(there[0][1] if there else 0)
-        begins.append(begins[-1] + len(made))
-        rows.append(made)
-    a16 = pad(a.bfloat16(), (0, -a.shape[1] % OUTPUTS, 0, -len(a) % RANKS)).contiguous()
-    tensors = (a16, torch.cat(rows), torch.tensor(begins, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32))
-    record = LowRankRecord(*(tensor.data_ptr() for tensor in tensors), *a16.shape, len(firsts))
-    return PackedLowRank(a.shape[1], *tensors, record)
+    n_blocks = padded(max(first + len(b) for first, _, b in parts), OUTPUTS) // OUTPUTS
+    blocks = [_block(block * OUTPUTS, parts) for block in range(n_blocks)]
+    begins = torch.tensor([0, *accumulate(len(pairs) for _, pairs in blocks)], dtype=torch.int32)
+    firsts = torch.tensor([first for first, _ in blocks], dtype=torch.int32)
+    b = torch.cat([pairs for _, pairs in blocks])
+    whole = pad(a.bfloat16(), (0, -a.shape[1] % CHANNELS, 0, -len(a) % RANKS))
+    tiles = whole.unflatten(1, (-1, CHANNELS)).unflatten(0, (-1, RANKS)).transpose(1, 2).contiguous()
+    addresses = [tensor.data_ptr() for tensor in (tiles, b, begins, firsts)]
+    record = LowRankRecord(*addresses, len(whole), tiles.shape[1], n_blocks)
+    return PackedLowRank(tiles, b, begins, firsts, record)
 
 
-def _block(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-    """Outputs output..output+15 of B^T, [ranks of the parts, 16] bfloat16."""
-    if not parts:
-        return torch.zeros(0, OUTPUTS, dtype=torch.bfloat16)
-    least = parts[0][1]
-    made = torch.zeros(parts[-1][1] + parts[-1][2].shape[1] - least, OUTPUTS, dtype=torch.bfloat16)
-    for first, rank, b in parts:
-        begin, end = max(first, output), min(first + len(b), output + OUTPUTS)
-        place = made[rank - least : rank - least + b.shape[1], begin - output : end - output]
-        place.copy_(b[begin - first : end - first].T)
-    return made
+def _block(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, Tensor]:
+    """The first rank of outputs output..output+15, and their part of B: [pairs of ranks, 16, 2] bfloat16."""
+    stop = output + OUTPUTS
+    there = [(first, rank, b) for first, rank, b in parts if first < stop and output < first + len(b)]
+    least = min((rank for _, rank, _ in there), default=0) // 2 * 2
+    end = max((rank + b.shape[1] for _, rank, b in there), default=0)
+    made = torch.zeros(padded(end - least, 2), OUTPUTS, dtype=torch.bfloat16)
+    for first, rank, b in there:
+        begin, n = max(first, output), min(first + len(b), stop) - max(first, output)
+        made[rank - least :][: b.shape[1], begin - output :][:, :n] = b[begin - first :][:n].T
+    return least, made.unflatten(0, (-1, 2)).transpose(1, 2).contiguous()
 
 
 class PackedRows:

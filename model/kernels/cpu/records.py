@@ -65,7 +65,7 @@ class LowRankRecord(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("a", "b", "begins", "firsts")),
-        *((name, ctypes.c_int64) for name in ("rank", "stride", "n_blocks")),
+        *((name, ctypes.c_int64) for name in ("rank", "n_groups", "n_blocks")),
     )
 
 

@@ -13,24 +13,24 @@ typedef struct {
     int64_t n_out, n_in, format;
 } weights;
 
-enum { LORA_BLOCK = 16, LORA_PAD = 8 };
+enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };
 
-/* A LoRA adapter of one projection, in bfloat16. A is [rank, stride]: rows of zeros fill the last LORA_PAD ranks, and
- * zeros the last LORA_BLOCK channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block i
- * multiplies entries firsts[i].. of u = A f(x). Its rows of `b` are begins[i]..begins[i+1]-1, one an entry of u. rank 0:
- * the adapter has nothing for this projection. */
+/* A LoRA adapter of one projection, in bfloat16. A is [rank/LORA_PAD][n_groups][LORA_PAD ranks][LORA_GROUP channels]: zeros
+ * fill the last ranks and channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block i
+ * multiplies entries firsts[i].. of u = A f(x), firsts[i] even. Its pairs of ranks are begins[i]..begins[i+1]-1 of `b`,
+ * which is [pairs][LORA_BLOCK outputs][2]. rank 0: the adapter has nothing for this projection. */
 typedef struct {
     const uint16_t *a, *b;
     const int32_t *begins, *firsts;
-    int64_t rank, stride, n_blocks;
+    int64_t rank, n_groups, n_blocks;
 } lora;
 
 /* The rows of a step that use one adapter, in ascending order. `targets` has an entry for each projection of the network.
- * `u` is memory of n_rows times the greatest rank. */
+ * `u` is memory of 4 bytes for each row and rank of the widest entry. */
 typedef struct {
     const lora *targets;
     const int64_t *rows;
-    float *u;
+    void *u;
     int64_t n_rows;
 } lora_rows;
 
