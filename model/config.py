@@ -181,6 +181,11 @@ class VisionConfig:
         """Embeddings of the largest image. Worked example: 1540 pixels, patches of 14, merge 2: 55 * 55 = 3025."""
         return (-(-self.image_size // self.token_side)) ** 2
 
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
+        return self.max_tokens * self.merge**2
+
     def n_parameters(self, dim: int) -> int:
         """Number of weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
         blocks = self.n_layers * (4 * self.dim * self.n_heads * self.head_dim + 3 * self.dim * self.hidden_dim)
@@ -348,6 +353,13 @@ class ModelConfig:
         feed_forward = n_sparse * experts + (self.n_layers - n_sparse) * 3 * self.dim * self.hidden_dim
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
+
+    @property
+    def n_active_parameters(self) -> int:
+        """Number of weights of the text model that one token is multiplied with, without the output head."""
+        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
+        idle = n_sparse * 3 * self.dim * self.expert_dim * (self.n_experts - self.n_experts_per_token)
+        return self.n_text_parameters - self.vocab_size * self.dim * (1 if self.tied_head else 2) - idle
 
 
 def _is_number(value: object) -> bool:
