@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
+ENGINE_MAY_USE |= {"model.ranges", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
@@ -22,7 +23,7 @@ TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.st
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; batch; config
+    errors; sampling_params; batch; ranges; vision_config; config
     machine; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar

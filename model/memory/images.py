@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from model.batch import ImageFormat
-from model.config import ModelConfig, VisionConfig
+from model.config import ModelConfig
 from model.errors import OptionError, size
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
+from model.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from model.memory.plan import make_plan
 from model.memory.sizes import encoder_bytes
 from model.options import RunnerOptions
 from tests.model import pixtral
+from tests.model.checkpoint.published import written
 from tests.model.driving import storages, tiny
-from tests.model.memory.test_published import written
 
 MIB = 2**20
 
