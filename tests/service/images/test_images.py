@@ -18,7 +18,7 @@ from service.http.errors import ApiError, InvalidRequest, Unavailable
 from service.images.images import DecodedImage, Images, Recent
 from service.images.source import Source, read_base64
 from tests.faults import failing
-from tests.model.images.files import noise, progressive, saved
+from tests.model.images.files import noise, saved, texts
 from tests.service.live import Live
 from tests.waiting import ended, strike
 
@@ -40,11 +40,11 @@ def new() -> Source:
 class Decoder:
     """The images of a server, and what its metrics would hear."""
 
-    def __init__(self, *, max_pixels: int = 2**16) -> None:
+    def __init__(self) -> None:
         self.restarts = 0
         self.seconds: list[float] = []
         self.loop = asyncio.new_event_loop()
-        self.images = Images(3, max_pixels, self._restarted, self.seconds.append)
+        self.images = Images(3, 2**16, self._restarted, self.seconds.append)
 
     def _restarted(self) -> None:
         self.restarts += 1
@@ -147,14 +147,10 @@ def test_a_bad_image_names_its_field(decoder: Decoder) -> None:
 
 
 def test_an_image_that_breaks_two_processes_is_refused_and_others_are_not(decoder: Decoder) -> None:
-    slow = Decoder(max_pixels=2**20)
-    try:
-        error = slow.refused(source(progressive(2**10, 200_000), "x"))
-        assert error.message == "the image in x takes too much time or memory to decode"
-        assert slow.restarts == 1
-        slow.decode(new())
-    finally:
-        slow.close()
+    error = decoder.refused(new(), source(texts(), "x"))
+    assert error.message == "the image in x takes too much time or memory to decode"
+    assert decoder.restarts == 1
+    assert decoder.decode(new())[0].rows == 3
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -177,7 +173,7 @@ def test_a_process_lost_with_an_image_is_tried_again(
 
     def hit(link: helper.Link, value: Any, *arguments: Any) -> None:
         if left:
-            os.kill(decoder.pid, left.pop())
+            strike(decoder.pid, left.pop())
         send(link, value, *arguments)
 
     monkeypatch.setattr(helper.Link, "send", hit)
