@@ -20,11 +20,11 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
-from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving, stored_as
 from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
+from model.machine.helper import First
 from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
