@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
-from model.chat.images import IMAGE_ROLES, ImageTokens, check_images
+from model.chat.images import ImageTokens, check_images
 from model.chat.mistral_messages import fitted
 from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line, quoted
@@ -26,6 +26,20 @@ CALL_STYLES: Mapping[str, str | None] = MappingProxyType(
     }
 )
 """The style of tool calls by the version of the tokenizer."""
+
+CALL = MappingProxyType({"id": "abcdefgh0", "type": "function", "function": {"name": "f", "arguments": {}}})
+HELLO = MappingProxyType({"role": "user", "content": "Hello"})
+TRIALS: Mapping[str, Sequence[Message]] = MappingProxyType(
+    {
+        "user": (HELLO,),
+        "tool": (
+            HELLO,
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "Hello", "tool_call_id": CALL["id"]},
+        ),
+    }
+)
+"""A conversation that ends with a message of each role that may have images."""
 
 
 class MistralChat:
@@ -100,17 +114,13 @@ class MistralChat:
         if tokens is None:
             return frozenset()
         self._format.instruct_tokenizer.image_encoder = partial(_encode_image, tokens.image)
-        return frozenset(role for role in IMAGE_ROLES if self._writes_image(role, tokens.image))
+        return frozenset(role for role in TRIALS if self._writes_image(role, tokens.image))
 
     def _writes_image(self, role: str, token: int) -> bool:
-        call = {"id": "abcdefgh0", "type": "function", "function": {"name": "f", "arguments": {}}}
-        called = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        result = {"tool_call_id": "abcdefgh0"}
-        before, last = (called, result) if role == "tool" else ([], {})
-        content = [{"type": "text", "text": "Hello"}, {"type": "image"}]
-        message = {"role": role, "content": "Hello", PARTS: content, **last}
+        parts = [{"type": "text", "text": "Hello"}, {"type": "image"}]
+        *others, last = TRIALS[role]
         try:
-            messages = fitted([*before, message], self._version, thinks=False)
+            messages = fitted([*others, {**last, PARTS: parts}], self._version, thinks=False)
             ids = self._encode({"messages": [with_thought(known, None) for known in messages]})
         except ParameterError:
             return False

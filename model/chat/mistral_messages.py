@@ -20,8 +20,8 @@ def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dic
     """
     for index, message in enumerate(messages):
         _check_parts(message, index, version, thinks=thinks)
-    told = [_with_images(message) for message in messages]
-    told = _with_functions(told) if version == "v2" else _without_names(told)
+    shown = [_with_images(message) for message in messages]
+    told = _with_functions(shown) if version == "v2" else _without_names(shown)
     told = _with_late_systems(told)
     return _with_calls_alone(told) if version in CALLS_OR_TEXT else told
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
-from model.chat.images import IMAGE, IMAGE_ROLES
+from model.chat.images import IMAGE
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS
 from model.chat.template import FAULTS
 from model.errors import ParameterError
@@ -130,12 +130,12 @@ def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
 
 def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> Mapping[str, str]:
     """The roles in which the template writes images -> the type of part that it takes."""
-    trials = {"user": [USER], "tool": _called(arguments)}
+    trials: Mapping[str, Sequence[Message]] = {"user": [USER], "tool": _called(arguments)}
     return {
         role: form
-        for role in IMAGE_ROLES
-        for form in reversed(IMAGE_PARTS)  # the first of them that it takes
-        if _writes_image(render, trials[role], form, values)
+        for role, messages in trials.items()
+        for form in ("image_url", "image")  # the last one that it takes
+        if _writes_image(render, messages, form, values)
     }
 
 

@@ -179,15 +179,13 @@ def image_part(url: str, field: str) -> dict[str, Any]:
 
 def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
     """The fields of a plain message with these texts and images, in order. Texts side by side are one part."""
-    groups = [(kind is str, [*group]) for kind, group in groupby(pieces, key=type)]
-    parts = [
-        part
-        for is_text, group in groups
-        for part in ([{"type": "text", "text": "".join(group)}] if is_text else group)
-        if part.get("text") != ""
-    ]
+    parts: list[dict[str, Any]] = []
+    for _, group in groupby(pieces, key=type):
+        alike = [*group]
+        text = "".join(piece for piece in alike if isinstance(piece, str))
+        parts += [{"type": "text", "text": text}] if text else [piece for piece in alike if not isinstance(piece, str)]
     plain: dict[str, Any] = {"content": "".join(part.get("text", "") for part in parts)}
-    return plain if all(is_text for is_text, _ in groups) else plain | {PARTS: parts}
+    return plain | {PARTS: parts} if any(part["type"] == "image" for part in parts) else plain
 
 
 def text_of(content: Any, kind: type[TextPart] | type[ThinkingPart]) -> str:
