@@ -55,13 +55,14 @@ def message(*parts: str | Json, role: str = "user", **others: str) -> Json:
     return {"role": role, "content": text, "parts": listed, **others}
 
 
+SURE = {"role": "user", "content": "Sure?"}
 ANSWER = {"role": "assistant", "content": "A cat."}
 CONVERSATIONS = {
     "first": [message(IMAGE, "What is it?")],
     "last": [message("What is it?", IMAGE)],
     "between": [message("This: ", IMAGE, " and this: ", IMAGE)],
     "alone": [message(IMAGE)],
-    "later": [message(IMAGE, "What?"), ANSWER, {"role": "user", "content": "Sure?"}, ANSWER, message("b", IMAGE, IMAGE)],
+    "later": [message(IMAGE, "What?"), ANSWER, SURE, ANSWER, message("b", IMAGE, IMAGE)],
 }
 
 
@@ -152,9 +153,14 @@ def test_a_text_never_becomes_an_image(small: Path, tokens: Tokenizer, tmp_path:
         assert "a [IMG] b [IMG_END]" in tokenizer.decode(ids)
 
 
-IMAGE_URL = "{%- for m in messages %}{% for c in m.content if m.content is not string %}"
-IMAGE_URL += "{{ c.text if c.type == 'text' else '[IMG]' if c.image_url is defined }}{% else %}{{ m.content }}{% endfor %}"
-IMAGE_URL += "{% endfor %}"
+IMAGE_URL = """
+{%- for m in messages %}
+    {%- for c in m.content if m.content is not string %}
+        {{- c.text if c.type == 'text' else '[IMG]' if c.image_url is defined }}
+    {%- else %}
+        {{- m.content }}
+    {%- endfor %}
+{%- endfor %}"""
 
 
 @pytest.mark.parametrize(
