@@ -5,17 +5,22 @@ transformers and mistral-common ignore them. Of an animation the first frame is 
 """
 
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 
 from PIL import Image
 from PIL.ExifTags import Base
+from PIL.GifImagePlugin import GifImageFile
 from PIL.Image import Resampling, Transpose
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from model.batch import ImageFormat
 from model.errors import ImageError, one_line
 from model.images.sizes import Pixels, grid
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS = [plugin.format for plugin in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile)]
 TRANSPOSITIONS = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -28,6 +33,8 @@ TRANSPOSITIONS = {
 """EXIF's orientation -> what brings the image upright."""
 DEEP = "I;16"
 """Pillow's mode of grey with 16 bits."""
+DEEP_COLOURS = "RGB;16B"
+"""Pillow's name of how a PNG file stores colours with 16 bits. It reads their high bytes."""
 HIGH_BYTES = [value >> 8 for value in range(2**16)]
 
 Image.MAX_IMAGE_PIXELS = None  # `_open` has the limit; Pillow's own only warns up to twice its value
@@ -41,7 +48,6 @@ def decode(data: bytes, format: ImageFormat, max_pixels: int) -> Pixels:
     try:
         with _open(data, max_pixels) as image:
             image.load()
-            _check_size(image, max_pixels)  # a file may say one thing in its header and another in its frame
             upright = _upright(_rgb(image), _orientation(image))
     except (ImageError, MemoryError):
         raise
@@ -54,18 +60,34 @@ def decode(data: bytes, format: ImageFormat, max_pixels: int) -> Pixels:
 
 def _open(data: bytes, max_pixels: int) -> Image.Image:
     """The image with its header read, but no pixel decoded."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":  # Pillow's reader takes memory for the pixels at once
+        _check_size(*_webp_size(data), max_pixels)
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except Image.UnidentifiedImageError:
         raise ImageError("is no PNG, JPEG, WebP or GIF image, or its header is damaged") from None
-    _check_size(image, max_pixels)
+    _check_size(*image.size, max_pixels)
+    hidden = image.info.get("transparency")
+    if isinstance(hidden, tuple) and any(DEEP_COLOURS in tile for tile in image.tile):
+        image.info["transparency"] = tuple(value >> 8 for value in hidden)
     return image
 
 
-def _check_size(image: Image.Image, max_pixels: int) -> None:
-    n_pixels = image.width * image.height
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height in the first chunk of a WebP file (RFC 9649, sections 2.5 to 2.7), 0 where it has none."""
+    kind, number = data[12:16], partial(int.from_bytes, byteorder="little")
+    if kind == b"VP8X":
+        return number(data[24:27]) + 1, number(data[27:30]) + 1
+    if kind == b"VP8L":
+        bits = number(data[21:25])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return (number(data[26:28]) & 0x3FFF, number(data[28:30]) & 0x3FFF) if kind == b"VP8 " else (0, 0)
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    n_pixels = width * height
     if n_pixels > max_pixels:
-        raise ImageError(f"has {image.width} x {image.height} = {n_pixels} pixels; the limit is {max_pixels}")
+        raise ImageError(f"has {width} x {height} = {n_pixels} pixels; the limit is {max_pixels} (--max-image-pixels)")
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -9,6 +9,7 @@ here. Each further frame is an image file and its format; the answer is what is 
 
 import contextlib
 import socket
+import warnings
 
 from model.batch import ImageFormat
 from model.errors import ImageError
@@ -37,6 +38,7 @@ def memory(max_pixels: int) -> int:
 
 def main(sock: socket.socket) -> None:
     """Serve until the socket closes."""
+    warnings.simplefilter("ignore")  # Pillow's, on damaged metadata: the reason of an end must stand last on stderr
     timer = Timer()
     first, _ = receive(sock)
     max_pixels = first["max_pixels"]
