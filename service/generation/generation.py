@@ -158,6 +158,8 @@ class Generation:
             priority=order.options.priority,
             cache_salt=order.options.cache_salt,
             tenant=self._record.tenant,
+            images=prompt.images,
+            pixels=prompt.pixels,
         )
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:
