@@ -6,12 +6,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
 
-from model.batch import ImageFormat
 from model.chat.conversation import NOTHING
 from model.checkpoint.generation_config import GenerationDefaults
 from model.errors import ParameterError, quoted
@@ -143,13 +141,9 @@ def running(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     health: socket.socket | None = None,
     at: int = 0,
-    images: ImageFormat | None = None,
     **options: Any,
 ) -> Iterator[Live]:
-    """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one).
-
-    The engine seems to have an encoder for `images`.
-    """
+    """Serve with these Settings; `wait` is the engine state to wait for, `at` the port (0: any free one)."""
     settings = Settings(
         **{"model": "fake", "log_format": "json", "served_model_name": ("fake", "org/alias"), **options}
     )
@@ -163,14 +157,13 @@ def running(
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
         await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
         assert client.info is not None
-        info = replace(client.info, images=images)
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name
         tokens = tokenizer or IntegerTokenizer()
         format_: Any = FakeChat() if chat is True else chat or None
         marks = marks_of(settings, format_, tokens)
         return ServedModel(
-            names, tokens, format_, defaults, longest_piece(tokens), info, marks, settings.reasoning_budget
+            names, tokens, format_, defaults, longest_piece(tokens), client.info, marks, settings.reasoning_budget
         )
 
     client = EngineClient(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from model.batch import ImageFormat, ImageSpan
+from model.batch import ImageSpan
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
@@ -23,12 +23,11 @@ from service.generation.order import Order
 from service.generation.served import ServedModel, longest_piece
 from service.http.errors import InvalidRequest
 from service.images.images import DecodedImage, Images
-from tests.fakes import END, IntegerTokenizer, make_info
+from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-FORMAT = ImageFormat(patch_size=2, merge=2, longest_side=64)
 IMG, BREAK, STOP = 253, 252, 251
 """Bytes that are in no UTF-8 text."""
 
@@ -115,13 +114,13 @@ MESSAGES_BODY: Json = {"messages": [{"role": "user", "content": MESSAGES_CONTENT
 @pytest.fixture(scope="module")
 def seeing() -> Iterator[Live]:
     """A server whose model takes images."""
-    with running(chat=ImageChat(), tokenizer=ImageTokenizer(), images=FORMAT, max_images=3) as server:
+    with running(chat=ImageChat(), tokenizer=ImageTokenizer(), model="images", max_images=3) as server:
         yield server
 
 
 def served(chat: FakeChat) -> ServedModel:
     tokenizer, info = ImageTokenizer(), make_info(max_model_len=64)
-    seeing = replace(info, images=FORMAT)
+    seeing = replace(info, images=IMAGES)
     return ServedModel(("m",), tokenizer, chat, GenerationDefaults((END,), {}), longest_piece(tokenizer), seeing)
 
 
@@ -408,7 +407,7 @@ def test_a_model_without_images(live: Live, path: str, body: Json, field: str) -
 
 def test_a_format_without_images(seeing: Live) -> None:
     """The engine has an encoder, but the format writes no image: the model takes none."""
-    with running(tokenizer=ImageTokenizer(), images=FORMAT) as live:
+    with running(tokenizer=ImageTokenizer(), model="images") as live:
         assert refused(live, CHAT, CHAT_BODY)["param"] == "messages[0].content[1].image_url"
         assert not live.http.get("/v1/models/fake").json()["capabilities"]["vision"]
 
