@@ -227,8 +227,8 @@ def make_info(
 
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
-    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step), "images", which
-    has an image encoder, "large", "broken" or "crash"."""
+    """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step), "large",
+    "images" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "large":
