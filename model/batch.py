@@ -161,6 +161,10 @@ class StepBatch:
     def n_tokens(self) -> int:
         return sum(item.stop - item.start for item in self.slices)
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.slices or self.images or self.forgotten)
+
 
 class TokenLogprob(NamedTuple):
     """Natural log probability of `token` under the model's own distribution, and the likeliest alternatives.

@@ -38,7 +38,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; reasoning; encoding; orders; answering; routes
+    work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations; document
 """
