@@ -220,9 +220,7 @@ class ImageTable:
     def placed(self, start: int, stop: int) -> tuple[PlacedImage, ...]:
         """The images at positions `start..stop-1`."""
         held = ((self.spans[index], image) for index, image in sorted(self._held.items()))
-        return tuple(
-            PlacedImage(image.number, span) for span, image in held if span.start < stop and span.stop > start
-        )
+        return tuple(PlacedImage(image.number, span) for span, image in held if span.start < stop and span.stop > start)
 
     def roll(self, next_position: int) -> None:
         """Release the images before the next position to compute."""
