@@ -50,6 +50,14 @@ class ImageFormat:
         """Pixels of a side of the square that one token stands for."""
         return self.patch_size * self.merge
 
+    def n_patches(self, rows: int, columns: int) -> int:
+        """Patches of an image of `rows` x `columns` tokens."""
+        return rows * columns * self.merge**2
+
+    def n_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of its RGB pixels."""
+        return rows * columns * self.token_side**2 * 3
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
@@ -138,6 +146,11 @@ class Slice:
         if not self.n_draft:
             return (self,)
         return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
+
+    @property
+    def image_numbers(self) -> tuple[int, ...]:
+        """The numbers of the images that it reads."""
+        return tuple(placed.image for placed in self.images)
 
     @property
     def scores_prompt(self) -> bool:

@@ -13,7 +13,7 @@ from model import attention
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.batch import ImageWork, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -184,6 +184,7 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
     _first_steps(runner)
+    _first_image(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
     runner.warmed()
@@ -274,6 +275,18 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
+
+
+def _first_image(runner: ModelRunner) -> None:
+    """Encode the smallest image. Raises ModelError if the encoder does not work."""
+    if (form := runner.info.images) is None:
+        return
+    n_patches = form.n_patches(1, 1)
+    work = ImageWork(0, 1, 1, bytes(form.n_bytes(1, 1)), 0, n_patches, n_patches)
+    faults = runner.step(StepBatch((), images=(work,))).image_faults
+    runner.step(StepBatch((), forgotten=(work.image,)))
+    if faults:
+        raise ModelError(f"no image can be encoded: {faults[work.image]}")
 
 
 def _first_steps(runner: ModelRunner) -> None:

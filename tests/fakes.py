@@ -119,7 +119,7 @@ class FakeRunner:
                 assert block >= table.first_block, "a position to write has no page"
                 page = table.pages[block - table.first_block]
                 slots = self._content.setdefault((pool, page), {})
-                slots[position % size] = (position, item.tokens[position])
+                slots[position % size] = (position, self._embedded(item, position))
 
     def _compute(self, item: Slice) -> SliceOutput:
         self._check_visible(item)
@@ -157,7 +157,15 @@ class FakeRunner:
             for position in range(first, item.stop):
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
-                assert found == (position, item.tokens[position]), f"position {position}: page holds {found}"
+                assert found == (position, self._wanted(item, position)), f"position {position}: page holds {found}"
+
+    def _embedded(self, item: Slice, position: int) -> int:
+        """What the network reads at a position: its token."""
+        return item.tokens[position]
+
+    def _wanted(self, item: Slice, position: int) -> int:
+        """What the network should have read there."""
+        return item.tokens[position]
 
 
 class AheadRunner(FakeRunner):
@@ -194,7 +202,7 @@ class AheadRunner(FakeRunner):
             *before, last = item.tokens
             return [*before, sampled[item.sequence_id] if last == UNKNOWN else last]
 
-        return StepBatch(tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
+        return replace(batch, slices=tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 
 
 def pooled(item: Slice) -> tuple[float, ...]:

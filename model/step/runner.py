@@ -1,6 +1,6 @@
 """ModelRunner: compute the steps of a loaded model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -24,6 +24,7 @@ from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
 from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
+from model.step.images import Images
 from model.step.masks import Masks
 
 CPU = torch.device("cpu")
@@ -74,6 +75,7 @@ class ModelRunner:
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._limit = retry.TokenLimit()
+        self._images = Images(model.vision)
 
     def record(self, max_slices: int, capture: Capture) -> None:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
@@ -104,8 +106,11 @@ class ModelRunner:
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step; see `Runner`. A step that fails, or does not fit into memory, is computed in parts at once.
 
-        The masks of grammars are requested once for all parts.
+        The masks of grammars are requested, and the work on images is done, once for all parts.
         """
+        faults = self._images.update(batch)
+        if faults or not batch.slices:
+            return self._launch_sound(batch, faults)
         self._masks.start([item.samples for item in batch.slices])
         before = self._last
         started = self._limit.attempt(partial(self._start, batch, before=before), batch)
@@ -117,6 +122,21 @@ class ModelRunner:
             views = list(chain.from_iterable(started.views))
             self._last = LastTokens.of(views, [some.tokens for some in started.sampled], self._tables.device)
         return partial(self._finish, batch, started)
+
+    def _launch_sound(self, batch: StepBatch, faults: Mapping[int, str]) -> Callable[[], StepOutput]:
+        """Start a step without the slices that read an image with a fault."""
+        ends = [
+            next((faults[image.image] for image in item.images if image.image in faults), None) for item in batch.slices
+        ]
+        sound = tuple(item for item, fault in zip(batch.slices, ends, strict=True) if fault is None)
+        wait = self.launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+
+        def finish() -> StepOutput:
+            outputs = iter(wait().slices)
+            slices = (next(outputs) if fault is None else SliceOutput(fault=fault) for fault in ends)
+            return StepOutput(tuple(slices), faults)
+
+        return finish
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -151,7 +171,8 @@ class ModelRunner:
         return self._collect(batch, self._start(batch, before))
 
     def _pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
-        return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        return self._images.place(inputs, batch)
 
     def _hidden(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
@@ -208,9 +229,10 @@ class ModelRunner:
 
 
 def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token, after which one is sampled."""
+    """Whether every slice is one token of text, after which one is sampled."""
     return all(
-        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
+        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt and not item.images
+        for item in batch.slices
     )
 
 

@@ -174,7 +174,7 @@ class Sequence:
         self.assumed = False
 
     def advance(self, start: int, stop: int) -> range | None:
-        """Record that `start..stop-1` are computed: name full pages, release those that have left the window, and images.
+        """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
 
         Returns the blocks that are now full, if there are any.
         """
