@@ -155,7 +155,7 @@ class AdapterStore:
         faults: dict[int, str] = {}
         with self._lock:
             self._in_step = frozenset(numbers)
-            for number in self._in_step:
+            for number in sorted(self._in_step):
                 try:
                     self._keep(number, self._get(number))
                 except ModelError as error:
