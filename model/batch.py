@@ -274,7 +274,7 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
+    """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
 
     info: RunnerInfo
 
@@ -290,6 +290,17 @@ class Runner(Protocol):
 
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step."""
+        ...
+
+    def load_adapter(self, number: int, path: str) -> None:
+        """Read a LoRA adapter, which slices may use from now on. Raises ModelError for one that does not fit the model.
+
+        As `prepare`, it may run beside `launch`.
+        """
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget an adapter that no sequence uses any more. It may run beside `launch`."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
