@@ -257,7 +257,10 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model. One thread calls `launch` and `idle`; `prepare` may run on another thread at the same time."""
+    """A loaded model. One thread calls `launch`, `idle` and `unload_adapter`.
+
+    `prepare` and `load_adapter` may run on another thread at the same time.
+    """
 
     info: RunnerInfo
 
@@ -273,6 +276,14 @@ class Runner(Protocol):
 
     def prepare(self, params: SamplingParams) -> None:
         """Make what sequences with these parameters need besides the weights, before their first step."""
+        ...
+
+    def load_adapter(self, number: int, path: str) -> None:
+        """Read a LoRA adapter, so that slices may use it. Raises ModelError."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget an adapter. Does nothing if there is no such one."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:

@@ -14,7 +14,20 @@ from model.batch import RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
-from service.engine.messages import Abort, Beat, FromEngine, Loading, Look, Ready, Report, Stats, Submit
+from service.engine.messages import (
+    Abort,
+    AdapterLoaded,
+    Beat,
+    FromEngine,
+    LoadAdapter,
+    Loading,
+    Look,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+    UnloadAdapter,
+)
 from service.engine.picture import Picture
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
@@ -27,7 +40,8 @@ class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
     `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once the engine is ready.
+    describe loading. `info` is set once the engine is ready. `lost_adapters` are the numbers of adapters that the
+    present engine could not read again.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
@@ -50,11 +64,14 @@ class EngineClient:
         self.info: RunnerInfo | None = None
         self.stats = Stats()
         self.n_lost = 0  # engines that have ended
+        self.lost_adapters: set[int] = set()
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
         self._mailboxes: dict[int, Mailbox] = {}
+        self._adapters: dict[int, str] = {}  # number -> path; every engine gets them
+        self._loads: dict[int, asyncio.Future[str]] = {}  # adapters that are read for the first time
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._supervisor = Supervisor(
             new_engine, self._take, self._lose_engine, Patience(step_timeout, stall_timeout), has_spare=spare
@@ -74,14 +91,17 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
-        `renew` gives the options of each later engine; without it they stay as they are.
+        `renew` gives the options of each later engine; without it they stay as they are. Adapters among the options
+        are for the first engine: a later one reads them once it serves, so that a damaged one cannot keep it from that.
         """
+        self._adapters = dict(options.get("adapters", ()))
 
         async def current() -> Mapping[str, Any]:
             if self.info is None:
                 return options
             # Clients know the longest sequence: the next engine must keep it.
-            return {**(await renew() if renew is not None else options), "max_model_len": self.info.max_model_len}
+            kept = {"max_model_len": self.info.max_model_len, "adapters": ()}
+            return {**(await renew() if renew is not None else options), **kept}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -127,6 +147,7 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        adapter: int = 0,
     ) -> list[Mailbox]:
         """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
 
@@ -134,7 +155,8 @@ class EngineClient:
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        request = Submit(self._next_id, prompt, params, priority=priority, cache_salt=cache_salt, n=n, tenant=tenant)
+        about = {"priority": priority, "cache_salt": cache_salt, "n": n, "tenant": tenant, "adapter": adapter}
+        request = Submit(self._next_id, prompt, params, **about)
         self._next_id += n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
         self._mailboxes |= mailboxes
@@ -151,6 +173,30 @@ class EngineClient:
         self._looks.append(picture := asyncio.get_running_loop().create_future())
         self._supervisor.send(Look(list(ids)))
         return await picture
+
+    async def load_adapter(self, number: int, path: str) -> None:
+        """Read a LoRA adapter, now and in every later engine. Numbers count up from 1; none is used twice.
+
+        Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if it ends before.
+        """
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+        self._loads[number] = loaded = asyncio.get_running_loop().create_future()
+        self._supervisor.send(LoadAdapter(number, path))
+        try:
+            problem = await loaded
+        except asyncio.CancelledError:
+            self._supervisor.send(UnloadAdapter(number))
+            raise
+        if problem:
+            raise ModelError(problem)
+        self._adapters[number] = path
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget an adapter that no sequence uses."""
+        del self._adapters[number]
+        self.lost_adapters.discard(number)
+        self._supervisor.send(UnloadAdapter(number))
 
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
@@ -169,6 +215,8 @@ class EngineClient:
         elif isinstance(message, Picture):
             if not (look := self._looks.popleft()).done():
                 look.set_result(message)
+        elif isinstance(message, AdapterLoaded):
+            self._note_adapter(message)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)
@@ -179,9 +227,21 @@ class EngineClient:
         """Serve with an engine that has loaded its model. Raises ModelError if that is not the model of before."""
         if self.info is not None and self.info.description.get("weights") != info.description.get("weights"):
             raise ModelError("the model's weights have changed since this service started; restart it to serve them")
+        if self.info is not None:  # before any sequence, as the engine takes messages in order
+            for number, path in self._adapters.items():
+                self._supervisor.send(LoadAdapter(number, path))
         self.info, self.state = info, "ready"
         self.note("ready", 1.0)
         self._decided.set()
+
+    def _note_adapter(self, message: AdapterLoaded) -> None:
+        """Tell the caller of `load_adapter`; without one, a later engine has read the adapter again."""
+        load = self._loads.pop(message.adapter, None)
+        if load is not None and not load.done():
+            load.set_result(message.problem)
+        elif message.problem and message.adapter in self._adapters:
+            self.lost_adapters.add(message.adapter)
+            log.error("adapter %d is lost, its requests fail: %s", message.adapter, message.problem)
 
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats
@@ -201,6 +261,7 @@ class EngineClient:
             self.note("restarting", 0.0)
         self.stats = Stats()
         self.n_lost += 1
+        self.lost_adapters.clear()
         self._decided.clear()
         self._fail_mailboxes()
 
@@ -208,10 +269,12 @@ class EngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(EngineDied())
-        looks, self._looks = self._looks, deque()
-        for look in looks:
-            if not look.done():
-                look.set_exception(EngineDied())
+        questions = (*self._looks, *self._loads.values())
+        self._looks.clear()
+        self._loads.clear()
+        for question in questions:
+            if not question.done():
+                question.set_exception(EngineDied())
 
     def _close_mailbox(self, sequence_id: int) -> None:
         if self._mailboxes.pop(sequence_id, None) is not None:
