@@ -176,7 +176,9 @@ class FakeRunner:
             for position in range(first, item.stop):
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
-                assert found == (position, item.tokens[position], item.adapter), f"position {position}: page holds {found}"
+                assert found == (position, item.tokens[position], item.adapter), (
+                    f"position {position}: page holds {found}"
+                )
 
 
 class AheadRunner(FakeRunner):

@@ -155,8 +155,7 @@ class EngineClient:
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        about = {"priority": priority, "cache_salt": cache_salt, "n": n, "tenant": tenant, "adapter": adapter}
-        request = Submit(self._next_id, prompt, params, **about)
+        request = Submit(self._next_id, prompt, params, 0, priority, cache_salt, n, tenant, adapter=adapter)
         self._next_id += n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
         self._mailboxes |= mailboxes
@@ -177,7 +176,7 @@ class EngineClient:
     async def load_adapter(self, number: int, path: str) -> None:
         """Read a LoRA adapter, now and in every later engine. Numbers count up from 1; none is used twice.
 
-        Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if it ends before.
+        Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if that ends.
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
@@ -269,7 +268,7 @@ class EngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(EngineDied())
-        questions = (*self._looks, *self._loads.values())
+        questions: list[asyncio.Future[Any]] = [*self._looks, *self._loads.values()]
         self._looks.clear()
         self._loads.clear()
         for question in questions:

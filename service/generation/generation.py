@@ -153,6 +153,7 @@ class Generation:
             priority=order.options.priority,
             cache_salt=order.options.cache_salt,
             tenant=self._record.tenant,
+            adapter=order.adapter,
         )
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:

@@ -17,6 +17,7 @@ from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
+from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.http.connection.limits import Limits
@@ -154,7 +155,9 @@ def running(
 
     async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
-        await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
+        adapters = [(item.number, str(item.path)) for item in given_adapters(settings)]
+        options = {"model": settings.model, "max_model_len": settings.max_model_len, "adapters": adapters}
+        await client.start({**options, **limits})
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name

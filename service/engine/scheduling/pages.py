@@ -2,8 +2,8 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values. Salt and LoRA adapter seed the chain: a request with another salt or adapter never
-finds these pages.
+equal names mean equal keys and values. Salt and LoRA adapter seed the chain: a request with another salt or adapter
+never finds these pages.
 """
 
 from array import array

@@ -114,10 +114,10 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
-        while step.budget and len(self._running) < self._max_sequences and (sequence := self._adapters.first()):
-            if not self._admit(sequence):
+        while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
+            if not self._admit(first):
                 break
-            self._extend(sequence, step)
+            self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         self._add_drafts(step)
         if step.parts:
