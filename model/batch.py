@@ -257,10 +257,7 @@ class RunnerInfo:
 
 
 class Runner(Protocol):
-    """A loaded model. One thread calls `launch`, `idle` and `unload_adapter`.
-
-    `prepare` and `load_adapter` may run on another thread at the same time.
-    """
+    """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
 
     info: RunnerInfo
 
@@ -279,11 +276,14 @@ class Runner(Protocol):
         ...
 
     def load_adapter(self, number: int, path: str) -> None:
-        """Read a LoRA adapter, so that slices may use it. Raises ModelError."""
+        """Read a LoRA adapter, which slices may use from now on. Raises ModelError for one that does not fit the model.
+
+        As `prepare`, it may run beside `launch`.
+        """
         ...
 
     def unload_adapter(self, number: int) -> None:
-        """Forget an adapter. Does nothing if there is no such one."""
+        """Forget an adapter that no sequence uses any more. It may run beside `launch`."""
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
