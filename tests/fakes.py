@@ -139,14 +139,8 @@ class FakeRunner:
 
     def _compute(self, item: Slice) -> SliceOutput:
         self._check_visible(item)
-        if item.params.grammar == BROKEN:
-            return SliceOutput(failure="the grammar is broken")
-        if item.params.grammar == LOST:
-            return SliceOutput(fault="the process that follows grammars was lost")
-        if FAULTY in item.tokens:
-            return SliceOutput(fault=BROKEN_NUMBERS)
-        if item.adapter and item.adapter not in self.adapters:
-            return SliceOutput(fault=f"adapter {item.adapter} is not in memory")
+        if (problem := self._problem(item)) is not None:
+            return problem
         choice = item.choice + (shade(self.adapters[item.adapter]) if item.adapter else 0)
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
@@ -167,6 +161,17 @@ class FakeRunner:
                 top = tuple((token + n, -0.5 - n) for n in range(item.params.logprobs))
                 logprobs.append(TokenLogprob(token, -0.5, top))
         return SliceOutput(tuple(tokens), tuple(logprobs), scored, pooled=pooled(item))
+
+    def _problem(self, item: Slice) -> SliceOutput | None:
+        if item.params.grammar == BROKEN:
+            return SliceOutput(failure="the grammar is broken")
+        if item.params.grammar == LOST:
+            return SliceOutput(fault="the process that follows grammars was lost")
+        if FAULTY in item.tokens:
+            return SliceOutput(fault=BROKEN_NUMBERS)
+        if item.adapter and item.adapter not in self.adapters:
+            return SliceOutput(fault=f"adapter {item.adapter} is not in memory")
+        return None
 
     def _check_visible(self, item: Slice) -> None:
         """Every position inside the window must be on its page with the right token."""

@@ -29,6 +29,7 @@ from service.engine.messages import (
     UnloadAdapter,
 )
 from service.engine.picture import Picture
+from service.engine.supervision.adapters import KeptAdapters
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
 from service.engine.supervision.watchdog import Patience
@@ -40,8 +41,7 @@ class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
     `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once the engine is ready. `lost_adapters` are the numbers of adapters that the
-    present engine could not read again.
+    describe loading. `info` is set once the engine is ready. `adapters` are those that every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
@@ -64,14 +64,12 @@ class EngineClient:
         self.info: RunnerInfo | None = None
         self.stats = Stats()
         self.n_lost = 0  # engines that have ended
-        self.lost_adapters: set[int] = set()
+        self.adapters = KeptAdapters()
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart
         self._next_id = 1
         self._mailboxes: dict[int, Mailbox] = {}
-        self._adapters: dict[int, str] = {}  # number -> path; every engine gets them
-        self._loads: dict[int, asyncio.Future[str]] = {}  # adapters that are read for the first time
         self._looks: deque[asyncio.Future[Picture]] = deque()  # in the order of their pictures
         self._supervisor = Supervisor(
             new_engine, self._take, self._lose_engine, Patience(step_timeout, stall_timeout), has_spare=spare
@@ -91,17 +89,17 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
-        `renew` gives the options of each later engine; without it they stay as they are. Adapters among the options
-        are for the first engine: a later one reads them once it serves, so that a damaged one cannot keep it from that.
+        `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
-        self._adapters = dict(options.get("adapters", ()))
+        self.adapters.start(options.get("adapters", ()))
 
         async def current() -> Mapping[str, Any]:
             if self.info is None:
                 return options
             # Clients know the longest sequence: the next engine must keep it.
-            kept = {"max_model_len": self.info.max_model_len, "adapters": ()}
-            return {**(await renew() if renew is not None else options), **kept}
+            renewed = await renew() if renew is not None else options
+            kept = {"max_model_len": self.info.max_model_len, "adapters": self.adapters.for_next_engine()}
+            return {**renewed, **kept}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -180,22 +178,23 @@ class EngineClient:
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        self._loads[number] = loaded = asyncio.get_running_loop().create_future()
         self._supervisor.send(LoadAdapter(number, path))
         try:
-            problem = await loaded
+            await self.adapters.read(number, path)
         except asyncio.CancelledError:
-            self._supervisor.send(UnloadAdapter(number))
+            if self.state == "ready":
+                self._supervisor.send(UnloadAdapter(number))
             raise
-        if problem:
-            raise ModelError(problem)
-        self._adapters[number] = path
 
     def unload_adapter(self, number: int) -> None:
-        """Forget an adapter that no sequence uses."""
-        del self._adapters[number]
-        self.lost_adapters.discard(number)
-        self._supervisor.send(UnloadAdapter(number))
+        """Forget an adapter that no sequence uses. An engine that loads does it once it serves."""
+        self.adapters.drop(number)
+        if self.state == "ready":
+            self._forget_adapters()
+
+    def _forget_adapters(self) -> None:
+        for number in self.adapters.superfluous():
+            self._supervisor.send(UnloadAdapter(number))
 
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
@@ -215,7 +214,7 @@ class EngineClient:
             if not (look := self._looks.popleft()).done():
                 look.set_result(message)
         elif isinstance(message, AdapterLoaded):
-            self._note_adapter(message)
+            self.adapters.note(message)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)
@@ -226,21 +225,10 @@ class EngineClient:
         """Serve with an engine that has loaded its model. Raises ModelError if that is not the model of before."""
         if self.info is not None and self.info.description.get("weights") != info.description.get("weights"):
             raise ModelError("the model's weights have changed since this service started; restart it to serve them")
-        if self.info is not None:  # before any sequence, as the engine takes messages in order
-            for number, path in self._adapters.items():
-                self._supervisor.send(LoadAdapter(number, path))
         self.info, self.state = info, "ready"
+        self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
-
-    def _note_adapter(self, message: AdapterLoaded) -> None:
-        """Tell the caller of `load_adapter`; without one, a later engine has read the adapter again."""
-        load = self._loads.pop(message.adapter, None)
-        if load is not None and not load.done():
-            load.set_result(message.problem)
-        elif message.problem and message.adapter in self._adapters:
-            self.lost_adapters.add(message.adapter)
-            log.error("adapter %d is lost, its requests fail: %s", message.adapter, message.problem)
 
     def _deliver(self, report: Report) -> None:
         self.stats = report.stats
@@ -260,7 +248,6 @@ class EngineClient:
             self.note("restarting", 0.0)
         self.stats = Stats()
         self.n_lost += 1
-        self.lost_adapters.clear()
         self._decided.clear()
         self._fail_mailboxes()
 
@@ -268,12 +255,11 @@ class EngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(EngineDied())
-        questions: list[asyncio.Future[Any]] = [*self._looks, *self._loads.values()]
-        self._looks.clear()
-        self._loads.clear()
-        for question in questions:
-            if not question.done():
-                question.set_exception(EngineDied())
+        self.adapters.fail(EngineDied())
+        looks, self._looks = self._looks, deque()
+        for look in looks:
+            if not look.done():
+                look.set_exception(EngineDied())
 
     def _close_mailbox(self, sequence_id: int) -> None:
         if self._mailboxes.pop(sequence_id, None) is not None:

@@ -60,7 +60,6 @@ class Worker:
         self._ended = threading.Event()
         self._runner: Runner | None = None
         self._preparing: dict[int, int] = {}  # ids of sequences, with the lengths of their prompts
-        self._reading: set[int] = set()  # adapters that are read
         self._clock = StallClock()
         self._n_received = 0
         self._n_prepared = 0
@@ -132,13 +131,12 @@ class Worker:
     def _dispatch(self, message: ToEngine) -> None:
         """Put a message into the inbox, or first give it to the thread that compiles grammars and reads adapters.
 
-        A sequence that waits for its grammar or its adapter goes there, too. So does what must arrive after it.
+        An abort of a sequence that waits for its grammar goes there, too, so that it arrives after the sequence.
         """
-        if isinstance(message, Submit) and (message.params.grammar is not None or message.adapter in self._reading):
+        if isinstance(message, Submit) and message.params.grammar is not None:
             self._preparing |= dict.fromkeys(message.ids, len(message.prompt))
             self._preparer.submit(self._prepare, message)
         elif isinstance(message, LoadAdapter):
-            self._reading.add(message.adapter)
             self._preparer.submit(self._load_adapter, message)
         elif isinstance(message, UnloadAdapter) or (isinstance(message, Abort) and message.id in self._preparing):
             self._preparer.submit(self._inbox.put, message)
@@ -146,7 +144,7 @@ class Worker:
             self._inbox.put(message)
 
     def _prepare(self, message: Submit) -> None:
-        if self._runner is not None and message.params.grammar is not None:
+        if self._runner is not None:
             try:
                 self._runner.prepare(message.params)
             except Exception:  # the sequence's first step meets the same fault and reports it
@@ -166,7 +164,6 @@ class Worker:
         except Exception as error:
             log.exception("adapter %d cannot be read", message.adapter)
             problem = f"the adapter cannot be read: {type(error).__name__}"
-        self._reading.discard(message.adapter)
         self._n_prepared += 1
         self._wire.send(AdapterLoaded(message.adapter, problem))
 

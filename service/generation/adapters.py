@@ -3,12 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
+from model.errors import quoted
 from service.engine.client import EngineClient
+from service.engine.supervision.adapters import files_state
 from service.http.errors import AdapterExists, InvalidRequest, ModelNotFound, Unavailable
 from service.settings import Settings
 
@@ -18,7 +19,7 @@ MAX_ADAPTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter in the directory `path`. `files` stands for its content, `created` is in Unix seconds."""
+    """A LoRA adapter in the directory `path`. `files` is the state of its files, `created` is in Unix seconds."""
 
     name: str
     number: int
@@ -59,9 +60,9 @@ class Adapters:
     @contextmanager
     def using(self, adapter: Adapter) -> Iterator[None]:
         """Keep the adapter in the engine inside the context. Raises Unavailable if the engine has lost it."""
-        if adapter.number in self._client.lost_adapters:
-            message = f"the adapter {adapter.name!r} cannot be read any more; unload it, and load it again"
-            raise Unavailable(message, "adapter_unavailable")
+        if adapter.number in self._client.adapters.lost:
+            problem = "its files are gone or have changed; it must be unloaded, and loaded again"
+            raise Unavailable(f"the adapter {quoted(adapter.name)} is lost: {problem}", "adapter_lost")
         self._users[adapter.number] += 1
         try:
             yield
@@ -79,7 +80,7 @@ class Adapters:
         if len(self._named) + len(self._loading) >= MAX_ADAPTERS:
             raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded, the limit is {MAX_ADAPTERS}", param="name")
         self._n_numbers += 1
-        adapter = Adapter(name, self._n_numbers, path, files_stamp(path))
+        adapter = Adapter(name, self._n_numbers, path, files_state(path))
         self._loading.add(name)
         try:
             await self._client.load_adapter(adapter.number, str(path))
@@ -107,13 +108,4 @@ class Adapters:
 def given_adapters(settings: Settings) -> tuple[Adapter, ...]:
     """The adapters of --lora, numbered from 1. Raises OptionError."""
     given = enumerate(settings.adapters_given.items(), start=1)
-    return tuple(Adapter(name, number, path, files_stamp(path)) for number, (name, path) in given)
-
-
-def files_stamp(path: Path) -> str:
-    """A hash of names, sizes and times of an adapter's files; empty if they cannot be seen."""
-    about: list[tuple[str, int, int]] = []
-    with suppress(OSError):
-        for file in sorted(path.iterdir() if path.is_dir() else [path]):
-            about.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
-    return sha256(repr(about).encode()).hexdigest()
+    return tuple(Adapter(name, number, path, files_state(path)) for number, (name, path) in given)

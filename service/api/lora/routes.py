@@ -92,7 +92,7 @@ async def _load(request: Request, name: str, path: str, field: str) -> Response:
     try:
         await while_connected(request.receive, state.admission.expired, loading)
     except ModelError as error:
-        raise InvalidRequest(str(error).replace(str(found), path), param=field, code="adapter_refused") from error
+        raise InvalidRequest(str(error), param=field, code="adapter_refused") from error
     log.info("adapter loaded", extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
     answer: LoadedAdapter = {"id": name, "object": "lora.adapter", "parent": served.names[0]}
     return json_response(answer)
