@@ -26,7 +26,7 @@ from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.fakes import END, EngineThread, IntegerTokenizer, next_token
+from tests.fakes import END, EngineThread, IntegerTokenizer, next_token, shade
 from tests.waiting import PATIENCE, eventually
 
 
@@ -62,8 +62,9 @@ class FakeChat:
         return text + ("a:" if add_generation_prompt else "")
 
 
-def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
-    """The answer of the fake model, by its rule alone."""
+def answer(prompt: str | list[int], n: int, choice: int = 0, adapter: str | None = None) -> str:
+    """The answer of the fake model, by its rule alone. `adapter` is the path of one."""
+    choice += shade(adapter) if adapter else 0
     tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     length = len(tokens)
     for _ in range(n):

@@ -1,6 +1,8 @@
 """`POST /v1/lora/load` and `/v1/lora/unload`, and vLLM's names of both."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,7 @@ from service.api.admission import State
 from service.api.examples import MODEL
 from service.api.lora.schema import LoadBody, UnloadBody, VllmLoadBody, VllmUnloadBody
 from service.api.routes import json_response, post
-from service.http.errors import AdapterExists, Forbidden, InvalidRequest
+from service.http.errors import AdapterExists, Forbidden, InvalidRequest, ModelNotFound
 from service.http.record import RequestRecord
 from service.http.sse import while_connected
 
@@ -45,7 +47,7 @@ async def load(request: Request, body: LoadBody) -> Response:
 
     It needs the flag `--lora-dir`. The answer comes once the adapter can serve.
     """
-    return await _load(request, body.name, body.path, "path")
+    return await _load(request, body.name, body.path, ("name", "path"))
 
 
 @post("/v1/lora/unload", body=UnloadBody, request={"name": "sql"}, answer=UnloadedAdapter, answers=(UNLOADED,))
@@ -54,7 +56,7 @@ async def unload(request: Request, body: UnloadBody) -> Response:
 
     It needs the flag `--lora-dir`. New requests get a 404 at once, those that run with the adapter finish.
     """
-    return _unload(request, body.name)
+    return _unload(request, body.name, "name")
 
 
 @post(
@@ -66,7 +68,7 @@ async def unload(request: Request, body: UnloadBody) -> Response:
 )
 async def load_as_in_vllm(request: Request, body: VllmLoadBody) -> Response:
     """Load a LoRA adapter, by vLLM's names"""
-    return await _load(request, body.lora_name, body.lora_path, "lora_path")
+    return await _load(request, body.lora_name, body.lora_path, ("lora_name", "lora_path"))
 
 
 @post(
@@ -78,34 +80,50 @@ async def load_as_in_vllm(request: Request, body: VllmLoadBody) -> Response:
 )
 async def unload_as_in_vllm(request: Request, body: VllmUnloadBody) -> Response:
     """Unload a LoRA adapter, by vLLM's names"""
-    return _unload(request, body.lora_name)
+    return _unload(request, body.lora_name, "lora_name")
 
 
-async def _load(request: Request, name: str, path: str, field: str) -> Response:
+async def _load(request: Request, name: str, path: str, fields: tuple[str, str]) -> Response:
+    """`fields` are the client's names of name and path."""
     state: State = request.app.state.noria
-    directory = _allowed(request)
-    served = state.admission.require()
-    if name in served.names:
-        raise AdapterExists(name)
-    found = path_inside(directory, path, field)
-    loading = state.admission.adapters.load(name, found)
-    try:
-        await while_connected(request.receive, state.admission.expired, loading)
-    except ModelError as error:
-        raise InvalidRequest(str(error), param=field, code="adapter_refused") from error
-    log.info("adapter loaded", extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
+    directory, served = _allowed(request), state.admission.require()
+    found = path_inside(directory, path, fields[1])
+    with naming(fields[0]):
+        if name in served.names:
+            raise AdapterExists(name)
+        loading = state.admission.adapters.load(name, found)
+        try:
+            await while_connected(request.receive, state.admission.expired, loading)
+        except ModelError as error:
+            raise InvalidRequest(str(error), param=fields[1], code="adapter_refused") from error
+    _note(request, "adapter loaded", name)
     answer: LoadedAdapter = {"id": name, "object": "lora.adapter", "parent": served.names[0]}
     return json_response(answer)
 
 
-def _unload(request: Request, name: str) -> Response:
+def _unload(request: Request, name: str, field: str) -> Response:
     state: State = request.app.state.noria
     _allowed(request)
     state.admission.require()
-    state.admission.adapters.unload(name)
-    log.info("adapter unloaded", extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
+    with naming(field):
+        state.admission.adapters.unload(name)
+    _note(request, "adapter unloaded", name)
     answer: UnloadedAdapter = {"id": name, "object": "lora.unloaded"}
     return json_response(answer)
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Errors about the adapter's name have the client's name of that field."""
+    try:
+        yield
+    except (AdapterExists, ModelNotFound) as error:
+        error.param = field
+        raise
+
+
+def _note(request: Request, what: str, name: str) -> None:
+    log.info(what, extra={"fields": {"adapter": name, "id": request.scope["noria.record"].id}})
 
 
 def _allowed(request: Request) -> Path:
