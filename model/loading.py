@@ -14,7 +14,6 @@ from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
-from model.checkpoint.adapters.open import open_adapter
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -31,7 +30,7 @@ from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
 from model.network import weights
-from model.network.adapters import AdapterStore, check_shapes, read_adapter
+from model.network.adapters import AdapterStore, most_values, read_adapter
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
@@ -68,8 +67,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     """Choose, size, read, warm up. On a GPU the cache gets the memory that weights and a measured step leave."""
     setup = choose(checkpoint, options)
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
-    reserved = reserved_bytes(setup)
-    sizes = size(setup, checkpoint.block_bits, gpu, reserved)
+    sizes = size(setup, checkpoint.block_bits, gpu, reserved := _reserved(setup))
     model = read(setup, checkpoint, progress)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
@@ -138,18 +136,6 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     )
     sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
     return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes)
-
-
-def reserved_bytes(setup: Setup) -> int:
-    """Memory for as many adapters as may be in it, each as large as the largest that is loaded at start.
-
-    Without any, nothing is reserved. Raises ModelError for one that cannot be opened, or that does not fit the model.
-    """
-    files = [open_adapter(Path(path)) for _, path in setup.options.adapters]
-    for file in files:
-        check_shapes(file, setup.config)
-    largest = max((file.n_values for file in files), default=0)
-    return setup.options.max_loras * largest * setup.adapter_dtype.itemsize
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int) -> Sizes:
@@ -263,6 +249,15 @@ def _runner(
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks, adapters)
+
+
+def _reserved(setup: Setup) -> int:
+    """Bytes of all adapters that may be in memory, if each is as large as the largest that is loaded at start.
+
+    Raises ModelError for one that cannot be opened or does not fit the model.
+    """
+    largest = most_values((Path(path) for _, path in setup.options.adapters), setup.config)
+    return setup.options.max_loras * largest * setup.adapter_dtype.itemsize
 
 
 def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build, reserved: int) -> Sizes:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,21 +45,28 @@ def read_adapter(path: Path, config: ModelConfig, dtype: torch.dtype, device: to
     return file.fingerprint, place(file, config, dtype, device)
 
 
+def most_values(paths: Iterable[Path], config: ModelConfig) -> int:
+    """Number of values in the largest of these adapters, 0 without any. Raises ModelError for one that does not fit."""
+    files = [open_adapter(path) for path in paths]
+    for file in files:
+        check_shapes(file, config)
+    return max((file.n_values for file in files), default=0)
+
+
 def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
     """Raise ModelError for an adapter that was trained on another base: its shapes do not match."""
     known = _places(config)
     for weight, pair in file.pairs.items():
-        if weight not in known:
-            reason = "a layer of experts there" if "feed_forward" in weight else f"{config.n_layers} layers"
-            raise ModelError(f"{file.path.name} has {pair.a!r}, the model has {reason}: it is not the adapter's base")
-        n_out, n_in = known[weight].shape
-        expected = [pair.rank, n_in], [n_out, pair.rank]
-        if (pair.n_in, pair.n_out) != (n_in, n_out):
-            raise ModelError(
-                f"{file.path.name}: {pair.a!r} has shape {[pair.rank, pair.n_in]} and {pair.b!r} "
-                f"{[pair.n_out, pair.rank]}, the model needs {expected[0]} and {expected[1]}: it is not the adapter's "
-                "base"
-            )
+        if (where := known.get(weight)) is None:
+            absent = int(weight.split(".")[1]) >= config.n_layers
+            reason = f"the model has {config.n_layers} layers" if absent else "the model has experts there"
+        elif where.shape != (pair.n_out, pair.n_in):
+            n_out, n_in = where.shape
+            found = f"{[pair.rank, pair.n_in]} and {[pair.n_out, pair.rank]}"
+            reason = f"its A and B have shapes {found}, the model needs {[pair.rank, n_in]} and {[n_out, pair.rank]}"
+        else:
+            continue
+        raise ModelError(f"{file.path.name}: {pair.a!r} does not fit: {reason}; this is not the adapter's base")
 
 
 def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
@@ -148,7 +155,7 @@ class AdapterStore:
         faults: dict[int, str] = {}
         with self._lock:
             self._in_step = frozenset(numbers)
-            for number in self._in_step:
+            for number in sorted(self._in_step):
                 try:
                     self._keep(number, self._get(number))
                 except ModelError as error:

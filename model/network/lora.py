@@ -4,6 +4,7 @@ A product `y = W x` of the base becomes `y + B (A x)` for the rows of a step tha
 computed as without adapters, so the rows of no adapter keep their bits.
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from model.kernels.cpu import native, packed
+from model.kernels.cpu.packed import PackedLowRank, PackedRows
+from model.kernels.cpu.records import LowRankRecord
 from model.linear.base import GateUp, Projection, RMSNorm, swiglu
 from model.linear.floats import TILE, Floats
 from model.machine.transfers import upload
@@ -46,13 +50,32 @@ class LowRank:
     def n_bytes(self) -> int:
         return self.a.nbytes + sum(part.b.nbytes for part in self.parts)
 
+    def pack(self) -> PackedLowRank:
+        """The same for the compiled kernels."""
+        return packed.low_rank(self.a, self.parts)
+
+
+Product = LowRank | PackedLowRank
+"""What an adapter adds to one product. It is packed for projections that the compiled kernels compute."""
+
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """The matrices of an adapter, in one dtype and on one device: for each layer by target, and for the output head."""
 
-    layers: tuple[Mapping[str, LowRank], ...]
-    head: LowRank | None = None
+    layers: tuple[Mapping[str, Product], ...]
+    head: Product | None = None
+
+    def pack(self) -> "Adapter":
+        """The same for a network whose projections the compiled kernels compute."""
+        layers = [{target: _packed(product) for target, product in layer.items()} for layer in self.layers]
+        return Adapter(tuple(layers), None if self.head is None else _packed(self.head))
+
+    @cached_property
+    def records(self) -> "ctypes.Array[LowRankRecord]":
+        """The entries of a packed adapter for all projections of all layers, in the kernels' order."""
+        products = [layer.get(target) for layer in self.layers for target in TARGETS]
+        return _records(products)
 
     @cached_property
     def n_bytes(self) -> int:
@@ -60,10 +83,19 @@ class Adapter:
         return sum(product.n_bytes for product in (*products, *([self.head] if self.head else [])))
 
 
+def _packed(product: Product) -> PackedLowRank:
+    return product.pack() if isinstance(product, LowRank) else product
+
+
+def _records(products: Sequence[Product | None]) -> "ctypes.Array[LowRankRecord]":
+    found = [None if product is None else _packed(product).record for product in products]
+    return (LowRankRecord * len(found))(*(record or LowRankRecord() for record in found))
+
+
 class Use(NamedTuple):
     """Rows [n] of a step, in order, that use the same matrices."""
 
-    product: LowRank
+    product: Product
     rows: Tensor
 
 
@@ -111,7 +143,11 @@ class StepAdapters:
         """The uses of the output head."""
         return self._uses([one.head for one in self.adapters])
 
-    def _uses(self, products: Sequence[LowRank | None]) -> list[Use]:
+    def packed(self) -> PackedRows:
+        """The rows and the entries of their adapters, which are packed, for all layers at once."""
+        return PackedRows([(one.records, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
+
+    def _uses(self, products: Sequence[Product | None]) -> list[Use]:
         return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]
 
 
@@ -121,14 +157,30 @@ def add(
     """y [T, n_out] = `projection(x, norm)`, to which the adapters are added in place: `y[rows] += B (A norm(x[rows]))`.
 
     Where the base computes in fixed tiles, adapters do too: a row's bits then depend on no other row.
+    The compiled kernels add packed ones.
     """
+    if uses and isinstance(uses[0].product, PackedLowRank):
+        _add_packed(y, uses, x, norm)
+        return y
     fixed = isinstance(projection, Floats) and projection.fixed
     for product, rows in uses:
+        assert isinstance(product, LowRank), "adapters are packed for one projection, not for another"
         inputs = _inputs(x, rows, norm)
         size = TILE if fixed else len(inputs)
         for tile, some in zip(inputs.split(size), rows.split(size), strict=True):
             _add_tile(y, product, some, pad(tile, (0, 0, 0, size - len(tile))))
     return y
+
+
+def _add_packed(y: Tensor, uses: Sequence[Use], x: Tensor | GateUp, norm: RMSNorm | None) -> None:
+    kernels = native.kernels()
+    assert kernels is not None, "only the compiled kernels read packed adapters"
+    rows = PackedRows([(_records([use.product]), use.rows) for use in uses])
+    if isinstance(x, GateUp):
+        kernels.adapt(rows, x.both, y, gated=True)
+    else:
+        scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        kernels.adapt(rows, x, y, norm=scale, eps=eps)
 
 
 def _inputs(x: Tensor | GateUp, rows: Tensor, norm: RMSNorm | None) -> Tensor:

@@ -109,18 +109,18 @@ class Transformer(nn.Module):
         tables: RopeTables,
         attention: Attention,
         pools: PagePools,
-        fused: Callable[[Tensor, Sequence[RopeRows], list[Any]], Tensor] | None = None,
+        fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
         adapters: lora.StepAdapters | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
 
-        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once if no row has an adapter.
+        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
-        if fused is not None and adapters is None:
-            return fused(x, ropes, prepared)
+        if fused is not None:
+            return fused(x, ropes, prepared, adapters)
         for number, (layer, cache, pool) in enumerate(zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)):
             uses = lora.NO_USES if adapters is None else adapters.layer(number)
             x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
