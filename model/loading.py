@@ -186,7 +186,8 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
 
 def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     """The adapters that the options name. Raises ModelError for one that is damaged."""
-    read = partial(read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device)
+    packed = setup.scheme.compiled and native.kernels() is not None
+    read = partial(read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=packed)
     store, chosen = AdapterStore(read, setup.options.max_loras), setup.options.adapters
     for done, (number, path) in enumerate(chosen):
         progress("loading adapters", done / len(chosen))

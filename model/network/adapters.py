@@ -35,14 +35,20 @@ class Matrices(NamedTuple):
     b: Tensor
 
 
-def read_adapter(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[str, Adapter]:
-    """The adapter in files, and its fingerprint. Raises ModelError, also if it does not fit the model or the memory."""
+def read_adapter(
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packed: bool
+) -> tuple[str, Adapter]:
+    """The adapter in files, and its fingerprint; `packed` for the compiled kernels.
+
+    Raises ModelError, also if it does not fit the model or the memory.
+    """
     file = open_adapter(path)
     check_shapes(file, config)
     needed, free = file.n_values * dtype.itemsize, free_bytes(device)
     if needed > free:
         raise ModelError(f"the adapter {path.name!r} needs {size(needed)}, {size(free)} are free; unload another")
-    return file.fingerprint, place(file, config, dtype, device)
+    adapter = place(file, config, dtype, device)
+    return file.fingerprint, adapter.pack() if packed else adapter
 
 
 def most_values(paths: Iterable[Path], config: ModelConfig) -> int:

@@ -142,7 +142,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Capture the next graph."""
+        """Capture the next graph. No step is in flight: a load may take the place of any adapter."""
+        self._adapters.begin_step(())
         return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()

@@ -56,7 +56,7 @@ def mixtral() -> Any:
 
 
 KINDS = {
-    "mistral": lambda: mistral(sliding_window=WINDOW),
+    "mistral": lambda: mistral(sliding_window=WINDOW, intermediate_size=64),
     "tied": lambda: llama(tie_word_embeddings=True),
     "mixtral": mixtral,
 }
@@ -148,7 +148,8 @@ def test_int8_equals_merged_weights_after_dequantization(bases: Any, tmp_path: P
     base = bases["mistral"]
     changes = save_peft(tmp_path, base.weights, lora_alpha=4)
     driver = network(base.directory, "int8")
-    mine = driver.whole(TOKENS, None, read(tmp_path, base.config, torch.bfloat16)).log_softmax(-1)
+    adapter = read(tmp_path, base.config, torch.bfloat16).pack()
+    mine = driver.whole(TOKENS, None, adapter).log_softmax(-1)
     unadapted = driver.whole(TOKENS).log_softmax(-1)
     rounding = {name: _rounding(base.weights[name]) for name in changes}
     expected = base.merged({name: change + rounding[name] for name, change in changes.items()})
@@ -204,13 +205,28 @@ def test_fixed_tiles_give_the_bits_of_each_alone(bases: Any, adapters: list[Path
         assert torch.equal(logits, driver.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "by layer"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
+def test_compiled_kernels_give_the_bits_of_each_alone(
+    scheme: str, fused: bool, bases: Any, adapters: list[Path]
+) -> None:
+    base = bases["mistral"]
+    driver, alone = network(base.directory, scheme), network(base.directory, scheme)
+    if fused:
+        driver.fused = fuse(driver.model, PAGED, driver.pools)
+        assert driver.fused is not None
+    chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
+    for i, logits in enumerate(mixed(driver, chosen)):
+        assert torch.equal(logits, alone.whole(TOKENS[i : i + 20 + i], None, chosen[i % 5]))
+
+
 @pytest.mark.parametrize("scheme", ["int8", "bfloat16"])
 def test_requests_without_adapter_keep_their_bits(scheme: str, bases: Any, adapters: list[Path]) -> None:
     base = bases["mistral"]
     driver = network(base.directory, scheme)
     driver.fused = fuse(driver.model, PAGED, driver.pools)
     assert driver.fused is not None
-    chosen = [None, *(read(path, base.config, torch.bfloat16) for path in adapters)]
+    chosen = [None, *(read(path, base.config, torch.bfloat16).pack() for path in adapters)]
     together = mixed(driver, chosen)
     for i in range(0, 16, 5):
         assert torch.equal(together[i], driver.whole(TOKENS[i : i + 20 + i]))

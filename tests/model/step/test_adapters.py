@@ -202,3 +202,10 @@ def test_what_a_step_uses_stays_in_memory() -> None:
     assert store.begin_step({1, 3}) == {}
     assert store.get(1) is first
     assert reads == ["1", "2", "3", "3"]
+    store.load(4, Path("4"))
+    assert store.begin_step({4}) == {}
+    assert reads[4:] == ["4", "4"], "the last step used as many as fit"
+    store.begin_step(())
+    store.load(5, Path("5"))
+    store.get(5)
+    assert reads[6:] == ["5"]
