@@ -10,6 +10,8 @@ from model.errors import ModelError, OptionError, short
 MAX_SIZE = 2**31 - 1
 MAX_BLOCKS = 2**15
 """Layers times experts. The largest models have fewer; a damaged file could ask for days of work."""
+MAX_PATCHES = 2**10
+"""Patches along a side of an image. Published models have 64 and 110."""
 VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in each format that a model can have."""
 
@@ -140,6 +142,57 @@ class VisionConfig:
     merge: int = 1
     adapter_norm: bool = False
     adapter_bias: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("dim", "n_layers", "n_heads", "head_dim", "hidden_dim", "patch_size", "image_size", "merge")
+        for name in sizes:
+            if not _is_size(value := getattr(self, name)):
+                raise ModelError(f"{name} of the image encoder must be 1 to {MAX_SIZE}, it is {short(value)}")
+        if self.n_layers > MAX_BLOCKS:
+            raise ModelError(f"n_layers of the image encoder must be at most {MAX_BLOCKS}, it is {self.n_layers}")
+        if self.n_channels != 3:
+            raise ModelError(f"n_channels of the image encoder must be 3 (RGB), it is {short(self.n_channels)}")
+        if self.head_dim % 4:
+            raise ModelError(
+                "head_dim of the image encoder must be a multiple of 4 for rotary positions in two dimensions, "
+                f"it is {self.head_dim}"
+            )
+        for name, above in (("rope_theta", 1), ("norm_eps", 0)):
+            if not (_is_number(value := getattr(self, name)) and value > above):
+                raise ModelError(f"{name} of the image encoder must be a number above {above}, it is {short(value)}")
+        if self.image_size < self.token_side or self.image_size // self.patch_size > MAX_PATCHES:
+            raise ModelError(
+                f"image_size of the image encoder must be {self.token_side} (patch_size {self.patch_size} x merge "
+                f"{self.merge}) to {MAX_PATCHES * self.patch_size}, it is {self.image_size}"
+            )
+
+    @property
+    def token_side(self) -> int:
+        """Pixels of a side of the square that one token stands for."""
+        return self.patch_size * self.merge
+
+    @property
+    def patch_width(self) -> int:
+        """Values of a patch: its pixels in all channels."""
+        return self.n_channels * self.patch_size**2
+
+    @property
+    def max_tokens(self) -> int:
+        """Embeddings of the largest image. Worked example: 1540 pixels, patches of 14, merge 2: 55 * 55 = 3025."""
+        return (-(-self.image_size // self.token_side)) ** 2
+
+    @property
+    def max_patches(self) -> int:
+        """Patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
+        return self.max_tokens * self.merge**2
+
+    def n_parameters(self, dim: int) -> int:
+        """Number of weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
+        blocks = self.n_layers * (4 * self.dim * self.n_heads * self.head_dim + 3 * self.dim * self.hidden_dim)
+        norms = (2 * self.n_layers + 1 + self.adapter_norm) * self.dim
+        merge = self.merge**2 * self.dim**2 if self.merge > 1 else 0
+        adapter = merge + (self.dim + dim) * dim + 2 * dim * self.adapter_bias
+        return self.patch_width * self.dim + blocks + norms + adapter
 
 
 _EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
@@ -288,13 +341,25 @@ class ModelConfig:
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
+        """Number of weights, those of the image encoder included."""
+        return self.n_text_parameters + (self.vision.n_parameters(self.dim) if self.vision else 0)
+
+    @property
+    def n_text_parameters(self) -> int:
+        """Number of weights of the text model, the tied head counted once. Mistral 7B: 7,241,732,096."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
         n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
         feed_forward = n_sparse * experts + (self.n_layers - n_sparse) * 3 * self.dim * self.hidden_dim
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
+
+    @property
+    def n_active_parameters(self) -> int:
+        """Number of weights of the text model that one token is multiplied with, without the output head."""
+        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
+        idle = n_sparse * 3 * self.dim * self.expert_dim * (self.n_experts - self.n_experts_per_token)
+        return self.n_text_parameters - self.vocab_size * self.dim * (1 if self.tied_head else 2) - idle
 
 
 def _is_number(value: object) -> bool:

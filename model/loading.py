@@ -29,6 +29,7 @@ from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
+from model.memory.images import ImageSizes, check_images, image_sizes
 from model.network import weights
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
@@ -97,6 +98,7 @@ class Setup:
     attention_name: str
     attention: Attention
     pool_sizes: memory.PoolSizes
+    images: ImageSizes | None
 
     @property
     def config(self) -> ModelConfig:
@@ -128,7 +130,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
     sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes)
+    images = image_sizes(checkpoint.config, options, activations.itemsize)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
@@ -143,6 +146,9 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(pools.config, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
+    if setup.images is not None:
+        check_images(setup.images, free, where)
+        free -= setup.images.n_bytes
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
@@ -225,6 +231,8 @@ def _runner(
         limits.max_step_tokens,
         description,
         device.type == "cuda",
+        setup.images.format if setup.images else None,
+        setup.images.tokens if setup.images else 0,
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks)
@@ -234,6 +242,7 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
     """The sizes that fit beside the weights and the largest step, which is run. They are at most `upper`."""
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
+    budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 
