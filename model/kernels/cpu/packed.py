@@ -1,7 +1,7 @@
 """Weights in the layouts of linear.c: their memory, and the record that points to it."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -88,10 +88,11 @@ def low_rank(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRa
     A block of 16 outputs has the ranks of all parts that it touches. Zeros stand where an output has no such rank.
     """
     n_blocks = padded(max(first + len(b) for first, _, b in parts), OUTPUTS) // OUTPUTS
-    blocks = [_block(block * OUTPUTS, parts) for block in range(n_blocks)]
-    begins = torch.tensor([0, *accumulate(len(pairs) for _, pairs in blocks)], dtype=torch.int32)
-    firsts = torch.tensor([first for first, _ in blocks], dtype=torch.int32)
-    b = torch.cat([pairs for _, pairs in blocks])
+    runs = [_run(block * OUTPUTS, count, parts) for block, count in _runs(n_blocks, parts)]
+    lengths = [blocks.shape[1] for _, blocks in runs for _ in range(len(blocks))]
+    begins = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    firsts = torch.tensor([first for first, blocks in runs for _ in range(len(blocks))], dtype=torch.int32)
+    b = torch.cat([blocks.flatten(0, 1) for _, blocks in runs])
     whole = pad(a.bfloat16(), (0, -a.shape[1] % CHANNELS, 0, -len(a) % RANKS))
     tiles = whole.unflatten(1, (-1, CHANNELS)).unflatten(0, (-1, RANKS)).transpose(1, 2).contiguous()
     addresses = [tensor.data_ptr() for tensor in (tiles, b, begins, firsts)]
@@ -99,17 +100,29 @@ def low_rank(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRa
     return PackedLowRank(tiles, b, begins, firsts, record)
 
 
-def _block(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, Tensor]:
-    """The first rank of outputs output..output+15, and their part of B: [pairs of ranks, 16, 2] bfloat16."""
-    stop = output + OUTPUTS
+def _runs(n_blocks: int, parts: Sequence[tuple[int, int, Tensor]]) -> Iterator[tuple[int, int]]:
+    """The first and the number of blocks of 16 outputs that lie in one part; another block is alone."""
+    block = 0
+    while block < n_blocks:
+        output = block * OUTPUTS
+        inside = (first + len(b) - output for first, _, b in parts if first <= output)
+        count = max(1, max(inside, default=0) // OUTPUTS)
+        yield block, count
+        block += count
+
+
+def _run(output: int, count: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, Tensor]:
+    """The first rank of `count` blocks from `output` on, and their B: [count, pairs of ranks, 16, 2] bfloat16."""
+    stop = output + count * OUTPUTS
     there = [(first, rank, b) for first, rank, b in parts if first < stop and output < first + len(b)]
     least = min((rank for _, rank, _ in there), default=0) // 2 * 2
     end = max((rank + b.shape[1] for _, rank, b in there), default=0)
-    made = torch.zeros(padded(end - least, 2), OUTPUTS, dtype=torch.bfloat16)
+    made = torch.zeros(padded(end - least, 2), count * OUTPUTS, dtype=torch.bfloat16)
     for first, rank, b in there:
         begin, n = max(first, output), min(first + len(b), stop) - max(first, output)
         made[rank - least :][: b.shape[1], begin - output :][:, :n] = b[begin - first :][:n].T
-    return least, made.unflatten(0, (-1, 2)).transpose(1, 2).contiguous()
+    pairs = made.unflatten(1, (-1, OUTPUTS)).unflatten(0, (-1, 2))  # [pairs, 2, count, 16]
+    return least, pairs.permute(2, 0, 3, 1).contiguous()
 
 
 class PackedRows:

@@ -1,0 +1,46 @@
+"""A block of the image encoder: attention over all patches of one image, then SwiGLU."""
+
+from torch import Tensor, nn
+
+from model.attention.image import ImageAttention
+from model.linear.base import RMSNorm
+from model.linear.selection import make_linear
+from model.network.feed_forward import FeedForward
+from model.vision_config import VisionConfig
+
+
+class VisionAttention(nn.Module):
+    """Attention without a mask. q, k and v are one projection."""
+
+    def __init__(self, config: VisionConfig, scheme: str) -> None:
+        super().__init__()
+        self.n_heads, self.head_dim = config.n_heads, config.head_dim
+        width = config.n_heads * config.head_dim
+        self.wqkv = make_linear(config.dim, 3 * width, scheme=scheme)
+        self.wo = make_linear(width, config.dim, scheme=scheme)
+
+
+class VisionBlock(nn.Module):
+    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`.
+
+    The two methods serve n patches of an image each, from `first` on: `project` has to be done for all of them before
+    `complete`.
+    """
+
+    def __init__(self, config: VisionConfig, scheme: str) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = VisionAttention(config, scheme)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = FeedForward(config.dim, config.hidden_dim, scheme)
+
+    def project(self, x: Tensor, first: int, attention: ImageAttention) -> None:
+        """Store q, k and v of x [n, dim]."""
+        own = self.attention
+        attention.store(first, own.wqkv(x, self.attention_norm).view(len(x), 3 * own.n_heads, own.head_dim))
+
+    def complete(self, x: Tensor, first: int, attention: ImageAttention) -> Tensor:
+        """The block's output for x [n, dim], a new tensor."""
+        attended = attention.attend(first, len(x)).to(x.dtype)  # [n, heads, head_dim]
+        h = self.attention.wo(attended.flatten(1), onto=x.clone())  # [n, dim]
+        return self.feed_forward(h, self.ffn_norm, onto=h)
