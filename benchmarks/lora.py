@@ -3,8 +3,8 @@
 A step is the network and the head for rows that decode after 256 tokens, or for a prompt of 512 tokens. Sampling and
 scheduling are not in it. Adapters have all seven projections of a layer. Row i uses adapter i modulo 8. Steps without
 and with adapters take turns. Times are the least of all repeats; the ratio is the median of the ratios of neighbours.
-"large" is Mistral 7B's shape with 4 of its 32 layers. On a busy machine use --clock processor with OMP_NUM_THREADS=1: it
-counts the time of the one thread.
+"large" is Mistral 7B's shape with 4 of its 32 layers. On a busy machine use --clock processor with OMP_NUM_THREADS=1,
+which counts the time of the one thread.
 """
 
 import argparse
