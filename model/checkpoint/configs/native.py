@@ -102,9 +102,8 @@ def _check(raw: Mapping[str, Any]) -> None:
         )
     if kind != "transformer":
         raise ModelError(f"params.json has model_type {short(kind)}; Noria supports transformer")
-    for key in ("multimodal", "vision_encoder"):
-        if raw.get(key) is not None and not isinstance(raw[key], dict):
-            raise ModelError(f"params.json must have an object or null in {key}, it has {short(raw[key])}")
+    if raw.get("multimodal") is not None and not isinstance(raw["multimodal"], dict):
+        raise ModelError(f"params.json must have an object or null in multimodal, it has {short(raw['multimodal'])}")
     if "whisper_model_args" in (raw.get("multimodal") or {}):
         raise ModelError(
             "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text "

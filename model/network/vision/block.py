@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 
 from model.attention.image import ImageAttention
-from model.config import VisionConfig
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
+from model.vision_config import VisionConfig
 
 
 class VisionAttention(nn.Module):
