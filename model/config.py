@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite, log
+from math import log
 from typing import Literal
 
 from model.errors import ModelError, OptionError, short
+from model.ranges import MAX_SIZE, is_number, is_size
+from model.vision_config import VisionConfig
 
-MAX_SIZE = 2**31 - 1
 MAX_BLOCKS = 2**15
 """Layers times experts. The largest models have fewer; a damaged file could ask for days of work."""
-MAX_PATCHES = 2**10
-"""Patches along a side of an image. Published models have 64 and 110."""
 VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a value in each format that a model can have."""
 
@@ -44,7 +43,7 @@ class RopeScaling:
         for item in fields(self)[1:]:
             value = getattr(self, item.name)
             values = value if item.name == "divisors" else () if value is None else (value,)
-            if item.name != "truncate" and not all(_is_number(number) and number >= 0 for number in values):
+            if item.name != "truncate" and not all(is_number(number) and number >= 0 for number in values):
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
         for name, least in (("factor", 1), ("original_max_position", 1)) if self.kind == "yarn" else (("factor", 1),):
             if getattr(self, name) < least:
@@ -87,9 +86,9 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.theta) and self.theta > 1):
+        if not (is_number(self.theta) and self.theta > 1):
             raise ModelError(f"rope_theta must be a number above 1, the checkpoint has {short(self.theta)}")
-        if not (_is_number(self.fraction) and 0.0 <= self.fraction <= 1.0):
+        if not (is_number(self.fraction) and 0.0 <= self.fraction <= 1.0):
             raise ModelError(f"rope_fraction must be between 0 and 1, got {short(self.fraction)}")
 
 
@@ -105,94 +104,16 @@ class QueryTemperature:
     beta: float
 
     def __post_init__(self) -> None:
-        if not _is_size(self.original_max_position):
+        if not is_size(self.original_max_position):
             raise ModelError(
                 "original_max_position_embeddings of the query temperature (llama_4_scaling) must be at least 1, "
                 f"the checkpoint has {short(self.original_max_position)}"
             )
-        if not (_is_number(self.beta) and self.beta >= 0):
+        if not (is_number(self.beta) and self.beta >= 0):
             raise ModelError(
                 f"beta of the query temperature (llama_4_scaling) must be a number of at least 0, "
                 f"the checkpoint has {short(self.beta)}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The image encoder of a model (Pixtral, arXiv 2410.07073), and what joins it to the text model.
-
-    Square patches of `patch_size` pixels become vectors [dim]. `n_layers` blocks of attention and SwiGLU follow, with
-    rotary positions in two dimensions. The adapter makes one vector of `merge` x `merge` patches: with `adapter_norm`
-    an RMSNorm, with `merge` above 1 a projection, then linear, GELU, linear, with `adapter_bias` or without. An image
-    whose longer side has more than `image_size` pixels is made smaller.
-
-    Raises ModelError for impossible values.
-    """
-
-    dim: int
-    n_layers: int
-    n_heads: int
-    head_dim: int
-    hidden_dim: int
-    patch_size: int
-    image_size: int
-    n_channels: int = 3
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    merge: int = 1
-    adapter_norm: bool = False
-    adapter_bias: bool = False
-
-    def __post_init__(self) -> None:
-        sizes = ("dim", "n_layers", "n_heads", "head_dim", "hidden_dim", "patch_size", "image_size", "merge")
-        for name in sizes:
-            if not _is_size(value := getattr(self, name)):
-                raise ModelError(f"{name} of the image encoder must be 1 to {MAX_SIZE}, it is {short(value)}")
-        if self.n_layers > MAX_BLOCKS:
-            raise ModelError(f"n_layers of the image encoder must be at most {MAX_BLOCKS}, it is {self.n_layers}")
-        if self.n_channels != 3:
-            raise ModelError(f"n_channels of the image encoder must be 3 (RGB), it is {short(self.n_channels)}")
-        if self.head_dim % 4:
-            raise ModelError(
-                "head_dim of the image encoder must be a multiple of 4 for rotary positions in two dimensions, "
-                f"it is {self.head_dim}"
-            )
-        for name, above in (("rope_theta", 1), ("norm_eps", 0)):
-            if not (_is_number(value := getattr(self, name)) and value > above):
-                raise ModelError(f"{name} of the image encoder must be a number above {above}, it is {short(value)}")
-        if self.image_size < self.token_side or self.image_size // self.patch_size > MAX_PATCHES:
-            raise ModelError(
-                f"image_size of the image encoder must be {self.token_side} (patch_size {self.patch_size} x merge "
-                f"{self.merge}) to {MAX_PATCHES * self.patch_size}, it is {self.image_size}"
-            )
-
-    @property
-    def token_side(self) -> int:
-        """Pixels of a side of the square that one token stands for."""
-        return self.patch_size * self.merge
-
-    @property
-    def patch_width(self) -> int:
-        """Values of a patch: its pixels in all channels."""
-        return self.n_channels * self.patch_size**2
-
-    @property
-    def max_tokens(self) -> int:
-        """Embeddings of the largest image. Worked example: 1540 pixels, patches of 14, merge 2: 55 * 55 = 3025."""
-        return (-(-self.image_size // self.token_side)) ** 2
-
-    @property
-    def max_patches(self) -> int:
-        """Patches of the largest image. Worked example: 3025 tokens of 2 x 2 patches: 12,100."""
-        return self.max_tokens * self.merge**2
-
-    def n_parameters(self, dim: int) -> int:
-        """Number of weights, for a text model of `dim`. Pixtral 12B: 434,957,312."""
-        blocks = self.n_layers * (4 * self.dim * self.n_heads * self.head_dim + 3 * self.dim * self.hidden_dim)
-        norms = (2 * self.n_layers + 1 + self.adapter_norm) * self.dim
-        merge = self.merge**2 * self.dim**2 if self.merge > 1 else 0
-        adapter = merge + (self.dim + dim) * dim + 2 * dim * self.adapter_bias
-        return self.patch_width * self.dim + blocks + norms + adapter
 
 
 _EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
@@ -245,10 +166,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")
         for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
-            if not _is_size(value := getattr(self, name)):
+            if not is_size(value := getattr(self, name)):
                 raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
         for name in ("norm_eps", "routed_scale"):
-            if not (_is_number(value := getattr(self, name)) and value > 0):
+            if not (is_number(value := getattr(self, name)) and value > 0):
                 raise ModelError(f"{name} must be a number above 0, the checkpoint has {short(value)}")
         self._check_heads_and_experts()
         self._check_ropes()
@@ -269,7 +190,7 @@ class ModelConfig:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
         for name, least in _EXPERT_COUNTS.items():
             value = getattr(self, name)
-            if value != least and not _is_size(value):
+            if value != least and not is_size(value):
                 raise ModelError(f"{name} must be at least {least} and at most {MAX_SIZE}, it is {short(value)}")
         if self.first_k_dense_replace >= self.n_layers:
             raise ModelError(
@@ -278,7 +199,7 @@ class ModelConfig:
 
     def _check_ropes(self) -> None:
         for rope in {self.rope, self.full_rope or self.rope}:
-            if not (_is_size(rope.dim) and rope.dim % 2 == 0 and rope.dim <= self.head_dim):
+            if not (is_size(rope.dim) and rope.dim % 2 == 0 and rope.dim <= self.head_dim):
                 raise ModelError(
                     f"RoPE must rotate an even number of a head's {self.head_dim} values, the checkpoint rotates "
                     f"{short(rope.dim)}"
@@ -293,7 +214,7 @@ class ModelConfig:
         if len(self.windows) != self.n_layers:
             raise ModelError(f"windows must have one entry for each of {self.n_layers} layers, got {len(self.windows)}")
         for window in set(self.windows):
-            if window is not None and not _is_size(window):
+            if window is not None and not is_size(window):
                 raise ModelError(f"a sliding window must be at least 1, got {short(window)}")
 
     @property
@@ -360,11 +281,3 @@ class ModelConfig:
         n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
         idle = n_sparse * 3 * self.dim * self.expert_dim * (self.n_experts - self.n_experts_per_token)
         return self.n_text_parameters - self.vocab_size * self.dim * (1 if self.tied_head else 2) - idle
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and 1 <= value <= MAX_SIZE

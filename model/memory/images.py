@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from model.batch import ImageFormat
-from model.config import ModelConfig, VisionConfig
+from model.config import ModelConfig
 from model.errors import OptionError, size
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
+from model.vision_config import VisionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,6 @@ def _format(config: ModelConfig, vision: VisionConfig) -> ImageFormat:
 
 
 def _encoding(vision: VisionConfig, value_bytes: int) -> int:
-    """Hidden states, q, k and v, cosines and sines, and pixels of the largest image."""
+    """Hidden states, q, k and v, cosines and sines, pixels and numbers of the largest image's patches."""
     values = vision.dim + 3 * vision.n_heads * vision.head_dim
-    return vision.max_patches * (values * value_bytes + 4 * vision.head_dim + vision.patch_width)
+    return vision.max_patches * (values * value_bytes + 4 * vision.head_dim + vision.patch_width + 8)

@@ -8,12 +8,13 @@ from torch import nn
 
 from model.attention.rope import internal_order
 from model.checkpoint.matrices import Matrix, check_finite, parts
-from model.config import ModelConfig, VisionConfig
+from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.network.moe import MoE
 from model.network.transformer import Transformer
+from model.vision_config import VisionConfig
 
 EMBEDDINGS = "tok_embeddings.weight"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput
-from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, Update
+from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, UnloadAdapter, Update
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.steps import StepRecorder
@@ -98,6 +98,8 @@ class EngineLoop:
                 self._scheduler.abort(message.id)
             elif isinstance(message, Look):
                 self._looks.append(message)
+            elif isinstance(message, UnloadAdapter):
+                self._runner.unload_adapter(message.adapter)
             elif isinstance(message, Submit):
                 try:
                     self._scheduler.submit(message)

@@ -6,8 +6,8 @@ from typing import Any
 from model.checkpoint.configs.fields import check_keys, number_of_layers, optional_size, positive, size
 from model.checkpoint.files import Shard
 from model.checkpoint.names import is_vision
-from model.config import VisionConfig
 from model.errors import ModelError, short
+from model.vision_config import VisionConfig
 
 HF_FILE, NATIVE_FILE = "vision_config in config.json", "vision_encoder in params.json"
 HF_DEFAULTS: Mapping[str, Any] = {

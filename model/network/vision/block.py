@@ -4,10 +4,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from model.attention.rope import rotate
-from model.config import VisionConfig
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network.feed_forward import FeedForward
+from model.vision_config import VisionConfig
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

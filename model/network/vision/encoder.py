@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model.config import VisionConfig
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
 from model.network.vision.adapter import Adapter
 from model.network.vision.block import VisionBlock
 from model.network.vision.patches import normalize, rotations, unfold
+from model.vision_config import VisionConfig
 
 TILE = 256
 """Patches, or tokens in the adapter, that are computed at once."""

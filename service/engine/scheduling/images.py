@@ -19,8 +19,8 @@ from typing import NamedTuple
 from model.batch import ImageFormat, ImageSpan, ImageWork, PlacedImage, RunnerInfo
 from service.engine.messages import Submit
 
-NO_FORMAT = ImageFormat(patch_size=1, merge=1, longest_side=0)
-CHANNELS = 3
+NO_FORMAT = ImageFormat(patch_size=0, merge=0, longest_side=0)
+"""That of a model of text."""
 
 
 class EncodedImage:
@@ -53,7 +53,6 @@ class ImageStore:
 
     def __init__(self, info: RunnerInfo) -> None:
         self.limit = info.image_tokens
-        self._encodes = info.images is not None
         self._format = info.images or NO_FORMAT
         self._numbers = count(1)
         self._images: OrderedDict[str, EncodedImage] = OrderedDict()  # the least recently used first
@@ -69,7 +68,7 @@ class ImageStore:
 
     def check_prompt(self, request: Submit) -> None:
         """Raise ValueError if an image of the request can never be encoded, or does not fit its prompt and pixels."""
-        if request.images and not self._encodes:
+        if request.images and self._format is NO_FORMAT:
             raise ValueError("the prompt has images, but the model has no image encoder")
         end = 0
         for span in request.images:
@@ -84,7 +83,7 @@ class ImageStore:
 
     def n_bytes(self, span: ImageSpan) -> int:
         """Bytes of the pixels of an image."""
-        return span.n_embeddings * self._format.token_side**2 * CHANNELS
+        return self._format.n_bytes(span.rows, span.columns)
 
     def hold(self, span: ImageSpan, pixels: memoryview) -> EncodedImage | None:
         """The image of this digest, held once more; None if its sequence must wait."""
@@ -130,14 +129,13 @@ class ImageStore:
         next step does the last 2 patches for 1.
         """
         assert image.pixels is not None, f"image {image.number} is finished"
-        n_patches, rate = image.span.n_embeddings * self._format.merge**2, self._format.patches_per_token
+        rows, columns, rate = image.span.rows, image.span.columns, self._format.patches_per_token
+        n_patches = self._format.n_patches(rows, columns)
         n = min(n_patches - image.done, budget * rate)
         begun = self._work.get(image.number)
         start = image.done if begun is None else begun.start
         image.done += n
-        self._work[image.number] = ImageWork(
-            image.number, image.span.rows, image.span.columns, image.pixels, start, image.done, n_patches
-        )
+        self._work[image.number] = ImageWork(image.number, rows, columns, image.pixels, start, image.done, n_patches)
         if image.done == n_patches:
             image.pixels = self._unfinished = None
         return -(-n // rate)
@@ -220,9 +218,7 @@ class ImageTable:
     def placed(self, start: int, stop: int) -> tuple[PlacedImage, ...]:
         """The images at positions `start..stop-1`."""
         held = ((self.spans[index], image) for index, image in sorted(self._held.items()))
-        return tuple(
-            PlacedImage(image.number, span) for span, image in held if span.start < stop and span.stop > start
-        )
+        return tuple(PlacedImage(image.number, span) for span, image in held if span.start < stop and span.stop > start)
 
     def roll(self, next_position: int) -> None:
         """Release the images before the next position to compute."""

@@ -5,7 +5,9 @@ what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for 
 billion more. The sizes of Mistral Medium 3.5 are of its shape only.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Windows = Mapping[int | None, int]
@@ -271,3 +273,9 @@ ROWS: Mapping[str, Row] = {
         hf("llama", 576, 30, 9, 3, 1536, 49152, 8192, rope_theta=1e5, tie_word_embeddings=True),
     ),
 }
+
+
+def written(name: str, directory: Path) -> Path:
+    """A directory with the configuration of a row, and no weights."""
+    (directory / ROWS[name].file).write_text(json.dumps(ROWS[name].config))
+    return directory

@@ -46,6 +46,20 @@ def png(width: int, height: int, rows: bytes, *extra: bytes, depth: int = 8, col
     return header(width, height, depth, colour) + b"".join(extra) + data + chunk(b"IEND", b"")
 
 
+END = chunk(b"IDAT", zlib.compress(bytes(4))) + chunk(b"IEND", b"")
+"""The rest of a PNG file of one pixel, after its header."""
+
+
+def texts() -> bytes:
+    """A PNG file of 70 KB that wants 250 MiB.
+
+    Pillow allows 64 texts of 1 MiB. It counts their bytes in the file; in memory each letter has 4.
+    """
+    letters = "\N{GRINNING FACE}".encode() + b"x" * (2**20 - 9)
+    packed = b"\0\1\0\0\0" + zlib.compress(letters, 9)
+    return header(1, 1) + b"".join(chunk(b"iTXt", b"%d" % n + packed) for n in range(62)) + END
+
+
 def gif(screen: tuple[int, int], frame: tuple[int, int], n_frames: int = 1) -> bytes:
     """A GIF file of black frames, with a screen of another size."""
     start = b"GIF89a" + struct.pack("<HH", *screen) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"

@@ -11,11 +11,9 @@ from PIL import Image
 from model.batch import ImageFormat
 from model.errors import ImageError
 from model.images.decode import decode
-from tests.model.images.files import SIGNATURE, chunk, gif, header, noise, png, progressive, saved, webp
+from tests.model.images.files import END, SIGNATURE, chunk, gif, header, noise, png, progressive, saved, webp
 
 FORMAT = ImageFormat(patch_size=2, merge=2, longest_side=64)
-DOT = zlib.compress(bytes(4))
-END = chunk(b"IDAT", DOT) + chunk(b"IEND", b"")
 BOMB = zlib.compress(bytes(2**27), 9)  # 130 KB
 
 

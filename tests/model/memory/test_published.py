@@ -3,7 +3,6 @@
 Parameters are counted three times: by the configuration, by our network and by that of transformers.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,7 @@ from model.checkpoint.families import read_config
 from model.memory.plan import make_plan
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
-from tests.model.checkpoint.published import ROWS
-
-
-def written(name: str, directory: Path) -> Path:
-    (directory / ROWS[name].file).write_text(json.dumps(ROWS[name].config))
-    return directory
+from tests.model.checkpoint.published import ROWS, written
 
 
 @pytest.mark.parametrize("name", ROWS)
