@@ -109,6 +109,7 @@ class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
 
     None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
+    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files.
     """
 
     model: str
@@ -195,6 +196,12 @@ class RunnerOptions:
         most=1,
         in_plan=True,
     )
+    max_loras: int = option(
+        4,
+        "Maximum number of LoRA adapters in memory, and of those that running requests use at a time.",
+        least=1,
+        in_plan=True,
+    )
     threads: int | None = option(
         None,
         "Number of CPU threads that compute.",
@@ -202,6 +209,7 @@ class RunnerOptions:
         least=1,
         group="Computation",
     )
+    adapters: tuple[tuple[int, str], ...] = ()
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

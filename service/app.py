@@ -20,6 +20,7 @@ from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.document.hints import Hints
 from service.api.embeddings import routes as embeddings
+from service.api.lora import routes as lora
 from service.api.openai import chat, completions, models
 from service.api.operations import engine_events, metrics, requests
 from service.api.operations import health as probes
@@ -38,6 +39,7 @@ from service.http.keys.keys import Keys
 from service.http.middleware import RequestMiddleware, Trace
 from service.http.policy import Policies
 from service.http.server import Server
+from service.images.images import Images
 from service.metrics import Metrics
 from service.page.routes import PAGES, Page
 from service.settings import Settings
@@ -61,6 +63,10 @@ ROUTES: tuple[Route, ...] = (
     embeddings.embeddings,
     models.models,
     models.model,
+    lora.load,
+    lora.unload,
+    lora.load_as_in_vllm,
+    lora.unload_as_in_vllm,
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,
@@ -165,6 +171,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
+        measured.adapters.watch(lambda: admission.adapters.numbered)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
         app.state.noria = State(
             settings,
@@ -172,6 +179,12 @@ def create_app(
             measured,
             admission,
             Grammars(measured.observe_trial_restart),
+            Images(
+                settings.max_images,
+                settings.max_image_pixels,
+                measured.observe_image_restart,
+                measured.observe_image,
+            ),
             feed,
             LiveRequests(client),
         )
@@ -183,6 +196,7 @@ def create_app(
         feed.close()
         await client.close()
         await app.state.noria.grammars.close()
+        await app.state.noria.images.close()
         admission.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

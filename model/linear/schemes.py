@@ -55,6 +55,13 @@ class Scheme:
         """
         return ("bfloat16" if self.compiled else None) if dtype == "auto" else dtype
 
+    def adapter_dtype(self, dtype: str) -> str:
+        """The format of LoRA adapters over these weights, where activations are otherwise in `dtype`.
+
+        Beside weights in the kernels' formats the rounding to bfloat16 does not show, and it takes half the memory.
+        """
+        return "bfloat16" if self.compiled else dtype
+
     def check_width(self, n_in: int) -> None:
         """Raise OptionError for a projection of `n_in` channels that this scheme cannot store."""
         if n_in % self.multiple:

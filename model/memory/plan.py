@@ -49,6 +49,8 @@ class MemoryPlan:
     `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
     `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
     positions and the encoding of an image take; all are 0 for a model without.
+    `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
+    reserves memory for them only if it starts with one.
     `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
     """
 
@@ -66,6 +68,8 @@ class MemoryPlan:
     step_tokens: int
     step_sequences: int
     page_size: int
+    adapter: int
+    adapters: int
     context: int
     pools: tuple[PoolNeed, ...]
     fits: tuple[Fit, ...]
@@ -122,6 +126,8 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         step_tokens=sizes.max_step_tokens,
         step_sequences=sizes.max_sequences,
         page_size=PAGE_SIZE,
+        adapter=memory.adapter_bytes(config, scheme.adapter_dtype(dtype)),
+        adapters=options.max_loras,
         context=context,
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
         fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context, served)),

@@ -15,7 +15,7 @@ from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.remedies import lack, remedies
-from model.memory.sizes import size
+from model.memory.sizes import ADAPTER_RANK, size
 from model.options import RunnerOptions
 from service.commands.flags import parse_size
 from service.generation.startup import runner_options
@@ -83,6 +83,7 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"
         pages = "" if pool.n_pages is None else f", {pool.n_pages:,} pages of {plan.page_size} tokens"
         yield "", f"{pool.token_bytes:,} in {pool.layers} layers {within}{pages}"
+    yield "an adapter", f"{size(plan.adapter)} with LoRA of rank {ADAPTER_RANK}, {plan.adapters} may be in memory"
     if plan.cache is not None:
         yield "cache", size(plan.cache)
         if plan.served != plan.context:

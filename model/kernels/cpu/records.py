@@ -4,10 +4,15 @@ import ctypes
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c, in the order of its `attention_limits`."""
+CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
+"""`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
+WHOLE = -1
+"""The `part` of a task of attention.h that is not split."""
 
 
 class WeightsRecord(ctypes.Structure):
@@ -34,7 +39,7 @@ class AttentionCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        ("part_queries", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys")),
     )
 
 
@@ -58,6 +63,21 @@ class ExpertsRecord(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("n_experts", "n_used")),
         ("routed_scale", ctypes.c_float),
     )
+
+
+class LowRankRecord(ctypes.Structure):
+    """`lora` of linear.h. All zeros: nothing is added to this projection."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b", "begins", "firsts")),
+        *((name, ctypes.c_int64) for name in ("rank", "n_groups", "n_blocks")),
+    )
+
+
+class AdapterRows(ctypes.Structure):
+    """`lora_rows` of linear.h. Pointers to what the caller keeps alive."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("targets", "rows", "u")), ("n_rows", ctypes.c_int64))
 
 
 class Grid(ctypes.Structure):
@@ -89,6 +109,8 @@ MIRRORS: Mapping[str, Mirror] = {
     "join_t": JOIN,
     "layer": Layer,
     "experts_t": ExpertsRecord,
+    "lora": LowRankRecord,
+    "lora_rows": AdapterRows,
     "grid": Grid,
     "params": SAMPLING,
 }

@@ -1,7 +1,7 @@
 """Answers of completions, chat and models, as types, with an example of each."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
@@ -14,7 +14,10 @@ FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", 
 
 
 class PromptTokensDetails(TypedDict):
+    """`image_tokens` are all positions of images, with those that end their rows."""
+
     cached_tokens: int
+    image_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
@@ -139,7 +142,7 @@ class Capabilities(TypedDict):
 class ModelCard(TypedDict):
     """A model as vLLM and Anthropic describe it, and how it is run. `window`: of attention, in tokens; null is full
     attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set
-    it."""
+    it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is."""
 
     id: str
     object: Literal["model"]
@@ -151,11 +154,12 @@ class ModelCard(TypedDict):
     max_input_tokens: int
     max_tokens: int
     owned_by: str
-    parent: None
+    root: str
+    parent: str | None
     max_model_len: int
     window: int | list[int | None] | None
     quantization: str | None
-    adapters: list[Any]
+    adapters: list[str]
     defaults: dict[str, float]
     capabilities: Capabilities
 
@@ -172,7 +176,7 @@ USAGE: TokenUsage = {
     "prompt_tokens": 31,
     "completion_tokens": 2,
     "total_tokens": 33,
-    "prompt_tokens_details": {"cached_tokens": 0},
+    "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0},
     "completion_tokens_details": {"reasoning_tokens": 0},
 }
 COMPLETION: Completion = {
@@ -216,6 +220,7 @@ CARD: ModelCard = {
     "max_input_tokens": 8192,
     "max_tokens": 8192,
     "owned_by": "noria",
+    "root": MODEL,
     "parent": None,
     "max_model_len": 8192,
     "window": None,
