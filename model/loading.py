@@ -13,7 +13,7 @@ from model import attention
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.batch import ImageWork, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
@@ -23,13 +23,15 @@ from model.grammar.archive import pack
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving, stored_as
-from model.machine.device import choose_device, choose_dtype, free_bytes, name_of, of_memory
+from model.machine.device import DTYPES, choose_device, choose_dtype, free_bytes, name_of, of_memory
 from model.machine.helper import First
 from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
+from model.memory.images import ImageSizes, check_images, image_sizes
 from model.network import weights
+from model.network.adapters import AdapterStore, most_values, read_adapter
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
@@ -66,13 +68,14 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     """Choose, size, read, warm up. On a GPU the cache gets the memory that weights and a measured step leave."""
     setup = choose(checkpoint, options)
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
-    sizes = size(setup, checkpoint.block_bits, gpu)
+    sizes = size(setup, checkpoint.block_bits, gpu, reserved := _reserved(setup))
     model = read(setup, checkpoint, progress)
+    adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
-    build = partial(_runner, setup, model, masks, _describe(setup, checkpoint))
+    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint))
     if gpu is not None:
         progress("measuring a step", 0.0)
-        sizes = _measure(setup, sizes, gpu, build)
+        sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
     runner = build(sizes.length, setup.pool_sizes.pools(*sizes))
     progress("warming up", 0.0)
     warm(runner, setup)
@@ -97,6 +100,12 @@ class Setup:
     attention_name: str
     attention: Attention
     pool_sizes: memory.PoolSizes
+    images: ImageSizes | None
+
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """The format of LoRA adapters."""
+        return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
 
     @property
     def config(self) -> ModelConfig:
@@ -128,21 +137,27 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
     sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes)
+    images = image_sizes(checkpoint.config, options, activations.itemsize)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
 
 
-def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None) -> Sizes:
-    """The sizes that fit beside the weights, which are not read yet. `block_bits` are the checkpoint's.
+def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int) -> Sizes:
+    """The sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
+
+    `block_bits` are the checkpoint's.
 
     On a `gpu`, whose steps are measured later, they are upper limits: a step counts as nothing. See `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
     needed = memory.weight_bytes(pools.config, setup.scheme, dtype, block_bits)
-    free = free_bytes(device)
+    free = free_bytes(device) - reserved
     where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(pools.config, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
+    if setup.images is not None:
+        check_images(setup.images, free, where)
+        free -= setup.images.n_bytes
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
@@ -175,9 +190,21 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
     return model.eval()
 
 
+def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
+    """The adapters that the options name. Raises ModelError for one that is damaged."""
+    packed = setup.scheme.compiled and native.kernels() is not None
+    read = partial(read_adapter, config=setup.config, dtype=setup.adapter_dtype, device=setup.device, packed=packed)
+    store, chosen = AdapterStore(read, setup.options.max_loras), setup.options.adapters
+    for done, (number, path) in enumerate(chosen):
+        progress("loading adapters", done / len(chosen))
+        store.load(number, Path(path))
+    return store
+
+
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
     _first_steps(runner)
+    _first_image(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
     runner.warmed()
@@ -209,6 +236,7 @@ def _runner(
     setup: Setup,
     model: Transformer,
     masks: Masks,
+    adapters: AdapterStore,
     description: dict[str, str],
     length: int,
     specs: tuple[PoolSpec, ...],
@@ -225,15 +253,32 @@ def _runner(
         limits.max_step_tokens,
         description,
         device.type == "cuda",
+        setup.images.format if setup.images else None,
+        setup.images.tokens if setup.images else 0,
+        max_adapters=setup.options.max_loras,
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
-    return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks)
+    return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks, adapters)
 
 
-def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build) -> Sizes:
-    """The sizes that fit beside the weights and the largest step, which is run. They are at most `upper`."""
+def _reserved(setup: Setup) -> int:
+    """Bytes of all adapters that may be in memory, if each is as large as the largest that is loaded at start.
+
+    Raises ModelError for one that cannot be opened or does not fit the model.
+    """
+    largest = most_values((Path(path) for _, path in setup.options.adapters), setup.config)
+    return setup.options.max_loras * largest * setup.adapter_dtype.itemsize
+
+
+def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profile.Build, reserved: int) -> Sizes:
+    """The sizes that fit beside the weights, the largest step, which is run, and `reserved` bytes.
+
+    They are at most `upper`.
+    """
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
+    budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
+    budget = max(0, budget - reserved)
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 
@@ -265,6 +310,18 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
+
+
+def _first_image(runner: ModelRunner) -> None:
+    """Encode the smallest image. Raises ModelError if the encoder does not work."""
+    if (form := runner.info.images) is None:
+        return
+    n_patches = form.n_patches(1, 1)
+    work = ImageWork(0, 1, 1, bytes(form.n_bytes(1, 1)), 0, n_patches, n_patches)
+    faults = runner.step(StepBatch((), images=(work,))).image_faults
+    runner.step(StepBatch((), forgotten=(work.image,)))
+    if faults:
+        raise ModelError(f"no image can be encoded: {faults[work.image]}")
 
 
 def _first_steps(runner: ModelRunner) -> None:

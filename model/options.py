@@ -19,6 +19,8 @@ STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 limits are lower, because a longer step would delay every sequence's next token."""
 CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
+IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
+"""Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
 """Default part of a GPU's memory that all programs together may fill."""
 
@@ -107,6 +109,7 @@ class RunnerOptions:
     """How to load and run a model. `model` is a local directory in HF or native format, or that of a converted GGUF.
 
     None leaves the choice to the model and the machine; `step_limits` makes it for sequences and tokens of a step.
+    `adapters` are the LoRA adapters to load at start, by number, each with the path of its files.
     """
 
     model: str
@@ -177,6 +180,13 @@ class RunnerOptions:
         is_size=True,
         in_plan=True,
     )
+    image_cache_memory: int | None = option(
+        None,
+        "Memory for the embeddings of images, which are kept for the next request with the same image.",
+        unset=f"{IMAGE_CACHE // 2**20}MiB, for a model with large images as much as {LEAST_IMAGES} of them need",
+        is_size=True,
+        in_plan=True,
+    )
     gpu_memory_utilization: float | None = option(
         None,
         "Share of the GPU's memory that all programs together may fill. The KV cache gets the "
@@ -186,6 +196,12 @@ class RunnerOptions:
         most=1,
         in_plan=True,
     )
+    max_loras: int = option(
+        4,
+        "Maximum number of LoRA adapters in memory, and of those that running requests use at a time.",
+        least=1,
+        in_plan=True,
+    )
     threads: int | None = option(
         None,
         "Number of CPU threads that compute.",
@@ -193,6 +209,7 @@ class RunnerOptions:
         least=1,
         group="Computation",
     )
+    adapters: tuple[tuple[int, str], ...] = ()
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

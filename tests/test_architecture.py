@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
+ENGINE_MAY_USE |= {"model.ranges", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
@@ -24,7 +25,7 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; batch; config
+    errors; sampling_params; batch; ranges; vision_config; config
     machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
@@ -37,7 +38,7 @@ SERVICE_ROOMS = """
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; reasoning; encoding; orders; answering; routes
+    work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations; document
 """

@@ -82,8 +82,8 @@ class Projection(nn.Module, ABC):
         """swiglu(G norm(x), U norm(x)), [T, n_out/2], for the next projection. G is W's upper half, U its lower."""
         return self.gate(self(x, norm))
 
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """swiglu of a gate and an up that are side by side: [T, n_out] -> [T, n_out/2]."""
+    def gate(self, gate_up: Tensor) -> Tensor | GateUp:
+        """swiglu of a gate and an up that are side by side, [T, n_out] -> [T, n_out/2], for the next projection."""
         return swiglu(*gate_up.chunk(2, dim=-1))
 
 

@@ -50,8 +50,8 @@ class Compiled(Projection):
         scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self._run(x, norm=scale, eps=eps, onto=onto)
 
-    def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor | GateUp:
-        return super().gated(x, norm) if self._kernels is None else GateUp(self(x, norm))
+    def gate(self, gate_up: Tensor) -> Tensor | GateUp:
+        return super().gate(gate_up) if self._kernels is None else GateUp(gate_up)
 
     def _run(self, x: Tensor, **around: Any) -> Tensor:
         assert self._kernels is not None

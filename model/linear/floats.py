@@ -25,7 +25,8 @@ class Floats(Projection):
     """A projection whose activations are in the model's format.
 
     On a GPU few rows run in the kernel that reads the weights in their own layout, more rows in PyTorch. With `fixed`
-    all run in the kernel, in tiles of one shape: a row's bits then depend on no other row.
+    all run in the kernel, in tiles of one shape: a row's bits then depend on no other row. The gate then is a kernel of
+    its own, as it is in a step with adapters.
     """
 
     fixed = False
@@ -59,7 +60,7 @@ class Floats(Projection):
 
     def gated(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        return self._run(x, gated=True) if self._in_kernel(x) else self.gate(self(x))
+        return self._run(x, gated=True) if self._in_kernel(x) and not self.fixed else self.gate(self(x))
 
     def gate(self, gate_up: Tensor) -> Tensor:
         if triton.serves(gate_up):
@@ -67,7 +68,7 @@ class Floats(Projection):
 
             return gate(gate_up)
         if not self.fixed:
-            return super().gate(gate_up)
+            return swiglu(*gate_up.chunk(2, dim=-1))
         few = gate_up.split(max(1, SERIAL // gate_up.shape[1]))
         return torch.cat([swiglu(*rows.chunk(2, dim=-1)) for rows in few])
 

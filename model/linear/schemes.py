@@ -55,6 +55,13 @@ class Scheme:
         """
         return ("bfloat16" if self.compiled else None) if dtype == "auto" else dtype
 
+    def adapter_dtype(self, dtype: str) -> str:
+        """The format of LoRA adapters over these weights, where activations are otherwise in `dtype`.
+
+        Beside weights in the kernels' formats the rounding to bfloat16 does not show, and it takes half the memory.
+        """
+        return "bfloat16" if self.compiled else dtype
+
     def check_width(self, n_in: int) -> None:
         """Raise OptionError for a projection of `n_in` channels that this scheme cannot store."""
         if n_in % self.multiple:
@@ -136,6 +143,13 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
 def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
     """The scheme that serves in place of the chosen one for a model in `dtype`."""
     return SCHEMES["bfloat16"] if (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
+
+
+def of_images(scheme: Scheme) -> Scheme:
+    """The scheme of the image encoder beside a text model in `scheme`. It is small: 4 bits would save little."""
+    if not scheme.compiled:
+        return SCHEMES["none"]
+    return SCHEMES["int8"] if scheme.name == "int4" else scheme
 
 
 def stored_as(scheme: Scheme, dtype: str, block_bits: float | None) -> str:

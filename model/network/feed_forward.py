@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from model.linear.base import RMSNorm
 from model.linear.selection import make_linear
+from model.network import lora
 
 
 class FeedForward(nn.Module):
@@ -14,6 +15,16 @@ class FeedForward(nn.Module):
         self.w13 = make_linear(dim, 2 * hidden_dim, scheme=scheme)
         self.w2 = make_linear(hidden_dim, dim, scheme=scheme)
 
-    def forward(self, x: Tensor, norm: RMSNorm | None = None, onto: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        norm: RMSNorm | None = None,
+        onto: Tensor | None = None,
+        uses: lora.LayerUses = lora.NO_USES,
+    ) -> Tensor:
         """FeedForward(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
-        return self.w2(self.w13.gated(x, norm), onto=onto)  # [T, dim]
+        if not uses:
+            return self.w2(self.w13.gated(x, norm), onto=onto)  # [T, dim]
+        gate_up = lora.add(self.w13(x, norm), uses.get("w13", ()), self.w13, x, norm)  # [T, 2 hidden_dim]
+        inner = self.w13.gate(gate_up)
+        return lora.add(self.w2(inner, onto=onto), uses.get("w2", ()), self.w2, inner)

@@ -13,6 +13,7 @@ from model.attention.rope import RopeRows
 from model.kernels.cpu import native, records
 from model.kernels.cpu.packed import PackedExperts
 from model.network.feed_forward import FeedForward
+from model.network.lora import StepAdapters
 from model.network.moe import MoE
 from model.network.transformer import Block, Transformer
 
@@ -36,7 +37,9 @@ class FusedLayers:
             )
         )
 
-    def __call__(self, x: Tensor, ropes: Sequence[RopeRows], prepared: Sequence[Prepared]) -> Tensor:
+    def __call__(
+        self, x: Tensor, ropes: Sequence[RopeRows], prepared: Sequence[Prepared], adapters: StepAdapters | None = None
+    ) -> Tensor:
         """x [T, dim] float32 after all layers, in place; each pool has its rope and its `prepared`."""
         config = self._config
         n_rows, n_heads = len(x), config.n_heads
@@ -49,7 +52,8 @@ class FusedLayers:
             point_to(call, rope)
         scratch_bytes = max(self._scratch_bytes(block, n_rows) for block in self._distinct)  # type: ignore[arg-type]
         pools = (records.AttentionCall * len(calls))(*calls)
-        self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, scratch_bytes)
+        rows = None if adapters is None else adapters.packed()
+        self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, rows, scratch_bytes)
         return x
 
     def _scratch_bytes(self, block: Block, n_rows: int) -> int:

@@ -15,10 +15,12 @@ from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeRows, RopeTables
 from model.config import ModelConfig
 from model.linear.base import RMSNorm
-from model.linear.schemes import SCHEMES
+from model.linear.schemes import SCHEMES, of_images
 from model.linear.selection import make_linear
+from model.network import lora
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
+from model.network.vision.encoder import ImageEncoder
 
 
 class SelfAttention(nn.Module):
@@ -33,12 +35,21 @@ class SelfAttention(nn.Module):
         self.wo = make_linear(config.n_heads * config.head_dim, config.dim, scheme=scheme)
 
     def forward(
-        self, x: Tensor, norm: RMSNorm, rope: RopeRows, attention: Attention, cache: LayerCache, prepared: Any
+        self,
+        x: Tensor,
+        norm: RMSNorm,
+        rope: RopeRows,
+        attention: Attention,
+        cache: LayerCache,
+        prepared: Any,
+        uses: lora.LayerUses,
     ) -> Tensor:
         """x [T, dim] with attention(norm(x)) added in place."""
-        qkv = self.wqkv(x, norm).view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
+        qkv = lora.add(self.wqkv(x, norm), uses.get("wqkv", ()), self.wqkv, x, norm)
+        qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
-        return self.wo(attended.flatten(1), onto=x)  # [T, dim]
+        attended = attended.flatten(1)
+        return lora.add(self.wo(attended, onto=x), uses.get("wo", ()), self.wo, attended)  # [T, dim]
 
 
 class Block(nn.Module):
@@ -59,13 +70,26 @@ class Block(nn.Module):
             else FeedForward(config.dim, config.hidden_dim, scheme)
         )
 
-    def forward(self, x: Tensor, rope: RopeRows, attention: Attention, cache: LayerCache, prepared: Any) -> Tensor:
-        x = self.attention(x, self.attention_norm, rope, attention, cache, prepared)  # [T, dim], in place
-        return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
+    def forward(
+        self,
+        x: Tensor,
+        rope: RopeRows,
+        attention: Attention,
+        cache: LayerCache,
+        prepared: Any,
+        uses: lora.LayerUses,
+    ) -> Tensor:
+        x = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses)  # [T, dim], in place
+        if isinstance(self.feed_forward, MoE):
+            return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
+        return self.feed_forward(x, self.ffn_norm, onto=x, uses=uses)  # [T, dim], in place
 
 
 class Transformer(nn.Module):
-    """The network from tokens to logits. Build it on the meta device; `weights.load` fills it."""
+    """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
+
+    `vision` is the image encoder, None for a model of text.
+    """
 
     def __init__(self, config: ModelConfig, scheme: str = "none") -> None:
         super().__init__()
@@ -77,6 +101,9 @@ class Transformer(nn.Module):
         self.output = make_linear(config.dim, config.vocab_size, scheme=head)
         if config.tied_head and head == "none":
             self.output.weight = self.tok_embeddings.weight
+        self.vision: ImageEncoder | None = None
+        if config.vision is not None:
+            self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, of_images(SCHEMES[scheme]).name)
 
     @property
     def n_parameters(self) -> int:
@@ -89,21 +116,29 @@ class Transformer(nn.Module):
         tables: RopeTables,
         attention: Attention,
         pools: PagePools,
-        fused: Callable[[Tensor, Sequence[RopeRows], list[Any]], Tensor] | None = None,
+        fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
+        adapters: lora.StepAdapters | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
 
-        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once.
+        `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
+        if inputs.image_rows is not None and inputs.image_values is not None:
+            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
         if fused is not None:
-            return fused(x, ropes, prepared)
-        for layer, cache, pool in zip(self.layers, pools.layers, pools.pool_of_layer, strict=True):
-            x = layer(x, ropes[pool], attention, cache, prepared[pool])
+            return fused(x, ropes, prepared, adapters)
+        for number, (layer, cache, pool) in enumerate(zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)):
+            uses = lora.NO_USES if adapters is None else adapters.layer(number)
+            x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32."""
-        return self.output(hidden, self.norm).float()
+    def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
+        """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
+
+        `adapters` are those of these rows.
+        """
+        y = self.output(hidden, self.norm)
+        return (y if adapters is None else lora.add(y, adapters.head, self.output, hidden, self.norm)).float()

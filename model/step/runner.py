@@ -1,10 +1,11 @@
 """ModelRunner: compute the steps of a loaded model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, takewhile
 from math import isfinite
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,14 +17,17 @@ from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
 from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
 from model.memory.sizes import LOGIT_VALUES
+from model.network.adapters import AdapterStore
 from model.network.expert_load import Counts, ExpertLoad
 from model.network.fused import fuse
+from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
 from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
+from model.step.images import Images
 from model.step.masks import Masks
 
 CPU = torch.device("cpu")
@@ -59,12 +63,14 @@ class ModelRunner:
         tables: RopeTables,
         info: RunnerInfo,
         masks: Masks,
+        adapters: AdapterStore,
     ) -> None:
         if missing := sampler.unimplemented((masks.step,), REPORTS):
             raise NotImplementedError(f"no sampling step and no report implements {', '.join(sorted(missing))}")
         self.info = info
         self._windows = [pool.window for pool in info.pools]
         self._masks = masks
+        self._adapters = adapters
         self._model = model
         self._pools = pools
         self._attention = attention
@@ -74,6 +80,7 @@ class ModelRunner:
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._limit = retry.TokenLimit()
+        self._images = Images(model.vision)
 
     def record(self, max_slices: int, capture: Capture) -> None:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
@@ -96,13 +103,30 @@ class ModelRunner:
         if params.grammar is not None:
             self._masks.prepare(params.grammar)
 
+    def load_adapter(self, number: int, path: str) -> None:
+        """Read an adapter. Any thread may call it."""
+        self._adapters.load(number, Path(path))
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget an adapter. Any thread may call it."""
+        self._adapters.unload(number)
+
     def step(self, batch: StepBatch) -> StepOutput:
         """Launch and wait."""
         return self.launch(batch)()
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step; see `Runner`. A step that fails, or does not fit into memory, is computed in parts at once.
+        """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
+        images = self._images.update(batch)
+        adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
+        faults = [_fault(item, images, adapters) for item in batch.slices]
+        sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
+        finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
+
+    def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Start a step. One that fails, or does not fit into memory, is computed in parts at once.
 
         The masks of grammars are requested once for all parts.
         """
@@ -120,7 +144,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def idle(self) -> bool:
-        """Capture the next graph."""
+        """Capture the next graph. No step is in flight: a load may take the place of any adapter."""
+        self._adapters.begin_step(())
         return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
@@ -134,10 +159,10 @@ class ModelRunner:
         if self._graphs is not None and _only_decodes(batch):
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
-                return Started(before, views, list(self._sample(logits, flat, lambda rows: rows)))
+                return Started(before, views, list(self._sample(logits, flat, computed=True)))
         inputs = self._pack(batch, before, self._tables.device)
-        hidden = self._hidden(inputs, before.tokens)
-        sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat, self._model.logits))
+        hidden = self._hidden(inputs, before.tokens, self._adapters_of(batch.slices))
+        sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat))
         return Started(before, views, sampled, inputs.score_rows, hidden)
 
     @torch.inference_mode()
@@ -151,22 +176,31 @@ class ModelRunner:
         return self._collect(batch, self._start(batch, before))
 
     def _pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
-        return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        return self._images.place(inputs, batch)
 
-    def _hidden(self, inputs: PackedInputs, last_tokens: Tensor) -> Tensor:
+    def _adapters_of(self, slices: Sequence[Slice], lengths: Sequence[int] | None = None) -> StepAdapters | None:
+        """The adapters of the rows: `lengths[i]` rows belong to slice i, by default those that it computes."""
+        lengths = [item.stop - item.start for item in slices] if lengths is None else lengths
+        if not any(item.adapter for item in slices):
+            return None
+        adapters = [self._adapters.get(item.adapter) if item.adapter else None for item in slices]
+        return StepAdapters.of(adapters, lengths, self._tables.device)
+
+    def _hidden(self, inputs: PackedInputs, last_tokens: Tensor, adapters: StepAdapters | None = None) -> Tensor:
         """Hidden states [T, dim] before the last norm; `last_tokens` [M] are those that the step before sampled."""
         if self.info.runs_ahead:
             inputs = replace(inputs, tokens=resolve(inputs.tokens, last_tokens))
-        return self._model(inputs, self._tables, self._attention, self._pools, self._fused)
+        return self._model(inputs, self._tables, self._attention, self._pools, self._fused, adapters)
 
-    def _sample(
-        self, rows: Tensor, slices: list[Slice], logits_of: Callable[[Tensor], Tensor]
-    ) -> Iterator[sampler.Sampled]:
-        """One token after each of N rows. `logits_of` gives logits [n, vocab_size] of a block of rows."""
+    def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
+        """One token after each of N rows of hidden states, or of logits that are `computed`, in blocks."""
         size = self._block_rows()
         for first in range(0, len(slices), size):
-            logits = logits_of(rows[first : first + size])
-            yield sampler.sample(logits, slices[first : first + size], (self._masks.step,))
+            logits, some = rows[first : first + size], slices[first : first + size]
+            if not computed:
+                logits = self._model.logits(logits, self._adapters_of(some, [1] * len(some)))
+            yield sampler.sample(logits, some, (self._masks.step,))
 
     def _collect(self, batch: StepBatch, started: Started) -> StepOutput:
         """Wait for the sampled tokens, then compute the requested logprobs of prompts and embeddings."""
@@ -189,13 +223,17 @@ class ModelRunner:
         size = self._block_rows()
         found: list[TokenLogprob] = []
         for first in range(0, len(hidden), size):
-            values = logprobs.log_softmax(self._model.logits(hidden[first : first + size]))  # [block, vocab_size]
+            values = logprobs.log_softmax(self._logits(hidden[first : first + size], item))  # [block, vocab_size]
             after = item.start + first + 1
             tokens = item.tokens[after : after + len(values)]
             scores = logprobs.token_logprobs(values, tokens, [item.params.prompt_logprobs or 0] * len(values))
             ranks = logprobs.ranks(values, tokens)
             found += [score._replace(rank=rank) for score, rank in zip(scores, ranks, strict=True)]
         return tuple(found)
+
+    def _logits(self, hidden: Tensor, item: Slice) -> Tensor:
+        """Logits [n, vocab_size] of rows of hidden states of one slice."""
+        return self._model.logits(hidden, self._adapters_of([item], [len(hidden)]))
 
     def _pool(self, item: Slice, hidden: Tensor) -> tuple[float, ...]:
         """`SliceOutput.pooled` of hidden [n, dim], in float64: in float32 the chunks of a prompt make no difference."""
@@ -208,10 +246,28 @@ class ModelRunner:
 
 
 def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token, after which one is sampled."""
+    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters."""
     return all(
-        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt for item in batch.slices
+        item.stop - item.start == 1
+        and len(item.samples) == 1
+        and not (item.scores_prompt or item.images or item.adapter)
+        for item in batch.slices
     )
+
+
+def _fault(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
+    """The fault of an image or of the adapter that the slice needs, by their numbers; None if there is none."""
+    found = (images[image.image] for image in item.images if image.image in images)
+    return next(found, adapters.get(item.adapter))
+
+
+def _with_faults(
+    finish: Callable[[], StepOutput], faults: Sequence[str | None], images: Mapping[int, str]
+) -> StepOutput:
+    """The output of `finish`, which has the slices without a fault, with all slices, and the faults of images."""
+    computed = iter(finish().slices)
+    slices = (next(computed) if fault is None else SliceOutput(fault=fault) for fault in faults)
+    return StepOutput(tuple(slices), images)
 
 
 def _finite(output: SliceOutput) -> bool:

@@ -15,7 +15,7 @@ from model.machine.gpu import gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.remedies import lack, remedies
-from model.memory.sizes import size
+from model.memory.sizes import ADAPTER_RANK, size
 from model.options import RunnerOptions
 from service.commands.flags import parse_size
 from service.generation.startup import runner_options
@@ -74,12 +74,16 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
     memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
     yield "device", f"{device}, {memory}"
     yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {plan.stored}"
+    if plan.encoder:
+        yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
+        yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"
         pages = "" if pool.n_pages is None else f", {pool.n_pages:,} pages of {plan.page_size} tokens"
         yield "", f"{pool.token_bytes:,} in {pool.layers} layers {within}{pages}"
+    yield "an adapter", f"{size(plan.adapter)} with LoRA of rank {ADAPTER_RANK}, {plan.adapters} may be in memory"
     if plan.cache is not None:
         yield "cache", size(plan.cache)
         if plan.served != plan.context:

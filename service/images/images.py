@@ -17,6 +17,9 @@ from service.images.source import Source
 
 CACHE_BYTES = 64 * 2**20
 """Pixels that are kept: a conversation sends its images again with each request."""
+REQUESTS = 4
+"""As many requests may have images decoded that the engine's queue does not count yet: pixels can be far larger than a
+request's body."""
 TOO_MUCH = "takes too much time or memory to decode"
 
 
@@ -73,6 +76,7 @@ class Images:
         self._on_restart = on_restart
         self._on_decoded = on_decoded
         self._recent = Recent()
+        self._turns = asyncio.Semaphore(REQUESTS)
         self._thread = ThreadPoolExecutor(1, "noria-images")
         self._thread.submit(int)  # start the thread now: later the system may allow no more threads
         self._process: ImageProcess | None = None
@@ -86,7 +90,8 @@ class Images:
         if len(sources) > self._max_images:
             message = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
             raise InvalidRequest(message, param=sources[self._max_images].param)
-        return [await self._one(source, format) for source in sources]  # others' images come between
+        async with self._turns:
+            return [await self._one(source, format) for source in sources]  # others' images come between
 
     async def close(self) -> None:
         """End the process and the thread."""

@@ -25,6 +25,7 @@ from model.linear.base import Projection
 from model.linear.floats import WeightsOnly
 from model.network import weights
 from model.network.fused import FusedLayers
+from model.network.lora import Adapter, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
@@ -127,12 +128,13 @@ class Wheel:
 
 @dataclass
 class Rider:
-    """Tokens of one sequence, how many are computed, and its pages."""
+    """Tokens of one sequence, how many are computed, its pages, and its adapter."""
 
     tokens: list[int]
     n_prompt: int
     params: SamplingParams = field(default_factory=SamplingParams)
     done: int = 0
+    adapter: Adapter | None = None
     tables: list[tuple[int, list[int]]] = field(default_factory=list)
 
 
@@ -156,22 +158,24 @@ class Driver:
             layer.k.fill_(float("nan"))
             layer.v.fill_(float("nan"))
 
-    def start(self, tokens: Sequence[int]) -> Rider:
-        return Rider(list(tokens), len(tokens), tables=[(0, []) for _ in self.windows])
+    def start(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Rider:
+        return Rider(list(tokens), len(tokens), tables=[(0, []) for _ in self.windows], adapter=adapter)
 
     @torch.inference_mode()
     def step(self, parts: Sequence[tuple[Rider, int]]) -> list[Tensor]:
         """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
         inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
-        logits = self.model.logits(self.model(inputs, self.tables, self.attention, self.pools, self.fused))
+        adapters = StepAdapters.of([rider.adapter for rider, _ in parts], [n for _, n in parts], self.device)
+        hidden = self.model(inputs, self.tables, self.attention, self.pools, self.fused, adapters)
+        logits = self.model.logits(hidden, adapters)
         for sequence, n in parts:
             sequence.done += n
         return list(logits.split([n for _, n in parts]))
 
-    def whole(self, tokens: Sequence[int], chunk: int | None = None) -> Tensor:
+    def whole(self, tokens: Sequence[int], chunk: int | None = None, adapter: Adapter | None = None) -> Tensor:
         """Logits [len(tokens), vocab_size] of one sequence computed in chunks (None: at once)."""
-        sequence = self.start(tokens)
+        sequence = self.start(tokens, adapter)
         parts = []
         while sequence.done < len(tokens):
             parts += self.step([(sequence, min(chunk or len(tokens), len(tokens) - sequence.done))])

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.kernels.cpu.packed import PackedExperts, PackedWeights
+from model.kernels.cpu.packed import PackedExperts, PackedRows, PackedWeights
 from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer
 from model.kernels.groups import BLOCK_GROUP
 
@@ -24,7 +24,14 @@ ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
     "attention": (_pointer,),
     "sample": (_pointer, _integer, _integer, _pointer, _pointer),
-    "network": (_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float, _pointer, _pointer),
+    "network": (
+        *(_pointer, _integer, _pointer, _pointer, _integer, ctypes.c_float),
+        *(_pointer, _pointer, _integer, _pointer),
+    ),
+    "adapt": (
+        *(_pointer, _integer, _integer, _pointer, ctypes.c_float),
+        *(_pointer, _integer, _integer, _pointer, _integer),
+    ),
     "quantize": (_pointer, _integer, _pointer, _integer, _integer),
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
@@ -45,6 +52,7 @@ class Kernels:
     _attention: Any
     _sample: Any
     _network: Any
+    _adapt: Any
     _quantize: Any
     _pack: Any
     _experts: Any
@@ -102,7 +110,7 @@ class Kernels:
             raise ValueError(f"cannot add [{n_rows}, {weights.n_out}] to {onto.dtype} {list(onto.shape)}")
         if norm is not None and (norm.dtype is not torch.float32 or len(norm) != weights.n_in):
             raise ValueError(f"expected a float32 norm of {weights.n_in} values, got {norm.dtype} {list(norm.shape)}")
-        kind = _GATED if gated else _PLAIN if norm is None else _NORMED
+        kind = _kind(norm, gated)
         with self._lock:
             self._linear(
                 ctypes.byref(weights.record),
@@ -116,6 +124,39 @@ class Kernels:
                 self._scratch_of(weights.scratch_bytes(n_rows)),
             )
         return y
+
+    def adapt(
+        self,
+        rows: PackedRows,
+        x: Tensor,
+        y: Tensor,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+    ) -> None:
+        """Add to y [T, n_out] what `rows` give for x, a product's input as in `linear`, in place.
+
+        The adapters have one projection, that of this product.
+        """
+        n_rows, n_out = y.shape
+        if y.dtype is not torch.float32 or not y.is_contiguous() or len(x) != n_rows:
+            raise ValueError(f"cannot add {len(x)} rows to {y.dtype} {list(y.shape)}")
+        x = _floats(x, x.shape[1])
+        records = rows.records
+        with self._lock:
+            self._adapt(
+                x.data_ptr(),
+                x.shape[1] // (1 + gated),
+                _kind(norm, gated),
+                None if norm is None else norm.data_ptr(),
+                eps,
+                y.data_ptr(),
+                n_rows,
+                n_out,
+                records,
+                len(records),
+            )
 
     def experts(self, block: PackedExperts, x: Tensor, *, norm: Tensor | None, eps: float, onto: Tensor) -> Tensor:
         """A block of sparse experts over x [T, dim] float32, RMS-normalised with `norm` [dim], added to `onto`.
@@ -148,15 +189,17 @@ class Kernels:
         x: Tensor,
         eps: float,
         gate_up: Tensor,
+        adapters: PackedRows | None,
         scratch_bytes: int,
     ) -> None:
         """All layers over x [T, dim] float32, in place. `pools` point to the tensors of the attention.
 
-        gate_up is memory of [T, 2 hidden_dim].
+        gate_up is memory of [T, 2 hidden_dim]. The projections of `adapters` are wqkv, wo, w13 and w2 of each layer.
         """
+        rows = (None, 0) if adapters is None else (adapters.records, len(adapters.records))
         with self._lock:
             scratch = self._scratch_of(scratch_bytes)
-            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), scratch)
+            self._network(layers, len(layers), pools, x.data_ptr(), len(x), eps, gate_up.data_ptr(), *rows, scratch)
 
     def sample(self, logits: Tensor, rows: NDArray[np.void]) -> Tensor:
         """Tokens [N] int64 sampled from logits [N, vocab_size] float32, which it overwrites.
@@ -178,6 +221,10 @@ class Kernels:
         if len(self._scratch) < n_bytes:
             self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
         return self._scratch.data_ptr()
+
+
+def _kind(norm: Tensor | None, gated: bool) -> int:
+    return _GATED if gated else _PLAIN if norm is None else _NORMED
 
 
 def _check_rows(weights: PackedWeights, first: int, n: int, n_in: int) -> None:

@@ -60,6 +60,21 @@ class ExpertsRecord(ctypes.Structure):
     )
 
 
+class LowRankRecord(ctypes.Structure):
+    """`lora` of linear.h. All zeros: nothing is added to this projection."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b", "begins", "firsts")),
+        *((name, ctypes.c_int64) for name in ("rank", "n_groups", "n_blocks")),
+    )
+
+
+class AdapterRows(ctypes.Structure):
+    """`lora_rows` of linear.h. Pointers to what the caller keeps alive."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("targets", "rows", "u")), ("n_rows", ctypes.c_int64))
+
+
 class Grid(ctypes.Structure):
     """`grid` of pack.c."""
 
@@ -89,6 +104,8 @@ MIRRORS: Mapping[str, Mirror] = {
     "join_t": JOIN,
     "layer": Layer,
     "experts_t": ExpertsRecord,
+    "lora": LowRankRecord,
+    "lora_rows": AdapterRows,
     "grid": Grid,
     "params": SAMPLING,
 }

@@ -69,7 +69,7 @@ def card(served: ServedModel, name: str) -> ModelCard:
             "chat": served.chat is not None,
             "tools": served.chat is not None,
             "reasoning": served.reasoning is not None,
-            "vision": False,  # images are refused
+            "vision": bool(served.image_roles),
         },
     }
 

@@ -67,6 +67,9 @@ def test_mistral_7b(tmp_path: Path) -> None:
         Fit(length, length * 131_072, n_pages // (length // 32)) for length in (1024, 4096, 8192, 32768)
     )
     assert n_pages == 14_774
+    # rank 16 in bf16: q and o 4096 + 4096, k and v 4096 + 1024, three of 4096 + 14336, in 32 layers
+    assert plan.adapter == 2 * 16 * 32 * (2 * 8192 + 2 * 5120 + 3 * 18432)
+    assert plan.adapters == 4
 
 
 def test_the_longest_sequence_that_fits_has_a_row(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ enum { ROWS_A_TASK = 8 };
 #define ROW_TASKS(n_rows) (((n_rows) + ROWS_A_TASK - 1) / ROWS_A_TASK)
 
 /* One product. Its caller sets w, x, norm, rows, y, eps, kind, add and n_rows. Row i of x is `rows[i]`, or i itself without `rows`.
+ * A single product without `rows` may have runs of rows with adapters.
  *
  * For each row and group: bytes `q`, their `scale`, the start of integer sums (`zero`), and `total`, which is the scale
  * times the sum of the bytes. For BF16 weights there are only factors, in `q`. */
@@ -14,9 +15,11 @@ typedef struct {
     const weights *w;
     const float *x, *norm;
     const int32_t *rows;
+    const lora_rows *runs;
     float *y;
+    int64_t target;
     float eps;
-    int kind, add, n_rows, group, n_groups, n_blocks, grain, n_grains;
+    int kind, add, n_rows, n_runs, group, n_groups, n_blocks, grain, n_grains;
     int8_t *q;
     float *scale, *total;
     int32_t *zero;

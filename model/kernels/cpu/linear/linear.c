@@ -12,8 +12,8 @@
  * In bfloat16 it also depends on that row alone. Each output is one chain of additions in float, pair after pair of
  * channels. vdpbf16ps adds the second product of a pair first, and replaces subnormal floats by 0.
  */
-#include "linear/activations.h"
 #include "linear/amx.h"
+#include "linear/lora.h"
 #include <stdlib.h>
 
 #define F(name) FIELD(weights, name)
@@ -192,15 +192,18 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
     }
 }
 
+/* `columns` for a single row. */
+INLINE void one_row(const call *c, const int FORMAT, int first, int last) {
+    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE);
+    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, 1);
+}
+
 INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    if (c->n_rows > 1) {
-        columns(c, FORMAT, first, last, row, end);
-        return;
-    }
-    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE);
-    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, 1);
+    if (c->n_rows > 1) columns(c, FORMAT, first, last, row, end);
+    else one_row(c, FORMAT, first, last);
+    if (c->n_runs) expand(c, first, last, row, end);
 }
 
 #define PRODUCTS(FORMAT) \
@@ -216,6 +219,14 @@ PRODUCTS(Q8_MIN)
 PRODUCTS(Q4)
 PRODUCTS(Q4_MIN)
 PRODUCTS(BF16)
+
+/* The first tasks compute u of adapters, the others convert activations. */
+static void prepare_some(void *context, int task, int thread) {
+    const call *c = *(const call *const *)context;
+    int first = shrink_tasks(c);
+    if (task < first) shrink_some(c, task);
+    else quantize_some(context, task - first, thread);
+}
 
 /* The number of blocks in a task: a multiple of `step`, at most `most` or 4, whichever is greater. It minimizes the
  * number of blocks of the thread with the most work. */
@@ -248,12 +259,37 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
         row_tasks += ROW_TASKS(c->n_rows);
         tasks += TASKS(c);
     }
-    noria_parallel(quantize_some, &calls, row_tasks);
+    noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
     noria_parallel(by_format[format], &calls, tasks);
+}
+
+void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch) {
+    call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows,
+              .runs = runs, .n_runs = (int)n_runs, .target = target};
+    GLUE(multiply, VARIANT)(&c, 1, scratch);
 }
 
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch) {
-    call c = {.w = w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .add = (int)add, .n_rows = (int)n_rows};
-    GLUE(multiply, VARIANT)(&c, 1, scratch);
+    GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch);
+}
+
+static void expand_some(void *context, int task, int thread) {
+    const call *c = *(const call *const *)context;
+    int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
+    int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
+    (void)thread;
+    expand(c, first, last, row, end);
+}
+
+void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
+                   int64_t n_out, const lora_rows *runs, int64_t n_runs) {
+    weights w = {.n_in = n_in, .n_out = n_out};
+    int n_blocks = (int)((n_out + BLOCK - 1) / BLOCK), grain = balanced(n_blocks, n_blocks, 1);
+    call c = {.w = &w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .n_rows = (int)n_rows, .runs = runs,
+              .n_runs = (int)n_runs, .n_blocks = n_blocks, .grain = grain, .n_grains = (n_blocks + grain - 1) / grain};
+    const call *calls = &c;
+    noria_parallel(prepare_some, &calls, shrink_tasks(&c));
+    noria_parallel(expand_some, &calls, TASKS(&c));
 }

@@ -13,8 +13,37 @@ typedef struct {
     int64_t n_out, n_in, format;
 } weights;
 
+enum { LORA_BLOCK = 16, LORA_PAD = 8, LORA_GROUP = 32 };
+
+/* A LoRA adapter of one projection, in bfloat16. A is [rank/LORA_PAD][n_groups][LORA_PAD ranks][LORA_GROUP channels]: zeros
+ * fill the last ranks and channels. B is in blocks of LORA_BLOCK outputs; outputs beyond them get nothing. Block i
+ * multiplies entries firsts[i].. of u = A f(x), firsts[i] even. Its pairs of ranks are begins[i]..begins[i+1]-1 of `b`,
+ * which is [pairs][LORA_BLOCK outputs][2]. rank 0: the adapter has nothing for this projection. */
+typedef struct {
+    const uint16_t *a, *b;
+    const int32_t *begins, *firsts;
+    int64_t rank, n_groups, n_blocks;
+} lora;
+
+/* The rows of a step that use one adapter, in ascending order. `targets` has an entry for each projection of the network.
+ * `u` is memory of 4 bytes for each row and rank of the widest entry. */
+typedef struct {
+    const lora *targets;
+    const int64_t *rows;
+    void *u;
+    int64_t n_rows;
+} lora_rows;
+
 /* y [n_rows, n_out] = or += W f(x), f by kind: x [n_rows, n_in] itself, its RMSNorm (scale `norm`), or
  * silu(gate) * up of x [n_rows, 2 n_in]. `scratch` has group + 12 bytes for each row and group,
  * with BF16 weights 4 bytes for each channel. */
 void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps, float *y,
                     int64_t add, void *scratch);
+
+/* The same, and the rows of `runs` get entry `target` of their adapter. */
+void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
+                            float *y, int64_t add, const lora_rows *runs, int64_t n_runs, int64_t target, void *scratch);
+
+/* What `adapted` adds, after the product: y [n_rows, n_out] += B A f(x) for the rows of `runs`. It has the same bits. */
+void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
+                   int64_t n_out, const lora_rows *runs, int64_t n_runs);

@@ -1,0 +1,127 @@
+"""What LoRA adapters cost a step on a CPU: `python -m benchmarks.lora [--model embedded|large] [--repeats 200]`.
+
+A step is the network and the head for rows that decode after 256 tokens, or for a prompt of 512 tokens. Sampling and
+scheduling are not in it. Adapters have all seven projections of a layer. Row i uses adapter i modulo 8. Steps without
+and with adapters take turns. Times are the least of all repeats; the ratio is the median of the ratios of neighbours.
+"large" is Mistral 7B's shape with 4 of its 32 layers.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import engine
+from benchmarks.gpu.shapes import MISTRAL_7B
+from benchmarks.random_weights import checkpoint
+from model.batch import PageTable, Slice, StepBatch
+from model.config import ModelConfig
+from model.loading import load_from
+from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.options import RunnerOptions
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+from model.step.runner import ModelRunner
+
+CPU = torch.device("cpu")
+RANKS, ROWS, ADAPTERS, CONTEXT, PROMPT = (8, 16, 64), (1, 8, 32), 8, 256, 512
+LARGE = replace(MISTRAL_7B, n_layers=4, windows=(4096,) * 4)
+
+
+def random_adapter(config: ModelConfig, rank: int) -> Adapter:
+    """An adapter of all projections of all layers."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+
+    def product(n_in: int, *outputs: int) -> LowRank:
+        places = zip((sum(outputs[:i]) for i in range(len(outputs))), outputs, strict=True)
+        parts = [Part(first, i * rank, torch.randn(n, rank) / 16) for i, (first, n) in enumerate(places)]
+        return LowRank(torch.randn(len(outputs) * rank, n_in) / n_in**0.5, tuple(parts))
+
+    dim, hidden = config.dim, config.hidden_dim
+    return Adapter(
+        tuple(
+            {"wqkv": product(dim, q, kv, kv), "wo": product(q, dim), "w13": product(dim, hidden, hidden)}
+            | {"w2": product(hidden, dim)}
+            for _ in range(config.n_layers)
+        )
+    ).pack()
+
+
+def batch(runner: ModelRunner, rows: int, length: int, start: int) -> StepBatch:
+    """`rows` sequences whose positions start..length-1 are to be computed, each with pages of its own."""
+    pages = -(-length // runner.info.page_size)
+    slices = []
+    for i in range(rows):
+        table = PageTable(0, range(i * pages, (i + 1) * pages))
+        tokens = [(100 + 7 * (i + j)) % runner.info.vocab_size for j in range(length)]
+        slices.append(Slice(i, tokens, length, start, length, (table,) * len(runner.info.pools), SamplingParams()))
+    return StepBatch(tuple(slices))
+
+
+def step(runner: ModelRunner, work: StepBatch) -> Callable[[list[Adapter]], None]:
+    """A function that computes `work`, whose slice i uses adapter i modulo their number."""
+    inputs = pack(work, runner.info.page_size, [pool.window for pool in runner.info.pools], CPU)
+    lengths = [item.stop - item.start for item in work.slices]
+
+    @torch.inference_mode()
+    def compute(adapters: list[Adapter]) -> None:
+        chosen = [adapters[i % len(adapters)] if adapters else None for i in range(len(lengths))]
+        used, used_by_head = StepAdapters.of(chosen, lengths, CPU), StepAdapters.of(chosen, [1] * len(chosen), CPU)
+        hidden = runner._model(inputs, runner._tables, runner._attention, runner._pools, runner._fused, used)
+        runner._model.logits(hidden.index_select(0, inputs.sample_rows), used_by_head)
+
+    return compute
+
+
+def measure(compute: Callable[[list[Adapter]], None], adapters: list[Adapter], repeats: int) -> tuple[float, ...]:
+    """Least ms without and with adapters, and the median ratio of two neighbours."""
+    pairs = []
+    for _ in range(repeats):
+        pairs.append((seconds(compute, []), seconds(compute, adapters)))
+    base, adapted = (1000 * min(column) for column in zip(*pairs, strict=True))
+    return base, adapted, statistics.median(after / before for before, after in pairs)
+
+
+def seconds(compute: Callable[[list[Adapter]], None], adapters: list[Adapter]) -> float:
+    started = time.perf_counter()
+    compute(adapters)
+    return time.perf_counter() - started
+
+
+def cases(runner: ModelRunner, repeats: int) -> Iterator[tuple[str, tuple[float, ...]]]:
+    for rank in RANKS:
+        adapters = [random_adapter(runner._model.config, rank) for _ in range(ADAPTERS)]
+        for rows in ROWS:
+            compute = step(runner, batch(runner, rows, CONTEXT + 1, CONTEXT))
+            yield (
+                f"rank {rank}, {rows} rows of {min(rows, ADAPTERS)} adapters",
+                measure(compute, adapters[:rows], repeats),
+            )
+        prompt = step(runner, batch(runner, 1, PROMPT, 0))
+        yield f"rank {rank}, prompt of {PROMPT}", measure(prompt, adapters[:1], max(3, repeats // 20))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("embedded", "large"), default="embedded")
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    if args.model == "embedded":
+        runner = engine.load(quantize="int8", max_model_len=1024)
+    else:
+        options = RunnerOptions(model=".", quantize="int8", max_sequences=32, max_model_len=1024)
+        runner = load_from(checkpoint(LARGE, CPU), options, lambda stage, done: None)
+    table = Table("step", "ms without", "ms with", "difference", "ratio")
+    for name, (base, adapted, ratio) in cases(runner, args.repeats):
+        table.add_row(name, f"{base:.2f}", f"{adapted:.2f}", f"{adapted - base:.2f}", f"{ratio:.2f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""LoRA adapters in files: Hugging Face PEFT's and Mistral's own."""

@@ -1,0 +1,200 @@
+"""Adapters of a loaded model: made from files that fit it, and kept in memory by their numbers."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from model.attention.rope import internal_order
+from model.checkpoint.adapters.open import open_adapter
+from model.checkpoint.adapters.pairs import AdapterFile
+from model.checkpoint.matrices import check_finite
+from model.config import ModelConfig
+from model.errors import ModelError, size
+from model.machine.device import free_bytes, name_of
+from model.network.lora import Adapter, LowRank, Part
+from model.network.weights import Place, places
+
+log = logging.getLogger(__name__)
+
+HEAD = "output.weight"
+OpenAndRead = Callable[[Path], tuple[str, Adapter]]
+"""Reads an adapter and its fingerprint. Raises ModelError."""
+
+
+class Matrices(NamedTuple):
+    """A and B of one weight in the network's format: B's rows belong to outputs `first..` of the fused projection."""
+
+    first: int
+    a: Tensor
+    b: Tensor
+
+
+def read_adapter(
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, packed: bool
+) -> tuple[str, Adapter]:
+    """The adapter in files, and its fingerprint; `packed` for the compiled kernels.
+
+    Raises ModelError, also if it does not fit the model or the memory.
+    """
+    file = open_adapter(path)
+    check_shapes(file, config)
+    needed, free = file.n_values * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise ModelError(f"the adapter {path.name!r} needs {size(needed)}, {size(free)} are free; unload another")
+    adapter = place(file, config, dtype, device)
+    return file.fingerprint, adapter.pack() if packed else adapter
+
+
+def most_values(paths: Iterable[Path], config: ModelConfig) -> int:
+    """Number of values in the largest of these adapters, 0 without any. Raises ModelError for one that does not fit."""
+    files = [open_adapter(path) for path in paths]
+    for file in files:
+        check_shapes(file, config)
+    return max((file.n_values for file in files), default=0)
+
+
+def check_shapes(file: AdapterFile, config: ModelConfig) -> None:
+    """Raise ModelError for an adapter that was trained on another base: its shapes do not match."""
+    known = _places(config)
+    for weight, pair in file.pairs.items():
+        if (where := known.get(weight)) is None:
+            absent = int(weight.split(".")[1]) >= config.n_layers
+            reason = f"the model has {config.n_layers} layers" if absent else "the model has experts there"
+        elif where.shape != (pair.n_out, pair.n_in):
+            n_out, n_in = where.shape
+            found = f"{[pair.rank, pair.n_in]} and {[pair.n_out, pair.rank]}"
+            reason = f"its A and B have shapes {found}, the model needs {[pair.rank, n_in]} and {[n_out, pair.rank]}"
+        else:
+            continue
+        raise ModelError(f"{file.path.name}: {pair.a!r} does not fit: {reason}; this is not the adapter's base")
+
+
+def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
+    """The matrices in the order and the parts of the network's fused projections; the scale goes into B.
+
+    Raises ModelError for a value that is not finite.
+    """
+    known = _places(config)
+    found: dict[str, list[Matrices]] = {}
+    for weight, a, b in file.tensors():
+        where = known[weight]
+        order = internal_order(len(b), config.head_dim, config.rope.dim, file.rotation) if where.rotates else None
+        b = (b if order is None else b[order]).float().mul_(file.pairs[weight].scale)
+        try:
+            pair = Matrices(where.first, *(check_finite(matrix.to(dtype)).to(device) for matrix in (a, b)))
+        except ValueError as error:
+            raise ModelError(
+                f"{file.path.name}: {file.pairs[weight].a!r} or its lora_B is damaged: in {name_of(dtype)} {error}"
+            ) from error
+        found.setdefault(where.parameter, []).append(pair)
+    products = {name: _product(matrices) for name, matrices in found.items()}
+    return Adapter(tuple(_layer(products, number) for number in range(config.n_layers)), products.get(HEAD))
+
+
+def _places(config: ModelConfig) -> Mapping[str, Place]:
+    """The places of all weights; a tied head may have an adapter, too."""
+    return {**dict(places(config)), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
+
+
+def _product(matrices: list[Matrices]) -> LowRank:
+    matrices.sort(key=lambda pair: pair.first)
+    parts, rank = [], 0
+    for first, a, b in matrices:
+        parts.append(Part(first, rank, b.contiguous()))
+        rank += len(a)
+    return LowRank(torch.cat([pair.a for pair in matrices]).contiguous(), tuple(parts))
+
+
+def _layer(products: Mapping[str, LowRank], number: int) -> Mapping[str, LowRank]:
+    """The products of a layer, by target."""
+    prefix = f"layers.{number}."
+    return {name.split(".")[-2]: product for name, product in products.items() if name.startswith(prefix)}
+
+
+class Known(NamedTuple):
+    """Where an adapter was read, and its fingerprint then."""
+
+    path: Path
+    fingerprint: str
+
+
+class AdapterStore:
+    """Adapters by number, at most `capacity` in memory. The least recently used one is read again when it is needed.
+
+    `load` and `unload` may run on another thread than the others.
+    """
+
+    def __init__(self, read: OpenAndRead, capacity: int) -> None:
+        self._read, self._capacity = read, capacity
+        self._known: dict[int, Known] = {}
+        self._in_memory: OrderedDict[int, Adapter] = OrderedDict()  # least recently used first
+        self._in_step: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the adapters in memory."""
+        return sum(adapter.n_bytes for adapter in self._in_memory.values())
+
+    def load(self, number: int, path: Path) -> None:
+        """Read an adapter. It stays on disk while the present step uses as many as fit. Raises ModelError."""
+        fingerprint, adapter = self._read(path)
+        with self._lock:
+            self._known[number] = Known(path, fingerprint)
+            if len(self._in_step) < self._capacity:
+                self._keep(number, adapter)
+
+    def unload(self, number: int) -> None:
+        """Forget an adapter that no request uses."""
+        with self._lock:
+            self._known.pop(number, None)
+            self._in_memory.pop(number, None)
+
+    def begin_step(self, numbers: Collection[int]) -> Mapping[int, str]:
+        """Read the adapters of a step that are not in memory; for each that cannot be read, why."""
+        faults: dict[int, str] = {}
+        with self._lock:
+            self._in_step = frozenset(numbers)
+            for number in sorted(self._in_step):
+                try:
+                    self._keep(number, self._get(number))
+                except ModelError as error:
+                    log.warning("adapter %d cannot be used: %s", number, error)
+                    faults[number] = f"the request's adapter cannot be read again: {error}"
+        return faults
+
+    def get(self, number: int) -> Adapter:
+        """An adapter of the present step. Raises ModelError if it had to be read again and cannot be."""
+        with self._lock:
+            return self._get(number)
+
+    def _get(self, number: int) -> Adapter:
+        if (adapter := self._in_memory.get(number)) is not None:
+            return adapter
+        if number not in self._known:
+            raise ModelError(f"no adapter has the number {number}")
+        known = self._known[number]
+        self._make_room()
+        fingerprint, adapter = self._read(known.path)
+        if fingerprint != known.fingerprint:
+            raise ModelError(f"the files of {known.path.name!r} have changed since it was loaded; load it again")
+        return adapter
+
+    def _keep(self, number: int, adapter: Adapter) -> None:
+        """Put an adapter in memory, as the most recently used one."""
+        if number not in self._in_memory:
+            self._make_room()
+        self._in_memory[number] = adapter
+        self._in_memory.move_to_end(number)
+
+    def _make_room(self) -> None:
+        """Drop adapters that the present step does not use until one more fits."""
+        idle = [number for number in self._in_memory if number not in self._in_step]
+        for number in idle[: max(0, len(self._in_memory) - self._capacity + 1)]:
+            del self._in_memory[number]

@@ -1,0 +1,199 @@
+"""LoRA adapters (Hu 2021, arXiv 2106.09685): products of small matrices that are added to those of the network.
+
+A product `y = W x` of the base becomes `y + B (A x)` for the rows of a step that use an adapter. The base's product is
+computed as without adapters, so the rows of no adapter keep their bits.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from model.kernels.cpu import native, packed
+from model.kernels.cpu.packed import PackedLowRank, PackedRows
+from model.kernels.cpu.records import LowRankRecord
+from model.linear.base import GateUp, Projection, RMSNorm, swiglu
+from model.linear.floats import TILE, Floats
+from model.machine.transfers import upload
+
+TARGETS = ("wqkv", "wo", "w13", "w2")
+"""The products of a layer to which an adapter may add, as the network fuses them. The output head is one more."""
+
+
+class Part(NamedTuple):
+    """Outputs `first..first+n-1` of a product get `b @ u[rank..rank+r-1]`: b [n, r], with the adapter's scale in it."""
+
+    first: int
+    rank: int
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What an adapter adds to one product: `u = a x`, then the parts of B. `a` is [sum of their ranks, n_in].
+
+    Worked example: an adapter for q (rank 8) and v (rank 4) of a layer with 64 rows of q and 32 of k has `a` [12, dim]
+    and the parts (0, 0, [64, 8]) and (96, 8, [32, 4]). Parts are in order and do not overlap. All are contiguous.
+    """
+
+    a: Tensor
+    parts: tuple[Part, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.a.nbytes + sum(part.b.nbytes for part in self.parts)
+
+    def pack(self) -> PackedLowRank:
+        """The same for the compiled kernels."""
+        return packed.low_rank(self.a, self.parts)
+
+
+Product = LowRank | PackedLowRank
+"""What an adapter adds to one product. It is packed for projections that the compiled kernels compute."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """The matrices of an adapter, in one dtype and on one device: for each layer by target, and for the output head."""
+
+    layers: tuple[Mapping[str, Product], ...]
+    head: Product | None = None
+
+    def pack(self) -> "Adapter":
+        """The same for a network whose projections the compiled kernels compute."""
+        layers = [{target: _packed(product) for target, product in layer.items()} for layer in self.layers]
+        return Adapter(tuple(layers), None if self.head is None else _packed(self.head))
+
+    @cached_property
+    def records(self) -> "ctypes.Array[LowRankRecord]":
+        """The entries of a packed adapter for all projections of all layers, in the kernels' order."""
+        products = [layer.get(target) for layer in self.layers for target in TARGETS]
+        return _records(products)
+
+    @cached_property
+    def n_bytes(self) -> int:
+        products = [product for layer in self.layers for product in layer.values()]
+        return sum(product.n_bytes for product in (*products, *([self.head] if self.head else [])))
+
+
+def _packed(product: Product) -> PackedLowRank:
+    return product.pack() if isinstance(product, LowRank) else product
+
+
+def _records(products: Sequence[Product | None]) -> "ctypes.Array[LowRankRecord]":
+    found = [None if product is None else _packed(product).record for product in products]
+    return (LowRankRecord * len(found))(*(record or LowRankRecord() for record in found))
+
+
+class Use(NamedTuple):
+    """Rows [n] of a step, in order, that use the same matrices."""
+
+    product: Product
+    rows: Tensor
+
+
+LayerUses = Mapping[str, Sequence[Use]]
+"""The uses of one layer, by target. A target that no adapter has is missing."""
+NO_USES: LayerUses = {}
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdapters:
+    """Which rows [T] of a step use which adapter; there is at least one.
+
+    `rows[i]` [n] int64 are those of `adapters[i]`, in order. `owners` [T] int32 has the index of each row's adapter in
+    `adapters`, -1 for none, on the host. Worked example: slices of 2, 1 and 3 tokens whose second has no adapter and
+    whose others share one: rows (0, 1, 3, 4, 5), owners 0 0 -1 0 0 0.
+    """
+
+    adapters: tuple[Adapter, ...]
+    rows: tuple[Tensor, ...]
+    owners: NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls, adapters: Sequence[Adapter | None], lengths: Sequence[int], device: torch.device
+    ) -> "StepAdapters | None":
+        """The step whose slice i has `lengths[i]` rows and uses `adapters[i]`; None if no row uses an adapter."""
+        distinct = tuple(dict.fromkeys(one for one, n in zip(adapters, lengths, strict=True) if one is not None and n))
+        if not distinct:
+            return None
+        index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
+        owners = np.repeat(np.array([index.get(one, -1) for one in adapters], dtype=np.int32), lengths)
+        rows = upload([np.flatnonzero(owners == i) for i in range(len(distinct))], device)
+        return cls(distinct, tuple(rows), owners)
+
+    def layer(self, number: int) -> LayerUses:
+        """The uses of a layer."""
+        return {
+            target: uses
+            for target in TARGETS
+            if (uses := self._uses([one.layers[number].get(target) for one in self.adapters]))
+        }
+
+    @property
+    def head(self) -> Sequence[Use]:
+        """The uses of the output head."""
+        return self._uses([one.head for one in self.adapters])
+
+    def packed(self) -> PackedRows:
+        """The rows and the entries of their adapters, which are packed, for all layers at once."""
+        return PackedRows([(one.records, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
+
+    def _uses(self, products: Sequence[Product | None]) -> list[Use]:
+        return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]
+
+
+def add(
+    y: Tensor, uses: Sequence[Use], projection: Projection, x: Tensor | GateUp, norm: RMSNorm | None = None
+) -> Tensor:
+    """y [T, n_out] = `projection(x, norm)`, to which the adapters are added in place: `y[rows] += B (A norm(x[rows]))`.
+
+    Where the base computes in fixed tiles, adapters do too: a row's bits then depend on no other row.
+    The compiled kernels add packed ones.
+    """
+    if uses and isinstance(uses[0].product, PackedLowRank):
+        _add_packed(y, uses, x, norm)
+        return y
+    fixed = isinstance(projection, Floats) and projection.fixed
+    for product, rows in uses:
+        assert isinstance(product, LowRank), "adapters are packed for one projection, not for another"
+        inputs = _inputs(x, rows, norm)
+        size = TILE if fixed else len(inputs)
+        for tile, some in zip(inputs.split(size), rows.split(size), strict=True):
+            _add_tile(y, product, some, pad(tile, (0, 0, 0, size - len(tile))))
+    return y
+
+
+def _add_packed(y: Tensor, uses: Sequence[Use], x: Tensor | GateUp, norm: RMSNorm | None) -> None:
+    kernels = native.kernels()
+    assert kernels is not None, "only the compiled kernels read packed adapters"
+    rows = PackedRows([(_records([use.product]), use.rows) for use in uses])
+    if isinstance(x, GateUp):
+        kernels.adapt(rows, x.both, y, gated=True)
+    else:
+        scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        kernels.adapt(rows, x, y, norm=scale, eps=eps)
+
+
+def _inputs(x: Tensor | GateUp, rows: Tensor, norm: RMSNorm | None) -> Tensor:
+    """The inputs [n, n_in] of a product in these rows."""
+    if isinstance(x, GateUp):
+        return swiglu(*x.both.index_select(0, rows).chunk(2, dim=-1))
+    x = x.index_select(0, rows)
+    return x if norm is None else norm(x)
+
+
+def _add_tile(y: Tensor, product: LowRank, rows: Tensor, x: Tensor) -> None:
+    """Add to rows [n] of y; x has at least n rows."""
+    shrunk = x @ product.a.to(x.dtype).T  # [tile, ranks]
+    for first, rank, b in product.parts:
+        change = shrunk.narrow(1, rank, b.shape[1]) @ b.to(x.dtype).T  # [tile, outputs]
+        y.narrow(1, first, len(b)).index_add_(0, rows, change[: len(rows)].to(y.dtype))

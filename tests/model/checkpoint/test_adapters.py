@@ -1,0 +1,286 @@
+"""Files of adapters: what is read, and every fault with its message."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model.checkpoint.adapters.open import open_adapter
+from model.config import ModelConfig
+from model.network.adapters import check_shapes, place
+from tests.model.checkpoint.adapter_files import save_native, save_peft
+from tests.model.checkpoint.faults import fault
+from tests.model.driving import CPU, EXPERTS, tiny
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model.model.layers.0"
+Q, DOWN = f"{PREFIX}.self_attn.q_proj", f"{PREFIX}.mlp.down_proj"
+BASE = {
+    **{
+        f"model.layers.{n}.self_attn.{name}.weight": torch.empty(32, 32)
+        for n in (0, 1)
+        for name in ("q_proj", "o_proj")
+    },
+    **{
+        f"model.layers.{n}.self_attn.{name}.weight": torch.empty(16, 32)
+        for n in (0, 1)
+        for name in ("k_proj", "v_proj")
+    },
+    **{f"model.layers.{n}.mlp.{name}.weight": torch.empty(48, 32) for n in (0, 1) for name in ("gate_proj", "up_proj")},
+    **{f"model.layers.{n}.mlp.down_proj.weight": torch.empty(32, 48) for n in (0, 1)},
+    "lm_head.weight": torch.empty(64, 32),
+}
+"""The shapes of `tiny` under Hugging Face's names."""
+
+
+@pytest.fixture
+def peft(tmp_path: Path) -> Path:
+    save_peft(tmp_path / "adapter", BASE)
+    return tmp_path / "adapter"
+
+
+def configure(directory: Path, **changes: Any) -> None:
+    path = directory / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change(directory: Path, edit: Callable[[dict[str, Tensor]], Any], name: str = WEIGHTS) -> None:
+    tensors = load_file(directory / name)
+    edit(tensors)
+    save_file(tensors, directory / name)
+
+
+def read(path: Path, config: ModelConfig | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    config, file = config or tiny(), open_adapter(path)
+    check_shapes(file, config)
+    return place(file, config, dtype, CPU)
+
+
+def test_all_targets_in_the_parts_of_fused_projections(peft: Path) -> None:
+    file, adapter = open_adapter(peft), read(peft)
+    assert len(file.pairs) == 2 * 7 + 1
+    assert file.n_values == 8 * sum(sum(weight.shape) for weight in BASE.values())
+    assert adapter.n_bytes == 4 * file.n_values
+    assert [sorted(layer) for layer in adapter.layers] == [["w13", "w2", "wo", "wqkv"]] * 2
+    wqkv = adapter.layers[1]["wqkv"]
+    assert wqkv.a.shape == (24, 32)
+    assert [(first, rank, tuple(b.shape)) for first, rank, b in wqkv.parts] == [
+        *((0, 0, (32, 8)), (32, 8, (16, 8)), (48, 16, (16, 8))),
+    ]
+    assert [(part.first, part.rank) for part in adapter.layers[0]["w13"].parts] == [(0, 0), (48, 8)]
+    assert adapter.head is not None
+    tensors = load_file(peft / WEIGHTS)
+    torch.testing.assert_close(adapter.head.parts[0].b, 2.0 * tensors["base_model.model.lm_head.lora_B.weight"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (".weight", ".default.weight"),
+        ("base_model.model.model.", "base_model.model.model.language_model."),
+        ("base_model.model.", "base_model.model.language_model."),
+        ("base_model.model.", ""),
+    ],
+)
+def test_names_of_other_writers(old: str, new: str, peft: Path) -> None:
+    plain = read(peft)
+    tensors = load_file(peft / WEIGHTS)
+    save_file({name.replace(old, new): tensor for name, tensor in tensors.items()}, peft / WEIGHTS)
+    assert torch.equal(read(peft).layers[1]["wqkv"].a, plain.layers[1]["wqkv"].a)
+
+
+def test_a_tied_head_may_have_an_adapter(tmp_path: Path) -> None:
+    save_peft(tmp_path, BASE, ["lm_head"])
+    adapter = read(tmp_path, tiny(tied_head=True))
+    assert adapter.head is not None
+    assert not any(adapter.layers)
+
+
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"peft_type": "LOHA"}, "peft_type 'LOHA'; Noria supports 'LORA'"),
+    ({"peft_type": None}, "peft_type None"),
+    ({"use_dora": True}, "'use_dora': True, which Noria does not support"),
+    ({"bias": "lora_only"}, "bias 'lora_only'; Noria supports 'none'"),
+    ({"lora_bias": True}, "'lora_bias': True"),
+    ({"modules_to_save": ["embed_tokens"]}, "'modules_to_save': ['embed_tokens']"),
+    ({"fan_in_fan_out": True}, "'fan_in_fan_out': True"),
+    ({"trainable_token_indices": [3]}, "'trainable_token_indices': [3]"),
+    ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "'target_parameters'"),
+    ({"layer_replication": [[0, 2]]}, "'layer_replication'"),
+    ({"alora_invocation_tokens": [1, 2]}, "'alora_invocation_tokens'"),
+    ({"use_something_new": True}, "'use_something_new': True"),
+    ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4', which changes the weights of the base"),
+    ({"r": 4}, "has rank 8, adapter_config.json says 4"),
+    ({"r": "8"}, "a whole number of at least 1 in r, it has '8'"),
+    ({"rank_pattern": {"q_proj": 4}}, "q_proj.lora_A.weight' has rank 8, adapter_config.json says 4"),
+    ({"rank_pattern": [4]}, "an object in rank_pattern, it has [4]"),
+    ({"rank_pattern": {"(q_proj": 8}}, "has the expression '(q_proj'"),
+    ({"alpha_pattern": {"(.*)*x": 8}}, "has the expression '(.*)*x'; Noria supports names of modules"),
+    ({"alpha_pattern": {".*.*.*x": 8}}, "at most 2 repeats"),
+    ({"alpha_pattern": {"q" * 201: 8}}, "at most 200 characters"),
+    ({"alpha_pattern": {"q_proj": -1}}, "above 0 in 'q_proj', it has -1"),
+    ({"lora_alpha": None}, "a number in lora_alpha, it has None"),
+    ({"lora_alpha": float("inf")}, "above 0 in 'lora_alpha', it has inf"),
+    ({"lora_alpha": 0}, "above 0 in 'lora_alpha', it has 0"),
+    ({"target_modules": ["v_proj"]}, "'lm_head', which is not in target_modules"),
+    ({"layers_to_transform": [1]}, "whose layer layers_to_transform of adapter_config.json excludes"),
+    ({"layers_to_transform": 1}, "whose layer layers_to_transform"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), FIELDS, ids=str)
+def test_fields_that_are_refused(changes: dict[str, Any], message: str, peft: Path) -> None:
+    configure(peft, **changes)
+    found = fault(lambda: read(peft))
+    assert found is not None
+    assert message in found
+    assert CONFIG in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": r".*\.(q|v)_proj"},
+        {"target_modules": None, "layers_to_transform": [0, 1]},
+        {"init_lora_weights": "gaussian", "peft_version": "0.19.1", "arrow_config": None, "use_bdlora": None},
+        {"runtime_config": {"ephemeral_gpu_offload": False}, "eva_config": {"rho": 2.0}},
+        {"rank_pattern": {"down_proj": 8, ".*": 8}, "alpha_pattern": {r"layers\.\d+\.self_attn\.(q|k)_proj": 4}},
+    ],
+    ids=str,
+)
+def test_fields_that_pass(changes: dict[str, Any], peft: Path) -> None:
+    configure(peft, **changes)
+    read(peft)
+
+
+def moved(old: str, new: str) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: tensors.update({new: tensors.pop(old)})
+
+
+def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: tensors.update({name: value})
+
+
+TENSORS: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
+    (put(f"{Q}.lora_magnitude_vector", torch.ones(32)), "which is a magnitude of DoRA"),
+    (put(f"{Q}.lora_magnitude_vector.default.weight", torch.ones(32)), "which is a magnitude of DoRA"),
+    (put(f"{Q}.lora_B.bias", torch.ones(32)), "lora_B.bias', which is a bias"),
+    (put(f"{Q}.bias", torch.ones(32)), "which is a bias"),
+    (put("base_model.model.lm_head.weight", torch.ones(64, 32)), "which is a whole weight (modules_to_save)"),
+    (put("base_model.model.model.embed_tokens.weight", torch.ones(64, 32)), "which is an adapter of the embeddings"),
+    (put("base_model.model.model.embed_tokens.lora_embedding_A", torch.ones(8, 64)), "an adapter of the embeddings"),
+    (put("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", torch.ones(1)), "trained tokens"),
+    (put(f"{PREFIX}.block_sparse_moe.experts.0.w1.lora_A.weight", torch.ones(8, 32)), "an adapter of experts"),
+    (put(f"{PREFIX}.mlp.experts.base_layer.lora_A.weight", torch.ones(8, 32)), "an adapter of experts"),
+    (put(f"{PREFIX}.block_sparse_moe.gate.lora_A.weight", torch.ones(8, 32)), "whose target is not known"),
+    (put("base_model.model.vision_tower.layers.0.q.lora_A.weight", torch.ones(8, 32)), "of the image encoder"),
+    (put("base_model.model.transformer.h.0.c_attn.lora_A.weight", torch.ones(8, 32)), "whose target is not known"),
+    (lambda tensors: tensors.pop(f"{Q}.lora_A.weight"), "q_proj.lora_B.weight', but no lora_A"),
+    (lambda tensors: tensors.pop(f"{Q}.lora_B.weight"), "q_proj.lora_A.weight', but no lora_B"),
+    (put(f"{Q}.lora_A.default.weight", torch.ones(8, 32)), "two tensors for A of layers.0.attention.wq.weight"),
+    (lambda tensors: tensors.clear(), "has no tensors"),
+    (put(f"{Q}.lora_A.weight", torch.ones(4, 32)), "shape [4, 32] and its lora_B [32, 8]; expected [r, n_in]"),
+    (put(f"{Q}.lora_A.weight", torch.ones(8)), "shape [8] and its lora_B [32, 8]"),
+    (put(f"{Q}.lora_A.weight", torch.ones(8, 40)), "shapes [8, 40] and [32, 8], the model needs [8, 32] and"),
+    (
+        put(f"{DOWN}.lora_B.weight", torch.ones(40, 8)),
+        "and [40, 8], the model needs [8, 48] and [32, 8]; this is not",
+    ),
+    (put(f"{Q}.lora_A.weight", torch.ones(8, 32, dtype=torch.int8)), "has dtype I8; Noria supports BF16, F16, F32"),
+    (put(f"{Q}.lora_A.weight", torch.full((8, 32), float("nan"))), "q_proj.lora_A.weight' or its lora_B is damaged"),
+    (put(f"{Q}.lora_B.weight", torch.full((32, 8), float("inf"))), "in float32 a value is not finite"),
+    (moved(f"{Q}.lora_A.weight", f"{Q.replace('.0.', '.7.')}.lora_A.weight"), "but no lora_"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), TENSORS, ids=lambda value: value if isinstance(value, str) else "")
+def test_tensors_that_are_refused(edit: Callable[[dict[str, Tensor]], Any], message: str, peft: Path) -> None:
+    change(peft, edit)
+    found = fault(lambda: read(peft))
+    assert found is not None
+    assert message in found
+    assert WEIGHTS in found
+
+
+def test_ranks_have_a_limit(tmp_path: Path) -> None:
+    save_peft(tmp_path, BASE, ["q_proj"], r=257)
+    assert "has rank 257; Noria supports ranks from 1 to 256" in (fault(lambda: read(tmp_path)) or "")
+    save_peft(tmp_path, BASE, ["q_proj"], r=256)
+    read(tmp_path)
+
+
+def test_bases_that_do_not_match(peft: Path, tmp_path: Path) -> None:
+    assert "the model has 1 layers; this is not the adapter's base" in (fault(lambda: read(peft, tiny((None,)))) or "")
+    assert "the model has experts there" in (fault(lambda: read(peft, tiny(**EXPERTS))) or "")
+    assert "the model needs [8, 64]" in (fault(lambda: read(peft, tiny(dim=64))) or "")
+    save_peft(tmp_path / "attention", BASE, ["q_proj", "o_proj"])
+    read(tmp_path / "attention", tiny(**EXPERTS))
+
+
+def test_values_beyond_float16(peft: Path) -> None:
+    change(peft, put(f"{Q}.lora_B.weight", torch.full((32, 8), 60000.0)))
+    read(peft, dtype=torch.bfloat16)
+    assert "in float16 a value is not finite" in (fault(lambda: read(peft, dtype=torch.float16)) or "")
+
+
+NATIVE_FAULTS: list[tuple[Any, str]] = [
+    ({"lora": {"rank": 16}}, "has rank 8, params.json says 16"),
+    ({"lora": {"scaling": 0}}, "above 0 in scaling, it has 0"),
+    ({"lora": {"scaling": "2"}}, "a number in scaling, it has '2'"),
+    ({"lora": [1]}, "an object in lora, it has [1]"),
+]
+
+
+@pytest.mark.parametrize(("params", "message"), NATIVE_FAULTS, ids=str)
+def test_native_parameters_that_are_refused(params: Any, message: str, peft: Path, tmp_path: Path) -> None:
+    native = save_native(peft, tmp_path / "native", 8, 1.0, params)
+    assert message in (fault(lambda: read(native)) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layers.0.feed_forward.experts.0.w1.lora_A.weight", "an adapter of experts"),
+        ("layers.0.attention.wq.lora_A.bias", "a bias"),
+        ("layers.0.attention.wq.weight", "a whole weight"),
+        ("tok_embeddings.lora_A.weight", "an adapter of the embeddings"),
+        ("layers.0.attention.q_proj.lora_A.weight", "whose target is not known"),
+    ],
+)
+def test_native_tensors_that_are_refused(name: str, message: str, peft: Path, tmp_path: Path) -> None:
+    native = save_native(peft, tmp_path / "native", 8, 1.0)
+    change(native, put(name, torch.ones(8, 32)), "lora.safetensors")
+    assert message in (fault(lambda: read(native)) or "")
+
+
+def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
+    assert "there is no adapter 'absent'" in (fault(lambda: open_adapter(tmp_path / "absent")) or "")
+    assert "is not an adapter: expected" in (fault(lambda: open_adapter(tmp_path)) or "")
+    assert "is not an adapter" in (fault(lambda: open_adapter(peft / CONFIG)) or "")
+    (peft / WEIGHTS).rename(peft / "adapter_model.bin")
+    assert "only as pickle (adapter_model.bin)" in (fault(lambda: open_adapter(peft)) or "")
+    (peft / "adapter_model.bin").unlink()
+    assert f"has no {WEIGHTS}" in (fault(lambda: open_adapter(peft)) or "")
+
+
+def test_damaged_files(peft: Path) -> None:
+    whole = (peft / WEIGHTS).read_bytes()
+    assert open_adapter(peft / WEIGHTS).pairs.keys() == open_adapter(peft).pairs.keys()
+    (peft / WEIGHTS).write_bytes(whole[:-8])
+    assert f"{WEIGHTS} is damaged" in (fault(lambda: read(peft)) or "")
+    (peft / WEIGHTS).write_bytes(whole)
+    (peft / CONFIG).write_text("[]")
+    assert f"{CONFIG} must contain a JSON object" in (fault(lambda: read(peft)) or "")
+
+
+def test_messages_name_no_path(peft: Path, tmp_path: Path) -> None:
+    """A client of POST /v1/lora/load reads them."""
+    (peft / WEIGHTS).unlink()
+    for path in (peft, tmp_path / "absent"):
+        assert str(tmp_path) not in (fault(lambda path=path: open_adapter(path)) or str(tmp_path))  # type: ignore[misc]
