@@ -50,6 +50,14 @@ class ImageFormat:
         """Pixels of a side of the square that one token stands for."""
         return self.patch_size * self.merge
 
+    def n_patches(self, rows: int, columns: int) -> int:
+        """Patches of an image of `rows` x `columns` tokens."""
+        return rows * columns * self.merge**2
+
+    def n_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of its RGB pixels."""
+        return rows * columns * self.token_side**2 * 3
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
@@ -140,6 +148,11 @@ class Slice:
         return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
+    def image_numbers(self) -> tuple[int, ...]:
+        """The numbers of the images that it reads."""
+        return tuple(placed.image for placed in self.images)
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether this slice gives logprobs of prompt tokens."""
         return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1
@@ -160,6 +173,10 @@ class StepBatch:
     @property
     def n_tokens(self) -> int:
         return sum(item.stop - item.start for item in self.slices)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.slices or self.images or self.forgotten)
 
 
 class TokenLogprob(NamedTuple):

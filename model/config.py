@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite, log
+from math import log
 from typing import Literal
 
 from model.errors import ModelError, OptionError, short
+from model.ranges import MAX_SIZE, is_number, is_size
+from model.vision_config import VisionConfig
 
-MAX_SIZE = 2**31 - 1
 MAX_BLOCKS = 2**15
 """Layers times experts. The largest models have fewer; a damaged file could ask for days of work."""
 VALUE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -42,7 +43,7 @@ class RopeScaling:
         for item in fields(self)[1:]:
             value = getattr(self, item.name)
             values = value if item.name == "divisors" else () if value is None else (value,)
-            if item.name != "truncate" and not all(_is_number(number) and number >= 0 for number in values):
+            if item.name != "truncate" and not all(is_number(number) and number >= 0 for number in values):
                 raise ModelError(f"{item.name} of the RoPE scaling must be a number, it is {short(value)}")
         for name, least in (("factor", 1), ("original_max_position", 1)) if self.kind == "yarn" else (("factor", 1),):
             if getattr(self, name) < least:
@@ -85,9 +86,9 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.theta) and self.theta > 1):
+        if not (is_number(self.theta) and self.theta > 1):
             raise ModelError(f"rope_theta must be a number above 1, the checkpoint has {short(self.theta)}")
-        if not (_is_number(self.fraction) and 0.0 <= self.fraction <= 1.0):
+        if not (is_number(self.fraction) and 0.0 <= self.fraction <= 1.0):
             raise ModelError(f"rope_fraction must be between 0 and 1, got {short(self.fraction)}")
 
 
@@ -103,43 +104,16 @@ class QueryTemperature:
     beta: float
 
     def __post_init__(self) -> None:
-        if not _is_size(self.original_max_position):
+        if not is_size(self.original_max_position):
             raise ModelError(
                 "original_max_position_embeddings of the query temperature (llama_4_scaling) must be at least 1, "
                 f"the checkpoint has {short(self.original_max_position)}"
             )
-        if not (_is_number(self.beta) and self.beta >= 0):
+        if not (is_number(self.beta) and self.beta >= 0):
             raise ModelError(
                 f"beta of the query temperature (llama_4_scaling) must be a number of at least 0, "
                 f"the checkpoint has {short(self.beta)}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The image encoder of a model (Pixtral, arXiv 2410.07073), and what joins it to the text model.
-
-    Square patches of `patch_size` pixels become vectors [dim]. `n_layers` blocks of attention and SwiGLU follow, with
-    rotary positions in two dimensions. The adapter makes one vector of `merge` x `merge` patches: with `adapter_norm`
-    an RMSNorm, with `merge` above 1 a projection, then linear, GELU, linear, with `adapter_bias` or without. An image
-    whose longer side has more than `image_size` pixels is made smaller.
-
-    Raises ModelError for impossible values.
-    """
-
-    dim: int
-    n_layers: int
-    n_heads: int
-    head_dim: int
-    hidden_dim: int
-    patch_size: int
-    image_size: int
-    n_channels: int = 3
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    merge: int = 1
-    adapter_norm: bool = False
-    adapter_bias: bool = False
 
 
 _EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
@@ -192,10 +166,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")
         for name in (*sizes, *(("n_experts", "n_experts_per_token") if self.n_experts else ())):
-            if not _is_size(value := getattr(self, name)):
+            if not is_size(value := getattr(self, name)):
                 raise ModelError(f"{name} must be at least 1 and at most {MAX_SIZE}, the checkpoint has {short(value)}")
         for name in ("norm_eps", "routed_scale"):
-            if not (_is_number(value := getattr(self, name)) and value > 0):
+            if not (is_number(value := getattr(self, name)) and value > 0):
                 raise ModelError(f"{name} must be a number above 0, the checkpoint has {short(value)}")
         self._check_heads_and_experts()
         self._check_ropes()
@@ -216,7 +190,7 @@ class ModelConfig:
             raise ModelError(f"n_experts_per_token must be 1 to {self.n_experts}, got {self.n_experts_per_token}")
         for name, least in _EXPERT_COUNTS.items():
             value = getattr(self, name)
-            if value != least and not _is_size(value):
+            if value != least and not is_size(value):
                 raise ModelError(f"{name} must be at least {least} and at most {MAX_SIZE}, it is {short(value)}")
         if self.first_k_dense_replace >= self.n_layers:
             raise ModelError(
@@ -225,7 +199,7 @@ class ModelConfig:
 
     def _check_ropes(self) -> None:
         for rope in {self.rope, self.full_rope or self.rope}:
-            if not (_is_size(rope.dim) and rope.dim % 2 == 0 and rope.dim <= self.head_dim):
+            if not (is_size(rope.dim) and rope.dim % 2 == 0 and rope.dim <= self.head_dim):
                 raise ModelError(
                     f"RoPE must rotate an even number of a head's {self.head_dim} values, the checkpoint rotates "
                     f"{short(rope.dim)}"
@@ -240,7 +214,7 @@ class ModelConfig:
         if len(self.windows) != self.n_layers:
             raise ModelError(f"windows must have one entry for each of {self.n_layers} layers, got {len(self.windows)}")
         for window in set(self.windows):
-            if window is not None and not _is_size(window):
+            if window is not None and not is_size(window):
                 raise ModelError(f"a sliding window must be at least 1, got {short(window)}")
 
     @property
@@ -288,7 +262,12 @@ class ModelConfig:
 
     @property
     def n_parameters(self) -> int:
-        """Number of weights, the tied head counted once. Mistral 7B: 7,241,732,096."""
+        """Number of weights, those of the image encoder included."""
+        return self.n_text_parameters + (self.vision.n_parameters(self.dim) if self.vision else 0)
+
+    @property
+    def n_text_parameters(self) -> int:
+        """Number of weights of the text model, the tied head counted once. Mistral 7B: 7,241,732,096."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
         n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
@@ -296,10 +275,9 @@ class ModelConfig:
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
 
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and 1 <= value <= MAX_SIZE
+    @property
+    def n_active_parameters(self) -> int:
+        """Number of weights of the text model that one token is multiplied with, without the output head."""
+        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
+        idle = n_sparse * 3 * self.dim * self.expert_dim * (self.n_experts - self.n_experts_per_token)
+        return self.n_text_parameters - self.vocab_size * self.dim * (1 if self.tied_head else 2) - idle

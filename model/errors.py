@@ -3,6 +3,7 @@
 NoriaError
 ├── ModelError       a model that cannot be loaded (missing, unknown format, damaged)
 ├── OptionError      a start-up option that cannot be used (memory, lengths, device)
+├── ImageError       an image that cannot be decoded (format, size, damage)
 └── ParameterError   a parameter of a request outside its range; has the field's name
 """
 
@@ -26,6 +27,10 @@ class ModelError(NoriaError):
 
 class OptionError(NoriaError):
     """A start-up option that cannot be used: the option, its value, the limit."""
+
+
+class ImageError(NoriaError):
+    """An image that cannot be decoded: what is wrong with it, as in "has 10 pixels; the limit is 9"."""
 
 
 class ParameterError(NoriaError):

@@ -13,22 +13,23 @@ from model import attention
 from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.batch import ImageWork, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
-from model.grammar.client import First
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving, stored_as
 from model.machine.device import DTYPES, choose_device, choose_dtype, free_bytes, name_of, of_memory
+from model.machine.helper import First
 from model.machine.host import choose_threads, return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
+from model.memory.images import ImageSizes, check_images, image_sizes
 from model.network import weights
 from model.network.adapters import AdapterStore, most_values, read_adapter
 from model.network.transformer import Transformer
@@ -99,6 +100,7 @@ class Setup:
     attention_name: str
     attention: Attention
     pool_sizes: memory.PoolSizes
+    images: ImageSizes | None
 
     @property
     def adapter_dtype(self) -> torch.dtype:
@@ -135,7 +137,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
     sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes)
+    images = image_sizes(checkpoint.config, options, activations.itemsize)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int) -> Sizes:
@@ -152,6 +155,9 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(pools.config, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
+    if setup.images is not None:
+        check_images(setup.images, free, where)
+        free -= setup.images.n_bytes
     if gpu is not None:
         budget = memory.gpu_budget(gpu.total, gpu.total - free, options.gpu_memory_utilization)
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
@@ -198,6 +204,7 @@ def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
     _first_steps(runner)
+    _first_image(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
     runner.warmed()
@@ -246,6 +253,8 @@ def _runner(
         limits.max_step_tokens,
         description,
         device.type == "cuda",
+        setup.images.format if setup.images else None,
+        setup.images.tokens if setup.images else 0,
         max_adapters=setup.options.max_loras,
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
@@ -268,6 +277,7 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
     """
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
+    budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
     budget = max(0, budget - reserved)
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
@@ -300,6 +310,18 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
+
+
+def _first_image(runner: ModelRunner) -> None:
+    """Encode the smallest image. Raises ModelError if the encoder does not work."""
+    if (form := runner.info.images) is None:
+        return
+    n_patches = form.n_patches(1, 1)
+    work = ImageWork(0, 1, 1, bytes(form.n_bytes(1, 1)), 0, n_patches, n_patches)
+    faults = runner.step(StepBatch((), images=(work,))).image_faults
+    runner.step(StepBatch((), forgotten=(work.image,)))
+    if faults:
+        raise ModelError(f"no image can be encoded: {faults[work.image]}")
 
 
 def _first_steps(runner: ModelRunner) -> None:

@@ -19,6 +19,8 @@ STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 limits are lower, because a longer step would delay every sequence's next token."""
 CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
+IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
+"""Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
 """Default part of a GPU's memory that all programs together may fill."""
 
@@ -175,6 +177,13 @@ class RunnerOptions:
         None,
         "Memory of the KV cache, such as 4GiB.",
         unset=f"{CPU_SHARE:.0%} of the memory that is free after the weights, on a GPU see --gpu-memory-utilization",
+        is_size=True,
+        in_plan=True,
+    )
+    image_cache_memory: int | None = option(
+        None,
+        "Memory for the embeddings of images, which are kept for the next request with the same image.",
+        unset=f"{IMAGE_CACHE // 2**20}MiB, for a model with large images as much as {LEAST_IMAGES} of them need",
         is_size=True,
         in_plan=True,
     )

@@ -39,6 +39,7 @@ from service.http.keys.keys import Keys
 from service.http.middleware import RequestMiddleware, Trace
 from service.http.policy import Policies
 from service.http.server import Server
+from service.images.images import Images
 from service.metrics import Metrics
 from service.page.routes import PAGES, Page
 from service.settings import Settings
@@ -178,6 +179,12 @@ def create_app(
             measured,
             admission,
             Grammars(measured.observe_trial_restart),
+            Images(
+                settings.max_images,
+                settings.max_image_pixels,
+                measured.observe_image_restart,
+                measured.observe_image,
+            ),
             feed,
             LiveRequests(client),
         )
@@ -189,6 +196,7 @@ def create_app(
         feed.close()
         await client.close()
         await app.state.noria.grammars.close()
+        await app.state.noria.images.close()
         admission.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

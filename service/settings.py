@@ -110,6 +110,10 @@ class Settings(RunnerOptions):
     max_connections_per_address: int = option(
         2048, "Number of open connections of one client address. Behind a proxy all clients have its address.", least=1
     )
+    max_images: int = option(16, "Number of images in one request.", least=1, group="Images")
+    max_image_pixels: int = option(
+        2**25, "Pixels of an image (width times height) before it is resized.", least=1, most=2**30
+    )
     health_port: int | None = option(
         None,
         "Port for /live, /ready and /health on a thread of its own, which no load delays.",

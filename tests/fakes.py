@@ -11,6 +11,7 @@ from pathlib import Path
 from model.batch import (
     BROKEN_NUMBERS,
     UNKNOWN,
+    ImageFormat,
     PoolSpec,
     RunnerInfo,
     Slice,
@@ -28,6 +29,7 @@ from service.engine.worker import Worker
 
 VOCAB = 256
 END = 0
+IMAGES = ImageFormat(patch_size=2, merge=2, longest_side=64)
 FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
 BROKEN_ADAPTER = "broken"
@@ -135,7 +137,7 @@ class FakeRunner:
                 assert block >= table.first_block, "a position to write has no page"
                 page = table.pages[block - table.first_block]
                 slots = self._content.setdefault((pool, page), {})
-                slots[position % size] = (position, item.tokens[position], item.adapter)
+                slots[position % size] = (position, self._embedded(item, position), item.adapter)
 
     def _compute(self, item: Slice) -> SliceOutput:
         self._check_visible(item)
@@ -181,9 +183,17 @@ class FakeRunner:
             for position in range(first, item.stop):
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
-                assert found == (position, item.tokens[position], item.adapter), (
+                assert found == (position, self._wanted(item, position), item.adapter), (
                     f"position {position}: page holds {found}"
                 )
+
+    def _embedded(self, item: Slice, position: int) -> int:
+        """What the network reads at a position: its token."""
+        return item.tokens[position]
+
+    def _wanted(self, item: Slice, position: int) -> int:
+        """What the network should have read there."""
+        return item.tokens[position]
 
 
 class AheadRunner(FakeRunner):
@@ -220,7 +230,7 @@ class AheadRunner(FakeRunner):
             *before, last = item.tokens
             return [*before, sampled[item.sequence_id] if last == UNKNOWN else last]
 
-        return StepBatch(tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
+        return replace(batch, slices=tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 
 
 def pooled(item: Slice) -> tuple[float, ...]:
@@ -256,7 +266,7 @@ def make_info(
 
 def create_fake(progress: Callable[[str, float], None], **options: object) -> FakeRunner:
     """What an engine loads in tests. `model`: "fake", "parrot", "recite", "marks", "slow" (20 ms a step), "large",
-    "broken" or "crash"."""
+    "images" (with an encoder), "broken" or "crash"."""
     progress("loading weights", 0.5)
     model = options["model"]
     if model == "large":
@@ -268,6 +278,8 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     length = int(options.get("max_model_len") or (4096 if model == "slow" else 512))  # type: ignore[call-overload]
     limits = RunnerOptions("", max_sequences=options["max_sequences"], max_step_tokens=options["max_step_tokens"])  # type: ignore[arg-type]
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
+    if model == "images":
+        info = replace(info, images=IMAGES, image_tokens=64)
     runner = FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
     for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]
         runner.load_adapter(number, path)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,6 @@ def offspring(pid: int | None = None) -> list[int]:
     """Process ids of the children of this process, or another, whichever thread started them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        with OPEN(task / "children") as file:
+        with suppress(FileNotFoundError, ProcessLookupError), OPEN(task / "children") as file:  # the thread may end
             found += map(int, file.read().split())
     return sorted(found)

@@ -14,16 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
+ENGINE_MAY_USE |= {"model.ranges", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
+PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
+"""What runs in the process that decodes images."""
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; batch; config
-    machine; kernels; checkpoint; linear; attention
+    errors; sampling_params; batch; ranges; vision_config; config
+    machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
     network; step; loading
@@ -31,11 +34,11 @@ MODEL_ROOMS = """
 SERVICE_ROOMS = """
     settings; logs
     engine; metrics; http
-    schema; generation; view; structured
+    schema; generation; images; view; structured
     api; page; app; commands; cli; __main__
 """
 API_ROOMS = """
-    work; writing; admission; body; examples; chat_request; reasoning; encoding; orders; answering; routes
+    work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
     operations, lora; document
 """
@@ -179,8 +182,8 @@ def test_model_never_imports_the_service(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("model"), ids=str)
 def test_model_needs_five_packages_at_most(path: Path) -> None:
     tops = {name.split(".")[0] for name in imports(path, top_level=True)}
-    kernels = {"triton"} if path in TRITON else set()
-    assert tops <= MODEL_MAY_NEED | kernels | {"model"} | set(sys.stdlib_module_names)
+    others = {"triton"} if path in TRITON else {"PIL"} if path in PILLOW else set()
+    assert tops <= MODEL_MAY_NEED | others | {"model"} | set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("path", sources("service/engine"), ids=str)
@@ -227,9 +230,10 @@ def test_the_model_imports_without_optional_readers() -> None:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sources("model")
-        if path.stem != "__init__" and path not in TRITON
+        if path.stem != "__init__" and path not in TRITON + PILLOW
     ]
     blocked = [
+        "PIL",
         "gguf",
         "jinja2",
         "llguidance",

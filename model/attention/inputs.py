@@ -55,6 +55,8 @@ class PackedInputs:
 
     After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them. `score_rows[i]` is the
     first row and the number of rows of slice i whose logits score prompt tokens.
+    Rows `image_rows` [N] have the embeddings `image_values` [N, dim] of images in place of those of their tokens; both
+    are None for a step without.
     """
 
     tokens: Tensor
@@ -62,3 +64,5 @@ class PackedInputs:
     pools: tuple[PoolInputs, ...]
     sample_rows: Tensor
     score_rows: tuple[tuple[int, int], ...]
+    image_rows: Tensor | None = None
+    image_values: Tensor | None = None

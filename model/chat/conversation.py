@@ -28,6 +28,11 @@ def checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not isinstance(message.get("content"), str):
             raise ParameterError("messages", f"messages[{index}].content must be a string")
     return [
-        {"role": ROLES[message["role"]]} | {key: message[key] for key in FIELDS if key in message}
+        {"role": ROLES[message["role"]]} | {key: _known(message[key], key) for key in FIELDS if key in message}
         for message in messages
     ]
+
+
+def _known(value: Any, key: str) -> Any:
+    """The value of a field; parts of type image without what the caller wrote beside the type."""
+    return [{"type": "image"} if part["type"] == "image" else part for part in value] if key == PARTS else value

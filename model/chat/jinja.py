@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from model.chat.conversation import NOTHING, TEXTS, Message, checked
+from model.chat.images import ImageTokens, check_images
 from model.chat.needs import Needs, in_parts, needs_of
 from model.chat.reasoning import EFFORT, SWITCHES, check_effort, style_of_template, way_of_template, with_thought
 from model.chat.template import FAULTS, call_style, compile_template, takes_functions, with_own_values
@@ -61,12 +62,14 @@ class JinjaChat:
         self.reasoning_style = style_of_template(source, tokenizer)
         self.efforts = self._template.needs.efforts
         self.switches = self._variables.intersection((*SWITCHES, EFFORT))
+        in_both = self._template.needs.images.keys() & self._tool_template.needs.images.keys()
+        self.image_roles = frozenset(in_both if ImageTokens.of(tokenizer) else ())
         self._thoughts = way_of_template(source, self.reasoning_style)
         self._tokenizer = tokenizer
         self._control = control_pattern(tokenizer.control)
 
     def encode(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
-        known = self._template_for(tools).needs.fitted(checked(messages))
+        known = self._fitted(messages, tools)
         plain = self._renderer(tools=tools, **options)(known)
         for mark in (_mark_whole, self._mark_control):
             secret = secrets.token_hex(16)
@@ -89,7 +92,12 @@ class JinjaChat:
         )
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        return self._renderer(**options)(self._template_for(options.get("tools")).needs.fitted(checked(messages)))
+        return self._renderer(**options)(self._fitted(messages, options.get("tools")))
+
+    def _fitted(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[Message]:
+        known = checked(messages)
+        check_images(known, self.image_roles)
+        return self._template_for(tools).needs.fitted(known)
 
     def _template_for(self, tools: Sequence[Any] | None) -> _Template:
         return self._tool_template if tools else self._template

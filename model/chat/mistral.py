@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from model.chat.conversation import NOTHING, Message, checked
+from model.chat.images import ImageTokens, check_images
 from model.chat.mistral_messages import fitted
-from model.chat.reasoning import EFFORT, check_effort, has_tokens, with_thought
+from model.chat.reasoning import EFFORT, PARTS, check_effort, has_tokens, with_thought
 from model.errors import ModelError, ParameterError, one_line, quoted
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.huggingface import HuggingFaceTokenizer
@@ -25,6 +26,20 @@ CALL_STYLES: Mapping[str, str | None] = MappingProxyType(
     }
 )
 """The style of tool calls by the version of the tokenizer."""
+
+CALL = MappingProxyType({"id": "abcdefgh0", "type": "function", "function": {"name": "f", "arguments": {}}})
+HELLO = MappingProxyType({"role": "user", "content": "Hello"})
+TRIALS: Mapping[str, Sequence[Message]] = MappingProxyType(
+    {
+        "user": (HELLO,),
+        "tool": (
+            HELLO,
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "Hello", "tool_call_id": CALL["id"]},
+        ),
+    }
+)
+"""A conversation that ends with a message of each role that may have images."""
 
 
 class MistralChat:
@@ -51,6 +66,7 @@ class MistralChat:
         _check_same(inner, tokenizer, file.name)
         if not isinstance(tokenizer, HuggingFaceTokenizer):
             inner.encode = partial(_encode, tokenizer)
+        self.image_roles = self._find_image_roles()
 
     def encode(
         self,
@@ -61,7 +77,9 @@ class MistralChat:
         variables: Mapping[str, Any] = NOTHING,
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        told = fitted(checked(messages), self._version, thinks=self.reasoning_style is not None)
+        asked = checked(messages)
+        check_images(asked, self.image_roles)
+        told = fitted(asked, self._version, thinks=self.reasoning_style is not None)
         known = [dict(with_thought(message, "chunks" if self.reasoning_style else None)) for message in told]
         if (continue_final_message or not add_generation_prompt) and known[-1]["role"] == "assistant":
             known[-1]["prefix"] = True
@@ -89,6 +107,24 @@ class MistralChat:
             raise ParameterError(
                 "messages", f"the model's chat format refuses these messages: {one_line(error)}"
             ) from error
+
+    def _find_image_roles(self) -> frozenset[str]:
+        """Have one `[IMG]` written for each image, and find out in messages of which roles it is."""
+        tokens = ImageTokens.of(self._tokenizer)
+        if tokens is None:
+            return frozenset()
+        self._format.instruct_tokenizer.image_encoder = partial(_encode_image, tokens.image)
+        return frozenset(role for role in TRIALS if self._writes_image(role, tokens.image))
+
+    def _writes_image(self, role: str, token: int) -> bool:
+        parts = [{"type": "text", "text": "Hello"}, {"type": "image"}]
+        *others, last = TRIALS[role]
+        try:
+            messages = fitted([*others, {**last, PARTS: parts}], self._version, thinks=False)
+            ids = self._encode({"messages": [with_thought(known, None) for known in messages]})
+        except ParameterError:
+            return False
+        return ids.count(token) == 1
 
     def _checked_effort(self, variables: Mapping[str, Any]) -> str | None:
         """The value of `reasoning_effort`, None for the file's default."""
@@ -119,6 +155,14 @@ def _encode(tokenizer: Tokenizer, s: str, bos: bool, eos: bool) -> list[int]:
     """Ids of a text, with the parameters of mistral-common's tokenizers."""
     ids = tokenizer.encode(s, add_bos=bos, parse_control=False)
     return [*ids, tokenizer.eos_id] if eos and tokenizer.eos_id is not None else ids
+
+
+def _encode_image(token: int, chunk: Any) -> Any:
+    """An image as one token, in place of mistral-common's encoder, which would decode the image."""
+    import numpy as np
+    from mistral_common.tokens.tokenizers.image import ImageEncoding
+
+    return ImageEncoding([token], np.empty(0))
 
 
 def _efforts(inner: Any, name: str) -> tuple[str, ...]:

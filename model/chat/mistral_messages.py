@@ -20,18 +20,28 @@ def fitted(messages: Sequence[Known], version: str, *, thinks: bool) -> list[dic
     """
     for index, message in enumerate(messages):
         _check_parts(message, index, version, thinks=thinks)
-    told = _with_functions(messages) if version == "v2" else _without_names(messages)
+    shown = [_with_images(message) for message in messages]
+    told = _with_functions(shown) if version == "v2" else _without_names(shown)
     told = _with_late_systems(told)
     return _with_calls_alone(told) if version in CALLS_OR_TEXT else told
 
 
 def _check_parts(message: Known, index: int, version: str, *, thinks: bool) -> None:
-    if PARTS in message and not (thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS):
+    has_thought = any(part["type"] == "thinking" for part in message.get(PARTS, ()))
+    if has_thought and not (thinks if message["role"] == "assistant" else version in SYSTEM_THOUGHTS):
         raise ParameterError(
             "messages",
             f"messages[{index}] of role {message['role']} has a thinking part, which this model's tokenizer {version} "
             "cannot write there: send it as text, or leave it out",
         )
+
+
+def _with_images(message: Known) -> Known:
+    """The message with its images as mistral-common takes them: the encoder of ours never reads the URL."""
+    if PARTS not in message:
+        return message
+    image = {"type": "image_url", "image_url": ""}
+    return {**message, PARTS: [image if part["type"] == "image" else part for part in message[PARTS]]}
 
 
 def _without_names(messages: Sequence[Known]) -> list[dict[str, Any]]:

@@ -3,15 +3,21 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.chat.conversation import Message
+from model.chat.images import IMAGE
 from model.chat.reasoning import EFFORT, EFFORTS, PARTS
 from model.chat.template import FAULTS
 from model.errors import ParameterError
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
+IMAGE_PARTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"image": {"type": "image"}, "image_url": {"type": "image_url", "image_url": {"url": ""}}}
+)
+"""The forms in which templates take an image, by type."""
 
 
 class Needs(NamedTuple):
@@ -24,6 +30,7 @@ class Needs(NamedTuple):
     `parts`: it loses contents that are strings; each becomes a list with one part, as for models with images.
     `efforts`: the values of `reasoning_effort` that it takes, empty if it takes any.
     `system_thoughts`: it writes the thinking parts of a system message.
+    `images`: the role of each message in which it writes images as `[IMG]` -> the type of the part.
     """
 
     merged_system: bool = False
@@ -33,18 +40,29 @@ class Needs(NamedTuple):
     parts: bool = False
     efforts: tuple[str, ...] = ()
     system_thoughts: bool = False
+    images: Mapping[str, str] = MappingProxyType({})
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them. Raises ParameterError("messages") for parts that it cannot write."""
         for index, message in enumerate(messages):
-            if PARTS in message and not (self.system_thoughts and message["role"] == "system"):
+            thinks = any(part["type"] == "thinking" for part in message.get(PARTS, ()))
+            if thinks and not (self.system_thoughts and message["role"] == "system"):
                 raise ParameterError(
                     "messages",
                     f"messages[{index}] of role {message['role']} has a thinking part, which this model's chat "
                     "template cannot write there: send it as text, or leave it out",
                 )
-        fitted = _merged(messages) if self.merged_system else [*messages]
+        fitted = [self._with_images(message) for message in messages]
+        fitted = _merged(fitted) if self.merged_system else fitted
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
+
+    def _with_images(self, message: Message) -> Message:
+        """The message with each image in the form that the template takes."""
+        form = self.images.get(message["role"])
+        if form is None or PARTS not in message:
+            return message
+        parts = [IMAGE_PARTS[form] if part["type"] == "image" else part for part in message[PARTS]]
+        return {**message, PARTS: parts}
 
 
 def needs_of(render: Render, tools: Any = None) -> Needs:
@@ -62,10 +80,11 @@ def needs_of(render: Render, tools: Any = None) -> Needs:
     secret = secrets.token_hex(8)
     system = _rendered(render, [{"role": "system", "content": secret}, USER], **values)
     text = _takes_text(render, values)
-    single = _takes_one_call(render, values, json.dumps({}) if text else {})
+    arguments = json.dumps({}) if text else {}
+    single = _takes_one_call(render, values, arguments)
     merged = system is None or secret not in system
     efforts, thinks = _efforts(render, values), _takes_system_thoughts(render, values)
-    return Needs(merged, text, undefined, single, parts, efforts, thinks)
+    return Needs(merged, text, undefined, single, parts, efforts, thinks, _image_forms(render, values, arguments))
 
 
 def in_parts(render: Render) -> Render:
@@ -109,6 +128,25 @@ def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
     return -1 < places[0] < places[1] < places[2] and "closed" not in text
 
 
+def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> Mapping[str, str]:
+    """The roles in which the template writes images -> the type of part that it takes."""
+    trials: Mapping[str, Sequence[Message]] = {"user": [USER], "tool": _called(arguments)}
+    return {
+        role: form
+        for role, messages in trials.items()
+        for form in ("image_url", "image")  # the last one that it takes
+        if _writes_image(render, messages, form, values)
+    }
+
+
+def _writes_image(render: Render, messages: Sequence[Message], form: str, values: Mapping[str, Any]) -> bool:
+    """Whether an image in the last of the messages is one `[IMG]` between the texts beside it."""
+    before, after = (secrets.token_hex(8) for _ in range(2))
+    content = [{"type": "text", "text": before}, IMAGE_PARTS[form], {"type": "text", "text": after}]
+    text = _rendered(render, [*messages[:-1], {**messages[-1], "content": content}], **values)
+    return text is not None and f"{before}{IMAGE}{after}" in text
+
+
 def _takes_text(render: Render, values: Mapping[str, Any]) -> bool:
     """Whether arguments have to be text: the template fails on objects, or writes them as Python does, in quotes."""
     key = secrets.token_hex(8)
@@ -148,7 +186,11 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
         return [*messages]
     first = messages[n_system]
     contents = [message["content"] for message in messages[: n_system + 1]]
-    return [{**first, "content": "\n\n".join(filter(None, contents))}, *messages[n_system + 1 :]]
+    merged = {**first, "content": "\n\n".join(filter(None, contents))}
+    words = "".join(f"{content}\n\n" for content in contents[:n_system] if content)
+    if PARTS in first and words:
+        merged[PARTS] = [{"type": "text", "text": words}, *first[PARTS]]
+    return [merged, *messages[n_system + 1 :]]
 
 
 def _with_text_arguments(message: Message) -> Message:

@@ -12,9 +12,11 @@ from model.tokenizers.base import Tokenizer
 THOUGHT = "reasoning_content"
 """The key of a message with the thought before its content."""
 PARTS = "parts"
-"""The key of a message with text and thoughts in order: a system message, or an assistant's whose thought is open.
+"""The key of a message with parts in order: a system message with thoughts, an assistant's whose thought is open, or a
+user's or a tool's with images.
 
-The parts are those of Mistral's API, of type text or thinking. The content of such a message has the text alone."""
+Parts of type text and thinking are those of Mistral's API. A part of type image stands for the next image of the
+conversation. The content of such a message has the text alone."""
 EFFORT = "reasoning_effort"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORTS: tuple[str, ...] = get_args(Effort)

@@ -19,6 +19,7 @@ from model.checkpoint.configs.fields import (
     tied_head,
 )
 from model.checkpoint.configs.native import read_params
+from model.checkpoint.configs.vision import read_vision
 from model.checkpoint.files import layout, read_json
 from model.checkpoint.rope_config import RopeConfig, read_rope
 from model.config import ModelConfig
@@ -156,6 +157,7 @@ def _hf_config(directory: Path, max_model_len: int | None) -> ModelConfig:
         n_experts_per_token=size(raw, "num_experts_per_tok", FILE) if family.sparse else 0,
         tied_head=tied_head(shards, bool(raw.get("tie_word_embeddings", False))),
         dtype=dtype_of(raw.get("dtype") or raw.get("torch_dtype"), shards),
+        vision=read_vision(whole, shards) if raw is not whole else None,
     )
 
 

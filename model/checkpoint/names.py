@@ -9,10 +9,10 @@ Names = Sequence[tuple[re.Pattern[str], str]]
 """Patterns of one format's names, each with the native name as a template for `re.Match.expand`."""
 
 
-def _names(prefix: str, pairs: Iterable[tuple[str, str]]) -> Names:
-    """Pairs of names; in a layer, "L." stands for `prefix` and the number of the layer."""
+def _names(prefix: str, pairs: Iterable[tuple[str, str]], own: str = "layers") -> Names:
+    """Pairs of names; in a layer, "L." stands for `prefix`, or `own`, and the number of the layer."""
     return tuple(
-        (re.compile(theirs.replace("L.", prefix)), ours.replace("L.", r"layers.\1.")) for theirs, ours in pairs
+        (re.compile(theirs.replace("L.", prefix)), ours.replace("L.", rf"{own}.\1.")) for theirs, ours in pairs
     )
 
 
@@ -35,6 +35,23 @@ HUGGING_FACE = _names(
         (r"L.mlp\.experts\.down_proj", "L.feed_forward.experts.*.w2.weight"),
     ),
 )
+HUGGING_FACE_VISION = _names(
+    r"(?:model\.)?vision_tower\.transformer\.layers\.(\d+)\.",
+    (
+        (r"(?:model\.)?vision_tower\.((patch_conv|ln_pre)\.weight)", r"vision_encoder.\1"),
+        (r"L.((attention|ffn)_norm\.weight)", r"L.\2"),
+        (r"L.attention\.([qkvo])_proj\.weight", r"L.attention.w\2.weight"),
+        (r"L.feed_forward\.gate_proj\.weight", "L.feed_forward.w1.weight"),
+        (r"L.feed_forward\.down_proj\.weight", "L.feed_forward.w2.weight"),
+        (r"L.feed_forward\.up_proj\.weight", "L.feed_forward.w3.weight"),
+        (r"(?:model\.)?multi_modal_projector\.norm\.weight", "pre_mm_projector_norm.weight"),
+        (r"(?:model\.)?multi_modal_projector\.(patch_merger\.merging_layer\.weight)", r"\1"),
+        (r"(?:model\.)?multi_modal_projector\.linear_1\.(weight|bias)", r"vision_language_adapter.w_in.\1"),
+        (r"(?:model\.)?multi_modal_projector\.linear_2\.(weight|bias)", r"vision_language_adapter.w_out.\1"),
+    ),
+    "vision_encoder.transformer.layers",
+)
+"""Weights of images; newer files begin them with "model."."""
 NATIVE_VARIANTS = _names(
     r"layers\.(\d+)\.",
     (
@@ -73,8 +90,12 @@ _NATIVE = re.compile(
     r"(tok_embeddings|norm|output)\.weight"
     r"|layers\.\d+\.((attention|ffn)_norm\.weight|attention\.w[qkvo]\.weight"
     r"|feed_forward\.(gate|((experts\.\d+|shared_experts)\.)?w[123])\.weight)"
+    r"|vision_encoder\.((patch_conv|ln_pre)\.weight"
+    r"|transformer\.layers\.\d+\.((attention|ffn)_norm|attention\.w[qkvo]|feed_forward\.w[123])\.weight)"
+    r"|vision_language_adapter\.w_(in|out)\.(weight|bias)"
+    r"|(patch_merger\.merging_layer|pre_mm_projector_norm)\.weight"
 )
-_DERIVED = re.compile(r".*rotary_emb\.inv_freq|rope\.freqs")
+_DERIVED = re.compile(r".*(rotary_emb|patch_positional_embedding)\.inv_freq|rope\.freqs")
 _HEAD = re.compile(r"(lm_head|output)\.[a-z_]+")
 _VISION = re.compile(
     r"((model\.)?(vision_tower|multi_modal_projector)"
@@ -111,14 +132,15 @@ def is_head(name: str) -> bool:
 
 
 def canonical_name(name: str) -> str | None:
-    """The native name of a weight in safetensors; None for a derived one (inv_freq), and for those of images.
+    """The native name of a weight in safetensors; None for a derived one (inv_freq).
 
     Raises ModelError for a name that no supported family has.
     """
-    if _DERIVED.fullmatch(name) or is_vision(name):
+    if _DERIVED.fullmatch(name):
         return None
     own = text_name(name)
-    known = own if _NATIVE.fullmatch(own) else native_name(own, (*HUGGING_FACE, *NATIVE_VARIANTS))
+    names = HUGGING_FACE_VISION if is_vision(name) else (*HUGGING_FACE, *NATIVE_VARIANTS)
+    known = own if _NATIVE.fullmatch(own) else native_name(own, names)
     if known is None:
         raise ModelError(f"the checkpoint has a weight {short(name)}, which no supported model family has")
     return known

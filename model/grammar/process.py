@@ -3,7 +3,7 @@
     python -m model.grammar.process TRY [FOLLOW]
 
 The arguments are file descriptors of sockets, which carry frames (`model/machine/frames.py`). `client.py` has their
-other ends. The first frame on TRY is the vocabulary (`client.First`); the answer says whether the system allows less
+other ends. The first frame on TRY is the vocabulary (`helper.First`); the answer says whether the system allows less
 memory than the limits here. Each further frame is a grammar to compile; the answer is what is wrong with it.
 A frame on FOLLOW is a step: for each sequence its number, its grammar if it is new, its new tokens and a draft. The
 answer for each sequence is the result of `Follower.masks`.
@@ -12,14 +12,8 @@ grammar's: its parent reads on stderr what it was.
 """
 
 import contextlib
-import os
-import resource
-import signal
 import socket
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -28,8 +22,8 @@ from model.errors import ParameterError, one_line
 from model.grammar.archive import unpack
 from model.grammar.compiler import CompiledGrammars, Compiler, Vocabulary
 from model.grammar.follower import Follower
-from model.machine.child import die_with_parent
 from model.machine.frames import receive, send
+from model.machine.limits import Timer, limit_memory, run
 from model.tokenizers.load import load_tokenizer
 
 COMPILE_SECONDS = 2.0
@@ -46,28 +40,7 @@ STACK_BYTES = 2**20
 TRIAL_TOKENS = 32
 
 
-class Timer:
-    """A limit of processor time, the sum of those of the running tasks. The process ends when it is exceeded."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seconds = 0.0
-
-    @contextlib.contextmanager
-    def task(self, seconds: float) -> Iterator[None]:
-        self._add(seconds)
-        try:
-            yield
-        finally:
-            self._add(-seconds)
-
-    def _add(self, seconds: float) -> None:
-        with self._lock:
-            self._seconds = max(0.0, self._seconds + seconds)
-            signal.setitimer(signal.ITIMER_PROF, self._seconds if self._seconds > 1e-6 else 0.0)  # SIGPROF ends it
-
-
-def main(trying: socket.socket, following: socket.socket | None) -> None:
+def main(trying: socket.socket, following: socket.socket | None = None) -> None:
     """Serve until a socket closes. Without `following`, grammars are only tried."""
     timer = Timer()
     first = receive(trying)
@@ -75,7 +48,7 @@ def main(trying: socket.socket, following: socket.socket | None) -> None:
         library = CompiledGrammars(_compiler(*first))
         library.matcher('start: "a"')  # set up what the first grammar needs, so that no client's grammar pays for it
     n_bytes = COMPILE_BYTES if following is None else FOLLOW_BYTES
-    send(trying, {"limited": not _limit_memory(n_bytes)})
+    send(trying, {"limited": not limit_memory(n_bytes)})
     if following is None:
         _try(trying, library, timer, n_bytes)
     else:
@@ -96,7 +69,7 @@ def _try(sock: socket.socket, library: CompiledGrammars, timer: Timer, n_bytes: 
         while True:
             grammar, _ = receive(sock)
             if n_bytes is not None:
-                _limit_memory(n_bytes)
+                limit_memory(n_bytes)
             with timer.task(COMPILE_SECONDS):
                 problem = _tried(library, grammar)
             send(sock, problem)
@@ -159,42 +132,5 @@ def _masks(
         return [], one_line(error)
 
 
-def _limit_memory(n_bytes: int) -> bool:
-    """Let allocations fail beyond `n_bytes` more than now, or earlier where the system's own limit is lower.
-
-    Returns whether all of `n_bytes` are allowed. Nothing is limited where the system does not tell how much is used.
-    """
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return True
-    limit = int(statm.read_text().split()[0]) * resource.getpagesize() + n_bytes
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    allowed = hard == resource.RLIM_INFINITY or limit <= hard
-    resource.setrlimit(resource.RLIMIT_AS, (limit if allowed else hard, hard))
-    return allowed
-
-
-def _end(error: threading.ExceptHookArgs) -> None:
-    """End the process with the error of a thread; as at other limits of memory, if that is the error."""
-    try:
-        threading.__excepthook__(error)
-    finally:
-        if issubclass(error.exc_type, MemoryError):
-            os.abort()
-        os._exit(1)
-
-
-def run() -> None:
-    """Serve on the sockets that the command line names."""
-    die_with_parent()
-    os.set_blocking(sys.stderr.fileno(), False)  # the parent reads it only at the end
-    threading.excepthook = _end
-    trying, *following = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=main, args=(trying, following[0] if following else None))
-    thread.start()
-    thread.join()
-
-
 if __name__ == "__main__":
-    run()
+    run(main, STACK_BYTES)

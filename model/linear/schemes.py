@@ -145,6 +145,13 @@ def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
     return SCHEMES["bfloat16"] if (scheme.name, dtype, device) == ("none", "bfloat16", "cpu") else scheme
 
 
+def of_images(scheme: Scheme) -> Scheme:
+    """The scheme of the image encoder beside a text model in `scheme`. It is small: 4 bits would save little."""
+    if not scheme.compiled:
+        return SCHEMES["none"]
+    return SCHEMES["int8"] if scheme.name == "int4" else scheme
+
+
 def stored_as(scheme: Scheme, dtype: str, block_bits: float | None) -> str:
     """What most projections become, for a message: `block_bits` are the checkpoint's own, which the scheme may keep."""
     if scheme.value_bits is None:

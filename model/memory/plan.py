@@ -13,6 +13,7 @@ from model.config import VALUE_BYTES, ModelConfig
 from model.linear import schemes
 from model.linear.schemes import cache_format
 from model.memory import sizes as memory
+from model.memory.images import image_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
 
@@ -46,6 +47,8 @@ class MemoryPlan:
 
     `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
     `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
+    `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
+    positions and the encoding of an image take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
     reserves memory for them only if it starts with one.
     `context` is the longest sequence by the model or by --max-model-len, `served` the longest that fits.
@@ -57,6 +60,9 @@ class MemoryPlan:
     dtype: str
     kv_dtype: str
     weights: int
+    encoder: int
+    images: int
+    image_tokens: int
     token: int
     step: int
     step_tokens: int
@@ -89,10 +95,13 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     sizes = memory.pool_sizes(config, options, options.device, dtype, PAGE_SIZE)
     config = sizes.config
     weights = memory.weight_bytes(config, scheme, dtype, own_bits)
-    step = sizes.step_bytes(4 if scheme.compiled else VALUE_BYTES[dtype]) + memory.CONTEXT_BYTES * on_gpu
+    value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
+    step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * on_gpu
+    images = image_sizes(config, options, value_bytes)
+    taken = weights + (images.n_bytes if images else 0)
     sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
-    cache = None if total is None else _cache(options, total, weights, step)
+    cache = None if total is None else _cache(options, total, taken, step)
     served = None if cache is None else min(context, sizes.longest(cache, context * sizes.position_bytes))
     if served and not on_gpu and options.cache_memory is None:
         cache = min(cache or 0, sizes.most_useful(served))
@@ -104,6 +113,9 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         dtype=dtype,
         kv_dtype=cache_format(options.kv_dtype, dtype).name,
         weights=weights,
+        encoder=memory.encoder_bytes(config, scheme, dtype),
+        images=images.n_bytes if images else 0,
+        image_tokens=images.tokens if images else 0,
         token=sum(sizes.page_bytes(window) for window in config.pool_windows) // PAGE_SIZE,
         step=step,
         step_tokens=sizes.max_step_tokens,
@@ -142,13 +154,13 @@ def _lengths(context: int, served: int | None) -> list[int]:
     return sorted({length for length in (*LENGTHS, served) if length and length < context} | {context})
 
 
-def _cache(options: RunnerOptions, total: int, weights: int, step: int) -> int:
-    """Bytes for keys and values."""
+def _cache(options: RunnerOptions, total: int, taken: int, step: int) -> int:
+    """Bytes for keys and values beside the `taken` ones of weights and images, and on a GPU those of a step."""
     if options.cache_memory is not None:
         return options.cache_memory
     if options.device == "cuda":
-        return memory.gpu_budget(total, weights + step, options.gpu_memory_utilization)
-    return memory.cpu_budget(None, total - weights, "this machine")
+        return memory.gpu_budget(total, taken + step, options.gpu_memory_utilization)
+    return memory.cpu_budget(None, total - taken, "this machine")
 
 
 def _need(sizes: PoolSizes, window: int | None, specs: tuple[PoolSpec, ...]) -> PoolNeed:

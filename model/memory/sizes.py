@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from model.batch import PoolSpec, max_pages
 from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError, size
-from model.linear.schemes import SCHEMES, Scheme, cache_format
+from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 
 SPARE_SEQUENCES = 2
@@ -135,12 +135,21 @@ def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: fl
     A compiled scheme quantizes the output head too: a tied head is then a projection beside the embeddings.
     """
     bits, value_bytes = scheme.bits(config.dim, block_bits), VALUE_BYTES[dtype]
+    encoder = encoder_bytes(config, scheme, dtype)
     if bits is None:
-        return config.n_parameters * value_bytes
+        return config.n_text_parameters * value_bytes + encoder
     embeddings = config.vocab_size * config.dim
     plain = embeddings if scheme.compiled or config.tied_head else 2 * embeddings
-    others = config.n_parameters - plain + (embeddings if scheme.compiled and config.tied_head else 0)
-    return plain * value_bytes + math.ceil(others * bits / 8)
+    others = config.n_text_parameters - plain + (embeddings if scheme.compiled and config.tied_head else 0)
+    return plain * value_bytes + math.ceil(others * bits / 8) + encoder
+
+
+def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
+    """Bytes of the weights of the image encoder, 0 if there is none."""
+    if config.vision is None:
+        return 0
+    bits = of_images(scheme).bits(config.vision.dim) or VALUE_BYTES[dtype] * 8
+    return math.ceil(config.vision.n_parameters(config.dim) * bits / 8)
 
 
 def adapter_bytes(config: ModelConfig, dtype: str) -> int:

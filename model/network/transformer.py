@@ -15,11 +15,12 @@ from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeRows, RopeTables
 from model.config import ModelConfig
 from model.linear.base import RMSNorm
-from model.linear.schemes import SCHEMES
+from model.linear.schemes import SCHEMES, of_images
 from model.linear.selection import make_linear
 from model.network import lora
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
+from model.network.vision.encoder import ImageEncoder
 
 
 class SelfAttention(nn.Module):
@@ -85,7 +86,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The network from tokens to logits. Build it on the meta device; `weights.load` fills it."""
+    """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
+
+    `vision` is the image encoder, None for a model of text.
+    """
 
     def __init__(self, config: ModelConfig, scheme: str = "none") -> None:
         super().__init__()
@@ -97,6 +101,9 @@ class Transformer(nn.Module):
         self.output = make_linear(config.dim, config.vocab_size, scheme=head)
         if config.tied_head and head == "none":
             self.output.weight = self.tok_embeddings.weight
+        self.vision: ImageEncoder | None = None
+        if config.vision is not None:
+            self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, of_images(SCHEMES[scheme]).name)
 
     @property
     def n_parameters(self) -> int:
@@ -119,6 +126,8 @@ class Transformer(nn.Module):
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
         x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
+        if inputs.image_rows is not None and inputs.image_values is not None:
+            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
         if fused is not None:
             return fused(x, ropes, prepared, adapters)
         for number, (layer, cache, pool) in enumerate(zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)):

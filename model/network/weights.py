@@ -14,6 +14,7 @@ from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
 from model.network.moe import MoE
 from model.network.transformer import Transformer
+from model.vision_config import VisionConfig
 
 EMBEDDINGS = "tok_embeddings.weight"
 
@@ -22,13 +23,14 @@ EMBEDDINGS = "tok_embeddings.weight"
 class Place:
     """The place of a checkpoint tensor: rows `first..first+shape[0]-1` of a parameter.
 
-    The rows of q and k rotate: their order may have to change.
+    The rows of q and k rotate, and their order may have to change: `rotates` is the size of a head, and of the part of
+    it that rotates. A tensor with more than two dimensions becomes a matrix.
     """
 
     parameter: str
     first: int
     shape: tuple[int, ...]
-    rotates: bool = False
+    rotates: tuple[int, int] | None = None
 
 
 def load(
@@ -58,9 +60,11 @@ def load(
             raise ModelError(
                 f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(place.shape)}"
             )
-        if place.rotates:
-            order = internal_order(len(tensor), config.head_dim, config.rope.dim, rotation)
+        if place.rotates is not None:
+            order = internal_order(len(tensor), *place.rotates, rotation)
             tensor = tensor if order is None else tensor[order]
+        if isinstance(tensor, torch.Tensor) and tensor.dim() > 2:
+            tensor = tensor.flatten(1)
         of_embeddings = place.parameter == EMBEDDINGS
         try:
             _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
@@ -124,18 +128,24 @@ def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
     yield "norm.weight", Place("norm.weight", 0, (dim,))
     if not config.tied_head:
         yield "output.weight", Place("output.weight", 0, (config.vocab_size, dim))
+    if config.vision is not None:
+        yield from _vision_places(config.vision, dim)
 
 
 def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
-    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    parts = (
-        ("wq", 0, q_rows, True),
-        ("wk", q_rows, kv_rows, True),
-        ("wv", q_rows + kv_rows, kv_rows, False),
-    )
-    for name, first, rows, rotates in parts:
-        yield f"{prefix}.{name}.weight", Place(f"{prefix}.wqkv.weight", first, (rows, config.dim), rotates)
-    yield f"{prefix}.wo.weight", Place(f"{prefix}.wo.weight", 0, (config.dim, q_rows))
+    n_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    return _projection_places(prefix, prefix, config.dim, n_rows, (config.head_dim, config.rope.dim))
+
+
+def _projection_places(
+    name: str, parameter: str, dim: int, n_rows: tuple[int, int], rotates: tuple[int, int]
+) -> Iterator[tuple[str, Place]]:
+    """q, k, v and o of attention; `n_rows` are those of q, and of k and v."""
+    q_rows, kv_rows = n_rows
+    yield f"{name}.wq.weight", Place(f"{parameter}.wqkv.weight", 0, (q_rows, dim), rotates)
+    yield f"{name}.wk.weight", Place(f"{parameter}.wqkv.weight", q_rows, (kv_rows, dim), rotates)
+    yield f"{name}.wv.weight", Place(f"{parameter}.wqkv.weight", q_rows + kv_rows, (kv_rows, dim))
+    yield f"{name}.wo.weight", Place(f"{parameter}.wo.weight", 0, (dim, q_rows))
 
 
 def _expert_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
@@ -147,7 +157,40 @@ def _expert_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Plac
         yield from _feed_forward_places(f"{prefix}.shared_experts", config.dim, config.shared_dim)
 
 
-def _feed_forward_places(prefix: str, dim: int, hidden_dim: int) -> Iterator[tuple[str, Place]]:
-    yield f"{prefix}.w1.weight", Place(f"{prefix}.w13.weight", 0, (hidden_dim, dim))
-    yield f"{prefix}.w3.weight", Place(f"{prefix}.w13.weight", hidden_dim, (hidden_dim, dim))
-    yield f"{prefix}.w2.weight", Place(f"{prefix}.w2.weight", 0, (dim, hidden_dim))
+def _feed_forward_places(
+    prefix: str, dim: int, hidden_dim: int, parameter: str | None = None
+) -> Iterator[tuple[str, Place]]:
+    own = parameter or prefix
+    yield f"{prefix}.w1.weight", Place(f"{own}.w13.weight", 0, (hidden_dim, dim))
+    yield f"{prefix}.w3.weight", Place(f"{own}.w13.weight", hidden_dim, (hidden_dim, dim))
+    yield f"{prefix}.w2.weight", Place(f"{own}.w2.weight", 0, (dim, hidden_dim))
+
+
+def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
+    """The image encoder of a text model of `dim`."""
+    patch = (config.dim, config.n_channels, config.patch_size, config.patch_size)
+    yield "vision_encoder.patch_conv.weight", Place("vision.patch_conv.weight", 0, patch)
+    yield "vision_encoder.ln_pre.weight", Place("vision.ln_pre.weight", 0, (config.dim,))
+    width = config.n_heads * config.head_dim
+    for layer in range(config.n_layers):
+        name, own = f"vision_encoder.transformer.layers.{layer}", f"vision.layers.{layer}"
+        yield from _projection_places(
+            f"{name}.attention", f"{own}.attention", config.dim, (width, width), (config.head_dim, config.head_dim)
+        )
+        for norm in ("attention_norm.weight", "ffn_norm.weight"):
+            yield f"{name}.{norm}", Place(f"{own}.{norm}", 0, (config.dim,))
+        yield from _feed_forward_places(f"{name}.feed_forward", config.dim, config.hidden_dim, f"{own}.feed_forward")
+    yield from _adapter_places(config, dim)
+
+
+def _adapter_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
+    if config.adapter_norm:
+        yield "pre_mm_projector_norm.weight", Place("vision.adapter.norm.weight", 0, (config.dim,))
+    if config.merge > 1:
+        merge = (config.dim, config.merge**2 * config.dim)
+        yield "patch_merger.merging_layer.weight", Place("vision.adapter.merge.weight", 0, merge)
+    for end, n_in in (("in", config.dim), ("out", dim)):
+        name = f"vision_language_adapter.w_{end}"
+        yield f"{name}.weight", Place(f"vision.adapter.w_{end}.weight", 0, (dim, n_in))
+        if config.adapter_bias:
+            yield f"{name}.bias", Place(f"vision.adapter.{end}_bias", 0, (dim,))

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
-from model.grammar.client import ATTEMPTS, CannotStart, First, GrammarProcess, ProcessLost
+from model.grammar.client import GrammarProcess
 from model.grammar.process import MASK_SECONDS
+from model.machine.helper import ATTEMPTS, CannotStart, First, ProcessLost
 from model.step.logits import HIDDEN, SamplingStep
 
 TOO_MUCH = f"following the grammar took more than {MASK_SECONDS:g} s for one token, or too much memory"

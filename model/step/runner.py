@@ -27,6 +27,7 @@ from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
 from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
+from model.step.images import Images
 from model.step.masks import Masks
 
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ class ModelRunner:
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
         self._limit = retry.TokenLimit()
+        self._images = Images(model.vision)
 
     def record(self, max_slices: int, capture: Capture) -> None:
         """From now on, replay captured graphs for steps that only decode, with at most `max_slices` slices."""
@@ -115,13 +117,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step; see `Runner`. Slices whose adapter cannot be read again are left out: they get a fault."""
-        faults = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        if not faults:
-            return self._launch(batch)
-        ready = tuple(item for item in batch.slices if item.adapter not in faults)
-        finish = self._launch(replace(batch, slices=ready)) if ready else partial(StepOutput, ())
-        return partial(_with_faults, batch, faults, finish)
+        """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
+        images = self._images.update(batch)
+        adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
+        faults = [_fault(item, images, adapters) for item in batch.slices]
+        sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
+        finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. One that fails, or does not fit into memory, is computed in parts at once.
@@ -174,7 +176,8 @@ class ModelRunner:
         return self._collect(batch, self._start(batch, before))
 
     def _pack(self, batch: StepBatch, before: LastTokens, device: torch.device) -> PackedInputs:
-        return packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        inputs = packing.pack(batch, self.info.page_size, self._windows, device, before.rows)
+        return self._images.place(inputs, batch)
 
     def _adapters_of(self, slices: Sequence[Slice], lengths: Sequence[int] | None = None) -> StepAdapters | None:
         """The adapters of the rows: `lengths[i]` rows belong to slice i, by default those that it computes."""
@@ -243,21 +246,28 @@ class ModelRunner:
 
 
 def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token, after which one is sampled. Graphs do not have the products of adapters."""
+    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters."""
     return all(
-        item.stop - item.start == 1 and len(item.samples) == 1 and not item.scores_prompt and not item.adapter
+        item.stop - item.start == 1
+        and len(item.samples) == 1
+        and not (item.scores_prompt or item.images or item.adapter)
         for item in batch.slices
     )
 
 
-def _with_faults(batch: StepBatch, faults: Mapping[int, str], finish: Callable[[], StepOutput]) -> StepOutput:
-    """The output of `finish`, with a fault for each slice of the batch whose adapter has one."""
-    output = finish()
-    computed = iter(output.slices)
-    slices = (
-        SliceOutput(fault=faults[item.adapter]) if item.adapter in faults else next(computed) for item in batch.slices
-    )
-    return replace(output, slices=tuple(slices))
+def _fault(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
+    """The fault of an image or of the adapter that the slice needs, by their numbers; None if there is none."""
+    found = (images[image.image] for image in item.images if image.image in images)
+    return next(found, adapters.get(item.adapter))
+
+
+def _with_faults(
+    finish: Callable[[], StepOutput], faults: Sequence[str | None], images: Mapping[int, str]
+) -> StepOutput:
+    """The output of `finish`, which has the slices without a fault, with all slices, and the faults of images."""
+    computed = iter(finish().slices)
+    slices = (next(computed) if fault is None else SliceOutput(fault=fault) for fault in faults)
+    return StepOutput(tuple(slices), images)
 
 
 def _finite(output: SliceOutput) -> bool:

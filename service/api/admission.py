@@ -14,6 +14,7 @@ from service.generation.adapters import Adapters, given_adapters
 from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
+from service.images.images import Images
 from service.metrics import Metrics
 from service.schema.lenient import Notices
 from service.settings import Settings
@@ -188,6 +189,7 @@ class State:
     metrics: Metrics
     admission: Admission
     grammars: Grammars
+    images: Images
     feed: Feed
     requests: LiveRequests
     notices: Notices = field(default_factory=Notices)

@@ -6,13 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import orjson
 from fastapi import Request
 from starlette.responses import Response
 
 from service.api.admission import State
+from service.api.images import Pending, then
 from service.api.orders import order_late
 from service.api.writing import written
 from service.engine.mailbox import EngineDied
@@ -27,6 +28,9 @@ from service.logs import hashed
 from service.schema.generation import GenerationBody
 
 log = logging.getLogger("noria.request")
+
+T = TypeVar("T")
+Answer = TypeVar("Answer", bound=Mapping[str, object])
 
 LARGE = 512
 """Answers with this many logprobs, or numbers of embeddings, are written off the event loop."""
@@ -70,7 +74,7 @@ class Shape(Framing, Protocol):
 async def answer(
     request: Request,
     body: Streamable,
-    make_order: Callable[[ServedModel], Order],
+    make_order: Callable[[ServedModel], Order | Pending[Order]],
     make_shape: Callable[[ServedModel, str], Shape],
 ) -> Response:
     """The response to a generation request. Raises every refusal before a status is sent."""
@@ -85,7 +89,7 @@ async def answer(
 
 
 async def submit(
-    stack: ExitStack, request: Request, body: Submittable, make_order: Callable[[ServedModel], Order]
+    stack: ExitStack, request: Request, body: Submittable, make_order: Callable[[ServedModel], Order | Pending[Order]]
 ) -> tuple[ServedModel, Generation]:
     """Admit the request and submit it to the engine. Closing the stack aborts it and ends its admission."""
     state: State = request.app.state.noria
@@ -125,7 +129,7 @@ async def _ordered(
     state: State,
     served: ServedModel,
     body: Submittable,
-    make_order: Callable[[ServedModel], Order],
+    make_order: Callable[[ServedModel], Order | Pending[Order]],
     record: RequestRecord,
 ) -> Order:
     """The checked order; an empty one if the request's time ends before it is ready."""
@@ -133,7 +137,7 @@ async def _ordered(
     limit = asyncio.timeout(None if timeout is None else record.started + timeout - time.perf_counter())
     try:
         async with limit:
-            order = await state.admission.work.run(lambda: make_order(served), record.body_bytes)
+            order = await _worked(state, served, lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
             return order if served.adapter is None else replace(order, adapter=served.adapter.number)
     except TimeoutError:
@@ -141,6 +145,17 @@ async def _ordered(
             raise
         assert isinstance(body, GenerationBody)  # no other body has a deadline
         return order_late(body)
+
+
+async def _worked(state: State, served: ServedModel, work: Callable[[], T | Pending[T]], size: int) -> T:
+    """The result of `work` on the work thread. If it is pending, its images are decoded in the meantime."""
+    result = await state.admission.work.run(work, size)
+    if not isinstance(result, Pending):
+        return result
+    assert served.info.images is not None, "a model without images refuses them at once"
+    images = await state.images.decode(result.sources, served.info.images)
+    make = result.make
+    return await state.admission.work.run(lambda: make(images), size)
 
 
 async def whole_response(
@@ -165,14 +180,14 @@ async def whole_response(
 
 
 async def computed_response(
-    request: Request, model: str | None, compute: Callable[[ServedModel], Mapping[str, object]]
+    request: Request, model: str | None, compute: Callable[[ServedModel], Answer | Pending[Answer]]
 ) -> Response:
-    """The response whose JSON is computed from the served model alone, on the tokenizing thread."""
+    """The response whose JSON is computed without the engine, on the tokenizing thread."""
     state: State = request.app.state.noria
     record: RequestRecord = request.scope["noria.record"]
     with state.admission.admitted(record.tenant):
         served = state.admission.require(model)
-        computed = state.admission.work.run(lambda: written(compute(served)), record.body_bytes)
+        computed = _worked(state, served, lambda: then(compute(served), written), record.body_bytes)
         content = await while_connected(request.receive, state.admission.expired, computed)
     return Response(content, media_type="application/json")
 

@@ -12,9 +12,11 @@ from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.pieces import encode_inner
 from service.api.chat_request import ChatRequest
+from service.api.images import Spanned, expanded
 from service.api.reasoning import reasoning_variables
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
+from service.images.images import DecodedImage
 from service.schema.sampling import SamplingBody
 from service.structured.call_style import style_of
 from service.structured.tool_prompt import explained
@@ -26,19 +28,20 @@ def encode_text(served: ServedModel, text: str, *, add_bos: bool = True, param: 
     return served.tokenizer.encode(text, add_bos=add_bos, parse_control=True)
 
 
-def encode_chat(request: ChatRequest, served: ServedModel) -> list[int]:
-    """Token ids of a conversation. Raises ParameterError or InvalidRequest."""
+def encode_chat(request: ChatRequest, served: ServedModel, images: Sequence[DecodedImage]) -> Spanned:
+    """Token ids of a conversation with its images. Raises ParameterError or InvalidRequest."""
     chat, messages, options = conversation(request, served)
     try:
         thoughts = [_thought(message) for message in request.messages]
         if _size([*_contents(request), *thoughts]) > served.max_prompt_bytes:  # before the format left out some of it
             check_size([chat.render(messages, **options)], request.messages_field, served)
-        return chat.encode(messages, **options)
+        tokens = chat.encode(messages, **options)
     except ParameterError as error:
         fields = {"messages": request.messages_field, EFFORT: _effort_field(request)}
         if error.param not in fields:
             raise
         raise InvalidRequest(str(error), param=fields[error.param]) from error
+    return expanded(tokens, images, served, request.messages_field)
 
 
 def conversation(

@@ -1,31 +1,39 @@
 """The orders of chat requests, and of requests whose timeout came before the engine."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from model.sampling_params import SamplingParams
 from service.api.chat_request import ChatRequest
 from service.api.encoding import check_prompt, encode_chat, n_begin_tokens, sampling, truncated
+from service.api.images import Pending, with_images
 from service.api.reasoning import check_reasoning, reasoning_of, with_thought
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
+from service.images.images import DecodedImage
 from service.schema.generation import GenerationBody
 from service.structured.call_grammar import call_constraint
 from service.structured.call_style import style_of
 from service.structured.constraint import Constraint
 
 
-def order_chat(request: ChatRequest, served: ServedModel) -> Order:
+def ordered_chat(request: ChatRequest, served: ServedModel) -> Order | Pending[Order]:
+    """The order of a request, whose images may have to be decoded first. As `order_chat`."""
+    return with_images(request, served, lambda images: order_chat(request, served, images))
+
+
+def order_chat(request: ChatRequest, served: ServedModel, images: Sequence[DecodedImage] = ()) -> Order:
     """The order. Raises ParameterError or InvalidRequest. It tokenizes: not for the event loop."""
     check_reasoning(request, served)
     grammar, fields = enforceable(_constraint(request, served), served)
-    tokens, params = _prompt(request, served, grammar)
-    check_prompt(tokens, params.max_tokens, served, request.messages_field, request.max_tokens_field)
-    reasoning = reasoning_of(request, served, tokens)
+    prompt, params = _prompt(request, served, grammar, images)
+    check_prompt(prompt.tokens, params.max_tokens, served, request.messages_field, request.max_tokens_field)
+    reasoning = reasoning_of(request, served, prompt.tokens)
     whole = with_thought(reasoning, request, served, grammar)
     params = params if whole == grammar else replace(params, grammar=whole)
     return Order(
-        (Prompt(tokens),),
+        (prompt,),
         params,
         request.n,
         # a client's grammar decides how the answer starts
@@ -68,14 +76,18 @@ def _constraint(request: ChatRequest, served: ServedModel) -> Constraint | None:
     return call_constraint(request.calls, style_of(served), served.tokenizer, request.constraint)
 
 
-def _prompt(request: ChatRequest, served: ServedModel, grammar: str | None) -> tuple[list[int], SamplingParams]:
-    """The prompt's token ids and the parameters. Without `max_tokens` the answer may fill the context."""
+def _prompt(
+    request: ChatRequest, served: ServedModel, grammar: str | None, images: Sequence[DecodedImage]
+) -> tuple[Prompt, SamplingParams]:
+    """The prompt and the parameters. Without `max_tokens` the answer may fill the context."""
     limit = request.max_tokens
     params = None if limit is None else _sampling(request, served, limit, grammar)  # refused before tokenizing
-    whole = encode_chat(request, served)
-    n_begin = n_begin_tokens(whole, served.tokenizer)
-    tokens = truncated(whole, n_begin, request.options.truncate_prompt_tokens, limit or 1, served)
-    return tokens, params or _sampling(request, served, max(1, served.info.max_model_len - len(tokens)), grammar)
+    whole = encode_chat(request, served, images)
+    n_begin = n_begin_tokens(whole.tokens, served.tokenizer)
+    tokens = truncated(whole.tokens, n_begin, request.options.truncate_prompt_tokens, limit or 1, served)
+    part = whole.shortened(tokens, n_begin)
+    prompt = Prompt(tokens, images=part.spans, pixels=part.pixels(images))
+    return prompt, params or _sampling(request, served, max(1, served.info.max_model_len - len(tokens)), grammar)
 
 
 def _sampling(request: ChatRequest, served: ServedModel, max_tokens: int, grammar: str | None) -> SamplingParams:

@@ -74,6 +74,9 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
     memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
     yield "device", f"{device}, {memory}"
     yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {plan.stored}"
+    if plan.encoder:
+        yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
+        yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:

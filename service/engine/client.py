@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from model.batch import RunnerInfo
+from model.batch import ImageSpan, RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
@@ -145,15 +145,28 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        images: tuple[ImageSpan, ...] = (),
+        pixels: bytes = b"",
         adapter: int = 0,
     ) -> list[Mailbox]:
         """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
 
-        Raises EngineUnavailable unless the engine is ready.
+        The options are fields of `Submit`. Raises EngineUnavailable unless the engine is ready.
         """
         if self.state != "ready":
             raise EngineUnavailable(f"the engine is {self.state}")
-        request = Submit(self._next_id, prompt, params, 0, priority, cache_salt, n, tenant, adapter=adapter)
+        request = Submit(
+            self._next_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            n=n,
+            tenant=tenant,
+            images=images,
+            adapter=adapter,
+            pixels=pixels,
+        )
         self._next_id += n
         mailboxes = {sequence_id: Mailbox(sequence_id, self._close_mailbox) for sequence_id in request.ids}
         self._mailboxes |= mailboxes

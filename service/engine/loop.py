@@ -120,9 +120,10 @@ class EngineLoop:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         self._clock.note(self._scheduler.due)
-        if batch.slices:
+        if batch:
             if log.isEnabledFor(logging.DEBUG):
-                log.debug("a step computes %d tokens of %d sequences", batch.n_tokens, len(batch.slices))
+                counts = batch.n_tokens, len(batch.slices), len(batch.images)
+                log.debug("a step computes %d tokens of %d sequences, and encodes %d images", *counts)
             try:
                 self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
@@ -145,26 +146,30 @@ class EngineLoop:
             updates = self._fail(error, flight.n_tokens)
         else:
             updates = self._scheduler.commit(output)
-            self._count(output, reported=bool(updates))
-            self._clock.note(self._scheduler.due, done=(item.sequence_id for item in flight.batch.slices))
+            self._count(flight.batch, output, reported=bool(updates))
+            self._clock.note(self._scheduler.due, done=self._scheduler.advanced)
         before, self._landed_at = self._landed_at, time.monotonic()
         self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
-        if output is not None:
+        if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, output, *self._landed)
+        if output is not None and flight.n_tokens and not flight.batch.images:  # the cost of tokens alone
             self._steps.cost.note(flight.n_tokens, self._landed_at - (before or flight.launched))
         return updates
 
-    def _count(self, output: StepOutput, reported: bool) -> None:
-        """Count a step in which every sequence is broken as a failed one: then no single sequence is to blame.
+    def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
+        """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.
 
-        The step after it, which was launched already, is as broken. It reports nothing, and does not count.
+        Then no single sequence is to blame. The step after it, which was launched already, is as broken. It reports
+        nothing, and does not count.
         """
-        if any(item.fault != BROKEN_NUMBERS for item in output.slices):
+        encoded = len(batch.images) > len(output.image_faults)
+        if encoded or any(item.fault != BROKEN_NUMBERS for item in output.slices):
             self._failed_steps = 0
         elif reported:
             self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
-            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every sequence: {BROKEN_NUMBERS}")
+            reason = next(iter(output.image_faults.values()), BROKEN_NUMBERS)
+            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every sequence: {reason}")
 
     def _fail(self, error: Exception, n_tokens: int) -> list[Update]:
         """End the sequences of the failed step and of the steps after it, which depend on it."""

@@ -38,13 +38,14 @@ RESUBMIT_SECONDS = 30.0
 class Usage:
     """The tokens of a request so far. A prompt counts once, whatever its number of choices.
 
-    `reasoning` is the part of `completion` that is thought.
+    `reasoning` is the part of `completion` that is thought, and `images` the part of `prompt` that stands for images.
     """
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     reasoning: int = 0
+    images: int = 0
 
 
 class CacheMiss(TypedDict):
@@ -87,7 +88,11 @@ class Generation:
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:
-        self.usage = Usage(prompt=sum(len(prompt.tokens) for prompt in order.prompts))
+        spans = [span for prompt in order.prompts for span in prompt.images]
+        self.usage = Usage(
+            prompt=sum(len(prompt.tokens) for prompt in order.prompts),
+            images=sum(span.stop - span.start for span in spans),
+        )
         self.choices: list[Choice] = []
         self._order = order
         self._client = client
@@ -153,6 +158,8 @@ class Generation:
             priority=order.options.priority,
             cache_salt=order.options.cache_salt,
             tenant=self._record.tenant,
+            images=prompt.images,
+            pixels=prompt.pixels,
             adapter=order.adapter,
         )
 

@@ -57,6 +57,14 @@ class ServedModel:
         object.__setattr__(self, "fingerprint", fingerprint(self.info, self.adapter))
 
     @property
+    def image_roles(self) -> frozenset[str]:
+        """The roles whose messages may have images: none for a model that takes no images."""
+        if self.info.images is None or self.chat is None:
+            return frozenset()
+        unwritten = {"tool"} if self.chat.call_style is None else set()  # results are then told as text
+        return self.chat.image_roles - unwritten
+
+    @property
     def max_prompt_bytes(self) -> int:
         """A text with more bytes than this has more tokens than the context."""
         return self.info.max_model_len * self.longest_piece

@@ -59,6 +59,7 @@ class Metrics:
         self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
         self._generated = 0
         self._trial_restarts = 0
+        self._image_restarts = 0
         self._model: dict[str, str] | None = None
         self._build = {"version": version(), "python": platform.python_version(), "torch": metadata.version("torch")}
         registry.register(self)
@@ -95,6 +96,7 @@ class Metrics:
         self._queue = self._latency("queue", "Wait from submission to the first step of a sequence.")
         self._first = self._latency("time_to_first_token", "From a request's arrival to its first token.")
         self._between = self._latency("inter_token", "Between two tokens of one sequence.")
+        self._image_decode = self._latency("image_decode", "Decoding of an image of a request, retries included.")
         self._request = self._latency("request", "From a request's arrival to the end of its answer.")
         self._connections = Gauge("noria_connections", "Open connections.", registry=registry)
         self._refused_connections = Counter(
@@ -140,6 +142,9 @@ class Metrics:
         restarts.add_metric(["trial"], self._trial_restarts)
         restarts.add_metric(["follower"], self._totals["grammar_restarts"])
         yield restarts
+        yield CounterMetricFamily(
+            "noria_image_process_restarts", "Processes replaced that decode images.", self._image_restarts
+        )
         experts = CounterMetricFamily(
             "noria_expert_tokens", "Tokens that each expert of each layer computed.", labels=["layer", "expert"]
         )
@@ -163,6 +168,13 @@ class Metrics:
 
     def observe_trial_restart(self) -> None:
         self._trial_restarts += 1
+
+    def observe_image_restart(self) -> None:
+        self._image_restarts += 1
+
+    def observe_image(self, seconds: float) -> None:
+        """Once for each image that was decoded."""
+        self._image_decode.observe(seconds)
 
     def observe_prompt(self, n_tokens: int) -> None:
         self._prompt_tokens.inc(n_tokens)

@@ -1,11 +1,13 @@
 """The messages of a chat request, and the options of the chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from model.chat.images import IMAGE_ROLES
 from model.chat.reasoning import PARTS, THOUGHT
 from model.errors import quoted
 from service.http.errors import InvalidRequest
@@ -37,7 +39,31 @@ class ThinkingPart(Body):
         return self.closed is False
 
 
-Content = str | Annotated[Items[TextPart | ThinkingPart], Field(max_length=MAX_ITEMS)]
+DETAILS = only(detail=("auto", "high"))
+"""Every image has all its detail, up to the size that the model was trained with."""
+DATA_URL = "The image as a data URL in base64, `data:image/png;base64,...`. Nothing is fetched."
+
+
+class ImageUrl(Body):
+    """An image and its detail."""
+
+    harmless = DETAILS
+    url: str = Field(description=DATA_URL)
+
+
+class ImagePart(Body):
+    """An image. A user message, or the result of a tool, may have it."""
+
+    type: Literal["image_url"] = Field(description='"image_url".')
+    image_url: str | ImageUrl = Field(description="The data URL, or an object with it.")
+
+    @property
+    def url(self) -> str:
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+Part = TextPart | ThinkingPart | ImagePart
+Content = str | Annotated[Items[Part], Field(max_length=MAX_ITEMS)]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -54,7 +80,7 @@ class Message(Body):
         provider_specific_fields=({}, {"refusal": None}, {"citations": None, "thinking_blocks": None}),  # LiteLLM's
     )
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: Content | None = optional("The text, or a list of text parts. Only an assistant message may have null.")
+    content: Content | None = optional("The text, or a list of parts. Only an assistant message may have null.")
     name: str | None = optional("The name of the author. The chat template may use it.", max_length=MAX_NAME)
     tool_calls: Items[Call] | None = optional("The calls of an assistant message.", max_length=MAX_CALLS)
     tool_call_id: str | None = optional("The id of the call that a tool message answers.", max_length=MAX_NAME)
@@ -78,6 +104,7 @@ class Message(Body):
                 "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
             )
         self._check_thoughts()
+        check_image_role(self.role, any(isinstance(part, ImagePart) for part in self.content or ()))
         return self
 
     def _check_thoughts(self) -> None:
@@ -111,16 +138,54 @@ class Message(Body):
     def thought(self) -> str:
         return self.reasoning_content or self.reasoning or text_of(self.content, ThinkingPart)
 
-    def plain(self) -> dict[str, Any]:
-        """The message as `ChatFormat.encode` takes it."""
-        plain: dict[str, Any] = {"role": self.role, "content": text_of(self.content, TextPart)}
+    def plain(self, place: str) -> dict[str, Any]:
+        """The message as `ChatFormat.encode` takes it. `place` is the client's name of it."""
+        plain: dict[str, Any] = {"role": self.role, **contents(self._pieces(place))}
         calls = [call.plain() for call in self.tool_calls or ()]
         others = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
         if isinstance(self.content, list) and self.thinking and (self.role != "assistant" or self.ends_open):
-            others[PARTS] = [_plain_part(part) for part in self.content]
+            others[PARTS] = [_plain_part(part) for part in self.content if not isinstance(part, ImagePart)]
         else:
             others[THOUGHT] = self.thought or None
         return plain | {name: value for name, value in others.items() if value is not None}
+
+    def _pieces(self, place: str) -> Iterable[str | dict[str, Any]]:
+        """The content as `contents` takes it, without thoughts."""
+        if not isinstance(self.content, list):
+            return [self.content or ""]
+        return [
+            part.text if isinstance(part, TextPart) else image_part(part.url, f"{place}.content[{index}].image_url")
+            for index, part in enumerate(self.content)
+            if not isinstance(part, ThinkingPart)
+        ]
+
+
+def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """The messages of a field `messages` as `ChatFormat.encode` takes them."""
+    return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def check_image_role(role: str, has_images: bool) -> None:
+    """Raise the error for the content of a message of a role that never has images."""
+    if has_images and role not in IMAGE_ROLES:
+        roles = " or ".join(IMAGE_ROLES)
+        raise unsupported("content", f"content of a message of role {role} has no images, only one of role {roles} has")
+
+
+def image_part(url: str, field: str) -> dict[str, Any]:
+    """An image of a message as `contents` takes it. `field` is the client's name of the URL."""
+    return {"type": "image", "url": url, "field": field}
+
+
+def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
+    """The fields of a plain message with these texts and images, in order. Texts side by side are one part."""
+    parts: list[dict[str, Any]] = []
+    for _, group in groupby(pieces, key=type):
+        alike = [*group]
+        text = "".join(piece for piece in alike if isinstance(piece, str))
+        parts += [{"type": "text", "text": text}] if text else [piece for piece in alike if not isinstance(piece, str)]
+    plain: dict[str, Any] = {"content": "".join(part.get("text", "") for part in parts)}
+    return plain | {PARTS: parts} if any(part["type"] == "image" for part in parts) else plain
 
 
 def text_of(content: Any, kind: type[TextPart] | type[ThinkingPart]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
-from model.grammar.client import ATTEMPTS, First, GrammarProcess, ProcessLost
+from model.grammar.client import GrammarProcess
 from model.grammar.compiler import Vocabulary
 from model.grammar.process import COMPILE_BYTES, COMPILE_SECONDS
+from model.machine.helper import ATTEMPTS, First, ProcessLost
 from service.generation.order import Order
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest, Unavailable

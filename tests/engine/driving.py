@@ -39,18 +39,23 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 class Drive:
     """A scheduler, the fake model and the answer of every sequence so far."""
 
+    runner: FakeRunner
+
     def __init__(
         self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8, say: Say = next_token
     ) -> None:
         self.info = info
         self.say = say
         self.max_step_tokens = max_step_tokens
-        self.runner = FakeRunner(info, say=say)
+        self.runner = self.new_runner(info, say)
         self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
         self._planned: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+
+    def new_runner(self, info: RunnerInfo, say: Say) -> FakeRunner:
+        return FakeRunner(info, say=say)
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
@@ -60,7 +65,7 @@ class Drive:
         batch = self.scheduler.plan()
         self._planned.append((batch, copied(batch)))
         self.check(batch)
-        for update in self.scheduler.commit(self.runner.step(batch)):
+        for update in self.scheduler.commit(self.runner.step(batch)) if batch else ():
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens
             self.updates[update.id].append(update)
@@ -76,7 +81,7 @@ class Drive:
             if not self.scheduler.has_work:
                 self.check_idle()
                 return
-            assert self.step().slices, "work is left but the step is empty"
+            assert self.step(), "work is left but the step is empty"
         raise AssertionError(f"not done after {limit} steps")
 
     def check_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""The chat view with the fake model: settings, forms, tools, pictures, probabilities, storage, hostile text."""
+"""The chat view with the fake model: settings, forms, tools, images, probabilities, storage, hostile text."""
 
 import json
 import re
@@ -157,11 +157,11 @@ def test_thoughts_are_folded_away(live: Live, page: Page) -> None:
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
-def test_pictures_where_the_model_sees(live: Live, page: Page, tmp_path: Path) -> None:
+def test_images_where_the_model_takes_them(live: Live, page: Page, tmp_path: Path) -> None:
     bodies = sent(page)
     page.goto(live.url)
     expect(page.locator("#model")).to_have_text("fake")
-    expect(button(page, "Add picture")).to_be_hidden()
+    expect(button(page, "Add image")).to_be_hidden()
     with_card(page, capabilities={"vision": True})
     page.reload()
     paste = """(box, data) => {
@@ -170,13 +170,13 @@ def test_pictures_where_the_model_sees(live: Live, page: Page, tmp_path: Path) -
         clipboardData.items.add(new File([bytes], "dot.png", { type: "image/png" }));
         box.dispatchEvent(new ClipboardEvent("paste", { clipboardData, cancelable: true, bubbles: true }));
     }"""
-    expect(button(page, "Add picture")).to_be_visible()
+    expect(button(page, "Add image")).to_be_visible()
     page.get_by_label("Message").evaluate(paste, PNG)
-    expect(page.get_by_role("img", name="Picture 1")).to_be_visible()
-    button(page, "Remove picture 1").click()
-    expect(page.get_by_role("img", name="Picture 1")).to_have_count(0)
+    expect(page.get_by_role("img", name="Image 1")).to_be_visible()
+    button(page, "Remove image 1").click()
+    expect(page.get_by_role("img", name="Image 1")).to_have_count(0)
     page.get_by_label("Message").evaluate(paste, PNG)
-    expect(page.get_by_role("img", name="Picture 1")).to_be_visible()
+    expect(page.get_by_role("img", name="Image 1")).to_be_visible()
     ask(page, "What is it?")
     expect(page.locator(".message.user img")).to_be_visible()
     expect(page.locator(".ending")).to_be_visible()  # the fake model sees nothing
@@ -392,7 +392,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (
         one(nodes=[{"id": "a", "role": "user", "images": ["https://elsewhere.test/spy.png"]}]),
-        "conversations[0].nodes[0].images[0]: expected a picture as a data URL",
+        "conversations[0].nodes[0].images[0]: expected an image as a data URL",
     ),
 ]
 

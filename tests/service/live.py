@@ -39,6 +39,7 @@ class FakeChat:
     reasoning_style: str | None = None
     switches: frozenset[str] = frozenset()
     efforts: tuple[str, ...] = ()
+    image_roles: frozenset[str] = frozenset()
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return list(self.render(messages, **options).encode())

@@ -17,6 +17,7 @@ from model.checkpoint.configs.fields import (
     size,
     tied_head,
 )
+from model.checkpoint.configs.vision import read_native_vision
 from model.checkpoint.files import read_json
 from model.config import ModelConfig, QueryTemperature, RopeScaling
 from model.errors import ModelError, short
@@ -29,18 +30,17 @@ SERVED = frozenset(
     (
         *("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype"),
         *("rope_theta", "rope_fraction", "max_seq_len", "max_position_embeddings", "tied_embeddings", "model_type"),
-        *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization"),
+        *("sliding_window", "_sliding_window", "yarn", "llama_4_scaling", "moe", "quantization", "vision_encoder"),
     )
 )
 """Keys that describe the network."""
 MEANINGLESS = frozenset(
     (
         *("max_batch_size", "model_parallel", "bos_token_id", "eos_token_id", "pad_token_id"),
-        *("vision_encoder", "multimodal"),
+        "multimodal",
     )
 )
-"""Keys that mean nothing for serving text: sizes of another program, ids that the tokenizer knows, the vision encoder,
-whose tensors are skipped."""
+"""Keys that mean nothing for serving: sizes of another program, ids that the tokenizer knows."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "activation": ("silu", "swish"),
     "causal": (True,),
@@ -87,6 +87,7 @@ def read_params(directory: Path) -> ModelConfig:
         windows=windows,
         tied_head=tied_head(shards, bool(raw.get("tied_embeddings", False))),
         dtype=dtype_of(raw.get("dtype"), shards),
+        vision=read_native_vision(raw.get("vision_encoder"), shards),
         **experts,
     )
 
@@ -101,12 +102,12 @@ def _check(raw: Mapping[str, Any]) -> None:
         )
     if kind != "transformer":
         raise ModelError(f"params.json has model_type {short(kind)}; Noria supports transformer")
-    for key in ("multimodal", "vision_encoder"):
-        if raw.get(key) is not None and not isinstance(raw[key], dict):
-            raise ModelError(f"params.json must have an object or null in {key}, it has {short(raw[key])}")
+    if raw.get("multimodal") is not None and not isinstance(raw["multimodal"], dict):
+        raise ModelError(f"params.json must have an object or null in multimodal, it has {short(raw['multimodal'])}")
     if "whisper_model_args" in (raw.get("multimodal") or {}):
         raise ModelError(
-            "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text"
+            "params.json has whisper_model_args, which need an audio encoder (Voxtral): Noria has none; it serves text "
+            "and images"
         )
     for key, what in MISSING.items():
         if not _is_off(raw.get(key)):

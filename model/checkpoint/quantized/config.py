@@ -69,7 +69,7 @@ class Quantization:
     def bits_with_head(self, config: ModelConfig) -> float | None:
         """`block_bits` on average over the projections and a head that is not quantized, which takes 8 bits."""
         own, head = self.block_bits, config.vocab_size * config.dim
-        others = config.n_parameters - head * (1 if config.tied_head else 2)
+        others = config.n_text_parameters - head * (1 if config.tied_head else 2)
         return None if own is None else (own * others + OTHER_BITS * head) / (others + head)
 
     @property

@@ -86,9 +86,9 @@ class StoredWeight:
 
 
 def quantized_part(shard: Shard) -> str | None:
-    """The name of a tensor that only a quantized weight of text has, None if there is none."""
+    """The name of a tensor that only a quantized weight has, None if there is none."""
     for name, dtype in shard.dtypes.items():
-        if not is_vision(name) and (name.rpartition(".")[2] in _ROLES - {"weight"} or dtype.startswith("F8_")):
+        if name.rpartition(".")[2] in _ROLES - {"weight"} or dtype.startswith("F8_"):
             return name
     return None
 
@@ -101,10 +101,7 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
     found: dict[str, dict[str, Part]] = {}
     for shard in shards:
         for name, dtype in shard.dtypes.items():
-            module, _, role = name.rpartition(".")
-            if role in _UNUSED:
-                continue
-            known = canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name)
+            known, role = _part_of(name)
             if known is None:
                 continue
             parts = found.setdefault(known, {})
@@ -116,17 +113,29 @@ def stored_weights(shards: Iterable[Shard]) -> tuple[StoredWeight, ...]:
 
 
 def block_bits(weights: Sequence[StoredWeight], quantization: Quantization, *, tied_head: bool) -> float | None:
-    """Bits of a weight of the projections in blocks, on average: those stored otherwise are quantized to 8 bits."""
+    """Bits of a weight of the text model's projections in blocks, on average: others are quantized to 8 bits."""
     own = quantization.block_bits
     if own is None:
         return None
     bits = total = 0.0
     for weight in weights:
-        if len(weight.values.shape) == 2 and (tied_head or weight.name != "tok_embeddings.weight"):
+        if len(weight.values.shape) != 2 or is_vision(weight.name):
+            continue
+        if tied_head or weight.name != "tok_embeddings.weight":
             size = weight.size(quantization)
             is_other = weight.is_plain or weight.bits(quantization) != quantization.bits
             bits, total = bits + size * (OTHER_BITS if is_other else own), total + size
     return bits / total if total else own
+
+
+def _part_of(name: str) -> tuple[str | None, str]:
+    """The native name of the weight to which a tensor belongs, None if nothing reads it; and its role there."""
+    module, _, role = name.rpartition(".")
+    if role in _UNUSED:
+        return None, role
+    if role == "bias" and is_vision(name):  # it is a weight of its own
+        return canonical_name(name), "weight"
+    return canonical_name(f"{module}.weight" if role in (*_ROLES, "bias") else name), role
 
 
 def _weight(name: str, parts: Mapping[str, Part]) -> StoredWeight:

@@ -1,5 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`, in Anthropic's shapes."""
 
+from collections.abc import Sequence
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -7,13 +9,16 @@ from service.api.answering import answer, computed_response
 from service.api.anthropic.answers import MESSAGE, MESSAGE_CALL, InputTokens, MessageAnswer
 from service.api.anthropic.schema import ConversationBody, MessagesBody
 from service.api.anthropic.shape import MessageShape
+from service.api.chat_request import ChatRequest
 from service.api.encoding import encode_chat
 from service.api.examples import HELLO
-from service.api.orders import order_chat
+from service.api.images import Pending, with_images
+from service.api.orders import ordered_chat
 from service.api.routes import post
 from service.generation.served import ServedModel
 from service.http.dialects import ANTHROPIC
 from service.http.policy import Policy
+from service.images.images import DecodedImage
 from service.structured.call_reader import reader_of
 
 
@@ -30,7 +35,7 @@ async def messages(request: Request, body: MessagesBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_chat(body.chat_request(), served),
+        lambda served: ordered_chat(body.chat_request(), served),
         lambda served, name: MessageShape(name, reader_of(served, body.may_call), body.shows_thoughts),
     )
 
@@ -49,7 +54,12 @@ async def count_tokens(request: Request, body: ConversationBody) -> Response:
     The number is that of the prompt that `/v1/messages` would compute.
     """
 
-    def count(served: ServedModel) -> InputTokens:
-        return {"input_tokens": len(encode_chat(body.chat_request(), served))}
+    def count(served: ServedModel) -> InputTokens | Pending[InputTokens]:
+        asked = body.chat_request()
+        return with_images(asked, served, lambda images: counted(asked, served, images))
 
     return await computed_response(request, body.model, count)
+
+
+def counted(request: ChatRequest, served: ServedModel, images: Sequence[DecodedImage]) -> InputTokens:
+    return {"input_tokens": len(encode_chat(request, served, images).tokens)}

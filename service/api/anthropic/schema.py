@@ -12,6 +12,7 @@ from model.sampling_params import MAX_STOP_CHARS, MAX_STOPS, RANGES
 from service.api.anthropic.thinking import Adaptive, ContextManagement, Effort, Enabled, ThinkingConfig, options_of
 from service.api.anthropic.tools import (
     CACHE_HINTS,
+    ImageBlock,
     RedactedBlock,
     TextBlock,
     Texts,
@@ -20,11 +21,11 @@ from service.api.anthropic.tools import (
     ToolOffer,
     ToolResult,
     ToolUse,
-    text_of,
+    pieces_of,
 )
 from service.api.chat_request import ChatRequest, Json
 from service.http.errors import InvalidRequest
-from service.schema.conversation import TemplateOptions
+from service.schema.conversation import TemplateOptions, contents
 from service.schema.fields import MAX_ITEMS, MODEL, Body, Items, only, optional, ranged, unsupported
 from service.schema.generation import MAX_USER
 from service.schema.sampling import SamplingBody
@@ -34,11 +35,11 @@ from service.structured.constraint import json_constraint
 MAX_TOKENS = RANGES["max_tokens"][1]
 Sentence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
-Block = TextBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedBlock | ToolUse | ToolResult
 Blocks = str | Annotated[Items[Block], Field(max_length=MAX_ITEMS)]
 OF_ROLES: dict[str, tuple[type[Body], ...]] = {
     "user": (ToolUse, ThinkingBlock, RedactedBlock),
-    "assistant": (ToolResult,),
+    "assistant": (ToolResult, ImageBlock),
 }
 """The types of blocks that a message of this role must not have."""
 BILLING = "x-anthropic-billing-header:"
@@ -53,7 +54,8 @@ class MessageParam(Body):
         description="user or assistant. Consecutive messages of one role are joined."
     )
     content: Blocks = Field(
-        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `tool_result` (user)."
+        description="The text, or a list of blocks: text, `thinking` and `tool_use` (assistant), `image` and "
+        "`tool_result` (user)."
     )
 
     @model_validator(mode="after")
@@ -131,7 +133,7 @@ class ConversationBody(Body):
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         words = _without_billing(self.system)
         system = [{"role": "system", "content": words}] if words else []
-        groups = groupby(self.messages, key=lambda message: message.role)
+        groups = groupby(enumerate(self.messages), key=lambda entry: entry[1].role)
         messages = [message for role, group in groups for message in _plain(role, [*group])]
         continues = self.messages[-1].role == "assistant"
         options = TemplateOptions(add_generation_prompt=not continues, continue_final_message=continues)
@@ -196,18 +198,36 @@ class MessagesBody(ConversationBody):
         )
 
 
-def _plain(role: str, messages: Sequence[MessageParam]) -> list[Json]:
-    """Consecutive messages of one role for a chat format: tool results, then one message with the texts and calls."""
-    blocks = [block for message in messages for block in message.blocks]
-    results = [block.plain() for block in blocks if isinstance(block, ToolResult)]
+def _plain(role: str, messages: Sequence[tuple[int, MessageParam]]) -> list[Json]:
+    """Consecutive messages of one role for a chat format: tool results, then one message with all else.
+
+    Each message comes with its index in the request.
+    """
+    blocks = [block for _, message in messages for block in message.blocks]
+    results = [result for index, message in messages for result in _results(message, f"messages[{index}].content")]
     calls = [block.plain() for block in blocks if isinstance(block, ToolUse)]
     thought = "\n\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
-    texts = [text for message in messages if (text := text_of(message.content))]
-    if results and not texts:
+    pieces = _joined([pieces_of(message.content, f"messages[{index}].content") for index, message in messages])
+    if results and not pieces:
         return results
     others = {"tool_calls": calls, THOUGHT: thought}
     known = {key: value for key, value in others.items() if value}
-    return [*results, {"role": role, "content": "\n\n".join(texts), **known}]
+    return [*results, {"role": role, **contents(pieces), **known}]
+
+
+def _results(message: MessageParam, place: str) -> list[Json]:
+    return [
+        block.plain(f"{place}[{index}]") for index, block in enumerate(message.blocks) if isinstance(block, ToolResult)
+    ]
+
+
+def _joined(messages: Sequence[Sequence[str | Json]]) -> list[str | Json]:
+    """The pieces of several messages in one, with a blank line where the texts of two meet."""
+    joined: list[str | Json] = []
+    for pieces in messages:
+        meet = joined and pieces and isinstance(joined[-1], str) and isinstance(pieces[0], str)
+        joined += ["\n\n", *pieces] if meet else pieces
+    return joined
 
 
 def _without_billing(system: str | list[TextBlock] | None) -> str:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from model.errors import quoted
 from service.http.errors import InvalidRequest
-from service.schema.conversation import MAX_NAME
+from service.schema.conversation import MAX_NAME, contents, image_part
 from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import NAME, AllowedCalls, Function, allowed_calls, plain_call, tool_type
 
@@ -49,11 +49,36 @@ class RedactedBlock(Body):
     data: str = Field(description="The encrypted thought. It has no effect.")
 
 
-def text_of(content: str | list[Any] | None) -> str:
-    """The text of all text blocks."""
-    if isinstance(content, list):
-        return "".join(block.text for block in content if isinstance(block, TextBlock))
-    return content or ""
+class ImageSource(Body):
+    """The bytes of an image."""
+
+    type: Literal["base64"] = Field(description='"base64", the only type: nothing is fetched.')
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"] = Field(
+        description="image/jpeg, image/png, image/gif or image/webp. The data decide."
+    )
+    data: str = Field(description="The bytes in base64.")
+
+
+class ImageBlock(Body):
+    """An image. A user message, or the result of a tool, may have it."""
+
+    harmless = only(cache_control=CACHE_HINTS)
+    type: Literal["image"] = Field(description='"image".')
+    source: ImageSource = Field(description="The bytes of the image.")
+
+
+def pieces_of(content: str | Sequence[Body] | None, place: str) -> list[str | Json]:
+    """Texts and images of a content, as `contents` takes them. `place` is the client's name of it."""
+    if content is None or isinstance(content, str):
+        return [content] if content else []
+    pieces: list[str | Json] = []
+    for index, block in enumerate(content):
+        if isinstance(block, TextBlock) and block.text:
+            pieces.append(block.text)
+        elif isinstance(block, ImageBlock):
+            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            pieces.append(image_part(url, f"{place}[{index}].source.data"))
+    return pieces
 
 
 class ToolUse(Body):
@@ -76,18 +101,22 @@ class ToolUse(Body):
         return plain_call(self.id, self.name, self.input)
 
 
+Results = str | Annotated[Items[TextBlock | ImageBlock], Field(max_length=MAX_ITEMS)]
+
+
 class ToolResult(Body):
     """The result of a tool."""
 
     harmless = only(cache_control=CACHE_HINTS, toolset_name=())
     type: Literal["tool_result"] = Field(description='"tool_result".')
     tool_use_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
-    content: Texts | None = optional("The text, or a list of text blocks.")
+    content: Results | None = optional("The text, or a list of text and image blocks.")
     is_error: bool | None = optional('true: the content for the model begins with "Error: ".')
 
-    def plain(self) -> Json:
-        content = ("Error: " if self.is_error else "") + text_of(self.content)
-        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
+    def plain(self, place: str) -> Json:
+        """The message of a tool. `place` is the client's name of the block."""
+        pieces = [*(["Error: "] if self.is_error else []), *pieces_of(self.content, f"{place}.content")]
+        return {"role": "tool", "tool_call_id": self.tool_use_id, **contents(pieces)}
 
 
 class ToolOffer(Body):

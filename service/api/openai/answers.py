@@ -14,7 +14,10 @@ FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", 
 
 
 class PromptTokensDetails(TypedDict):
+    """`image_tokens` are all positions of images, with those that end their rows."""
+
     cached_tokens: int
+    image_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
@@ -173,7 +176,7 @@ USAGE: TokenUsage = {
     "prompt_tokens": 31,
     "completion_tokens": 2,
     "total_tokens": 33,
-    "prompt_tokens_details": {"cached_tokens": 0},
+    "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0},
     "completion_tokens_details": {"reasoning_tokens": 0},
 }
 COMPLETION: Completion = {

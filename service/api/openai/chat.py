@@ -8,7 +8,7 @@ from service.api.examples import HELLO
 from service.api.openai.answers import CHAT, CHAT_CALL, ChatCompletion
 from service.api.openai.schema import ChatBody
 from service.api.openai.shape import ChatShape
-from service.api.orders import order_chat
+from service.api.orders import ordered_chat
 from service.api.routes import post
 from service.http.policy import Policy
 from service.schema.generation import StreamOptions
@@ -31,7 +31,7 @@ async def chat_completions(request: Request, body: ChatBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_chat(body.chat_request(), served),
+        lambda served: ordered_chat(body.chat_request(), served),
         lambda served, name: ChatShape(
             name,
             served.tokenizer,

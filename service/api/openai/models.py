@@ -76,7 +76,7 @@ def card(served: ServedModel, name: str, adapters: Sequence[str] = ()) -> ModelC
             "chat": served.chat is not None,
             "tools": served.chat is not None,
             "reasoning": served.reasoning is not None,
-            "vision": False,  # images are refused
+            "vision": bool(served.image_roles),
         },
     }
 

@@ -12,7 +12,7 @@ from service.api.openai.alternatives import alternatives
 from service.api.openai.harmless import HARMLESS_CHAT, HARMLESS_COMPLETION
 from service.api.openai.tool_choice import ToolsBody
 from service.http.errors import InvalidRequest
-from service.schema.conversation import Message, TemplateBody
+from service.schema.conversation import Message, TemplateBody, plain_messages
 from service.schema.fields import MAX_ITEMS, Items, TokenIds, limits_of, narrowed, optional, ranged, synonym
 from service.schema.generation import MAX_CHOICES, MAX_SALT, GenerationBody
 from service.schema.prompts import MAX_PROMPTS, Prompts, check_prompts, listed
@@ -155,7 +155,7 @@ class ChatBody(GenerationBody, TemplateBody, ToolsBody):
     def chat_request(self) -> ChatRequest:
         """The internal request. Raises InvalidRequest. Large schemas take time: not for the event loop."""
         return ChatRequest(
-            [message.plain() for message in self.messages],
+            plain_messages(self.messages),
             self.allowed_calls(),
             self.template_options,
             constraint(self),

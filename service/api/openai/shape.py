@@ -39,7 +39,7 @@ def usage_json(usage: Usage) -> TokenUsage:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {"cached_tokens": usage.cached, "image_tokens": usage.images},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }
 

@@ -69,6 +69,7 @@ OutputItem = ReasoningItem | OutputMessage | FunctionCall | CustomCall
 
 class InputTokensDetails(TypedDict):
     cached_tokens: int
+    image_tokens: int
     cache_write_tokens: int
 
 
@@ -159,7 +160,7 @@ RESPONSE: ResponseAnswer = {
     ],
     "usage": {
         "input_tokens": 31,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": 2,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 33,

@@ -1,15 +1,15 @@
 """Items of a conversation: messages, function calls and their outputs."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from model.chat.reasoning import THOUGHT
 from model.errors import quoted
 from service.api.responses.tools import flat_name
 from service.http.wording import either
-from service.schema.conversation import MAX_NAME
+from service.schema.conversation import DATA_URL, DETAILS, MAX_NAME, check_image_role, contents, image_part
 from service.schema.fields import MAX_ITEMS, Body, Items, only, optional, unsupported
 from service.schema.tools import Called, plain_call
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class InputPart(Body):
-    """A text part of a message."""
+    """A text part of a message, or of the output of a function."""
 
     harmless = only(annotations=([],), logprobs=([],))
     type: Literal["input_text", "output_text"] = Field(description="input_text or output_text.")
@@ -25,7 +25,15 @@ class InputPart(Body):
     parsed: Any = optional("The text as an SDK parsed it. It has no effect.")
 
 
-Parts = str | Annotated[Items[InputPart], Field(max_length=MAX_ITEMS)]
+class InputImage(Body):
+    """An image. A user message, or the output of a function, may have it."""
+
+    harmless = only(**DETAILS, file_id=())
+    type: Literal["input_image"] = Field(description='"input_image".')
+    image_url: str = Field(description=DATA_URL)
+
+
+Parts = str | Annotated[Items[InputPart | InputImage], Field(max_length=MAX_ITEMS)]
 
 
 class InputMessage(Body):
@@ -37,7 +45,12 @@ class InputMessage(Body):
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="user, assistant, system or developer."
     )
-    content: Parts = Field(description="The text, or a list of text parts.")
+    content: Parts = Field(description="The text, or a list of parts.")
+
+    @model_validator(mode="after")
+    def _check_images(self) -> Self:
+        check_image_role(self.role, any(isinstance(part, InputImage) for part in self.content))
+        return self
 
 
 class CallItem(Called):
@@ -64,7 +77,7 @@ class OutputItem(Body):
     type: Literal["function_call_output"] = Field(description='"function_call_output".')
     id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
     call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
-    output: Parts = Field(description="The text, or a list of text parts.")
+    output: Parts = Field(description="The text, or a list of parts.")
 
 
 class CustomCallItem(Body):
@@ -85,7 +98,7 @@ class CustomOutputItem(Body):
     type: Literal["custom_tool_call_output"] = Field(description='"custom_tool_call_output".')
     id: str | None = optional("The id of the item. It has no effect.", max_length=MAX_NAME)
     call_id: str = Field(max_length=MAX_NAME, description="The id of the call.")
-    output: Parts = Field(description="The text, or a list of text parts.")
+    output: Parts = Field(description="The text, or a list of parts.")
 
 
 class SummaryText(Body):
@@ -165,13 +178,14 @@ def as_messages(items: Sequence[AnyItem]) -> list[Json]:
     """
     messages: list[Json] = []
     thought = ""
-    for item in items:
+    for index, item in enumerate(items):
         if isinstance(item, ReasoningItem):
             thought = "\n\n".join(filter(None, [thought, item.thought]))
         elif isinstance(item, OutputItem | CustomOutputItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+            output = _contents(item.output, f"input[{index}].output")
+            messages.append({"role": "tool", "tool_call_id": item.call_id, **output})
         elif isinstance(item, InputMessage):
-            messages.append({"role": item.role, "content": text_of(item.content)})
+            messages.append({"role": item.role, **_contents(item.content, f"input[{index}].content")})
             thought = _with_thought(messages[-1], thought)
         else:
             if not messages or messages[-1]["role"] != "assistant":
@@ -194,5 +208,11 @@ def _plain_call(item: CallItem | CustomCallItem) -> Json:
     return plain_call(item.call_id, flat_name(item.namespace, item.name), item.arguments)
 
 
-def text_of(parts: str | list[InputPart]) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+def _contents(parts: str | list[InputPart | InputImage], place: str) -> Json:
+    """The text and the images of a message. `place` is the client's name of the parts."""
+    if isinstance(parts, str):
+        return contents([parts])
+    return contents(
+        part.text if isinstance(part, InputPart) else image_part(part.image_url, f"{place}[{index}].image_url")
+        for index, part in enumerate(parts)
+    )

@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.api.answering import answer
-from service.api.orders import order_chat
+from service.api.orders import ordered_chat
 from service.api.responses.answers import RESPONSE, RESPONSE_CALL, ResponseAnswer
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, request_echo
@@ -29,7 +29,7 @@ async def responses(request: Request, body: ResponsesBody) -> Response:
     return await answer(
         request,
         body,
-        lambda served: order_chat(body.chat_request(), served),
+        lambda served: ordered_chat(body.chat_request(), served),
         lambda served, name: ResponseShape(
             name, request_echo(body, served), reader_of(served, body.may_call), body.custom_names, body.namespaces
         ),

@@ -258,7 +258,11 @@ def output_text(text: str) -> OutputText:
 def usage_json(usage: Usage) -> ResponseUsage:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "image_tokens": usage.images,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,

@@ -16,11 +16,12 @@ from service.api.answering import computed_response
 from service.api.chat_request import ChatRequest
 from service.api.encoding import conversation, encode_chat, encode_text
 from service.api.examples import HELLO
+from service.api.images import Pending, check_roles, then, with_images
 from service.api.routes import get, json_response, post
 from service.api.tokens.schema import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.schema.conversation import Message
+from service.schema.conversation import Message, plain_messages
 
 
 class TokenPiece(TypedDict):
@@ -132,8 +133,11 @@ def info_of(served: ServedModel) -> TokenizerInfo:
     }
 
 
-def tokenized(body: TokenizeBody, served: ServedModel) -> Tokenized:
-    tokens = encode(body, served)
+def tokenized(body: TokenizeBody, served: ServedModel) -> Tokenized | Pending[Tokenized]:
+    return then(encode(body, served), lambda tokens: described(tokens, body, served))
+
+
+def described(tokens: list[int], body: TokenizeBody, served: ServedModel) -> Tokenized:
     return {
         "count": len(tokens),
         "max_model_len": served.info.max_model_len,
@@ -155,21 +159,24 @@ def piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
         return list(data)
 
 
-def encode(body: TokenizeBody, served: ServedModel) -> list[int]:
+def encode(body: TokenizeBody, served: ServedModel) -> list[int] | Pending[list[int]]:
     if body.content is not None:
         return encode_text(served, body.content, add_bos=bool(body.add_special), param="content")
     if body.messages is None:
         return encode_text(served, body.prompt or "", add_bos=body.add_special_tokens is not False)
-    return encode_chat(request_of(body.messages, body), served)
+    request = request_of(body.messages, body)
+    return with_images(request, served, lambda images: encode_chat(request, served, images).tokens)
 
 
 def rendered(body: ApplyTemplateBody, served: ServedModel) -> str:
-    chat, messages, options = conversation(request_of(body.messages, body), served)
+    request = request_of(body.messages, body)
+    check_roles(request, served)
+    chat, messages, options = conversation(request, served)
     return chat.render(messages, **options)
 
 
 def request_of(messages: Sequence[Message], body: TokenizeBody | ApplyTemplateBody) -> ChatRequest:
-    return ChatRequest([message.plain() for message in messages], body.allowed_calls(), body.template_options)
+    return ChatRequest(plain_messages(messages), body.allowed_calls(), body.template_options)
 
 
 def text_of(tokens: list[int], served: ServedModel) -> Detokenized:

@@ -2,16 +2,25 @@
 
 import base64
 import json
-import mimetypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from prompt_toolkit.completion import PathCompleter
 
 from model.errors import OptionError, one_line
 from service.commands.chat.conversation import Conversation, check_messages
 from service.commands.chat.server import RequestField, nearest, sees_images, settable, shown
 
 MAX_IMAGE_BYTES = 5 * 2**20
+IMAGE_TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+}
+"""Ends of file names -> MIME types. Python's own table has no WebP before 3.13."""
 DEFAULT = "default"
 
 
@@ -53,8 +62,9 @@ class Slash:
         return command.run(self, argument.strip())
 
     def words(self) -> dict[str, Any]:
-        """What Tab completes: commands, and the fields of `/set`."""
-        return {f"/{name}": dict.fromkeys(self._fields) if name == "set" else None for name in COMMANDS}
+        """What Tab completes: commands, the fields of `/set` and names of files."""
+        arguments = {"set": dict.fromkeys(self._fields), "image": IMAGE_FILES, "save": FILES, "load": FILES}
+        return {f"/{name}": arguments.get(name) for name in COMMANDS}
 
     def help(self, _: str) -> Outcome:
         width = max(len(command.usage) for command in COMMANDS.values())
@@ -104,9 +114,9 @@ class Slash:
         path = _path("/image", argument)
         if not sees_images(self._card):
             raise OptionError(f"{self._chat.model} does not see images: its card on the server does not name vision")
-        kind = mimetypes.guess_type(path.name)[0] or ""
-        if not kind.startswith("image/"):
-            raise OptionError(f"{path} is no image by its name; expected .png, .jpg, .webp or .gif")
+        kind = IMAGE_TYPES.get(path.suffix.lower())
+        if kind is None:
+            raise OptionError(f"{path} is no image by its name; expected {', '.join(IMAGE_TYPES)}")
         data = _read(path)
         if len(data) > MAX_IMAGE_BYTES:
             raise OptionError(f"{path} has {len(data):,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
@@ -150,6 +160,15 @@ class Slash:
             return json.dumps(self._chat.fields[name], ensure_ascii=False)
         defaults = self._card.get("defaults") or {}
         return f"{DEFAULT} {shown(defaults[name])}" if name in defaults else DEFAULT
+
+
+def _is_image(name: str) -> bool:
+    """Whether Tab offers it: an image, or a folder, which may have images."""
+    path = Path(name)
+    return path.suffix.lower() in IMAGE_TYPES or path.is_dir()
+
+
+FILES, IMAGE_FILES = PathCompleter(expanduser=True), PathCompleter(expanduser=True, file_filter=_is_image)
 
 
 def _path(command: str, argument: str) -> Path:

@@ -2,8 +2,8 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values. Salt and LoRA adapter seed the chain: a request with another salt or adapter
-never finds these pages.
+equal names mean equal keys and values; the digests of the images that start in a page are part of its name. Salt and
+LoRA adapter seed the chain: a request with another salt or adapter never finds these pages.
 """
 
 from array import array
@@ -25,9 +25,14 @@ def chain_seed(salt: str, adapter: int = 0) -> bytes:
     return blake2b(salt.encode(), digest_size=NAME_BYTES, salt=number, person=b"cache salt").digest()
 
 
-def page_name(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Name of the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`)."""
-    return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=NAME_BYTES).digest()
+def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:
+    """Name of the page that holds `tokens` and follows the page named `parent` (a first page: `chain_seed`).
+
+    `images` are the images that start in the page: the place of the first token in the page, and the digest. Pages of
+    one engine have equally many tokens, so that no token can be taken for a part of an image.
+    """
+    content = array("q", tokens).tobytes() + (repr([*images]).encode() if images else b"")
+    return blake2b(content, key=parent, digest_size=NAME_BYTES).digest()
 
 
 class PagePool:

@@ -1,21 +1,23 @@
 """The scheduler chooses the tokens of each step. It alone changes queues, sequences and page tables.
 
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
-chunks, the oldest sequence first. Then the scheduler admits sequences from the waiting queue, which shares the engine
-fairly between tenants; `adapters.py` bounds the LoRA adapters of a step. Draft tokens take what is left. When pages
-run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence
-back into the queue at its old place.
+chunks, the oldest sequence first. A chunk ends before an image that is not encoded; work on that image then takes its
+budget. Then the scheduler admits sequences from the waiting queue, which shares the engine fairly between tenants;
+`adapters.py` bounds the LoRA adapters of a step. Draft tokens take what is left. When pages run out, the scheduler
+preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
+old place.
 """
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
+from service.engine.scheduling.images import ImagePlan, ImageStore
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
@@ -30,12 +32,21 @@ MAX_ANSWERS = 64
 
 
 class _Step:
-    """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them."""
+    """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
+
+    `images` is its work on images, once all is planned.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.parts: dict[Sequence, tuple[int, int]] = {}
         self.drafts: dict[Sequence, list[int]] = {}
+        self.images = ImagePlan((), (), waits=False)
+
+    @property
+    def encoded(self) -> frozenset[int]:
+        """Numbers of the images on which there is work."""
+        return frozenset(work.image for work in self.images.work)
 
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
@@ -51,7 +62,7 @@ class Scheduler:
     """Queues and pages of one engine.
 
     Each `plan` is followed by its `commit`; one more `plan` may come before that if `assume` returns True. `submit` and
-    `abort` may come between.
+    `abort` may come between. `advanced` has the ids of the sequences that the latest `commit` brought forward.
     """
 
     def __init__(
@@ -67,7 +78,9 @@ class Scheduler:
         if missing := unimplemented():
             raise NotImplementedError(f"the scheduler does not implement {', '.join(sorted(missing))}")
         self.pools = tuple(PagePool(spec, info.page_size) for spec in info.pools)
+        self._images = ImageStore(info)
         self._trail = Trail(self.pools)
+        self.advanced: list[int] = []
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._max_model_len = info.max_model_len
@@ -96,10 +109,11 @@ class Scheduler:
         length = len(request.prompt) + request.params.max_tokens
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
+        self._images.check_prompt(request)
         self._adapters.check(request.adapter)
         now = self._clock()
         for index in range(request.n):
-            sequence = Sequence(request, index, self.pools, now, next(self._numbers))
+            sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers))
             self._sequences[sequence.id] = sequence
             self._queue.add(sequence)
 
@@ -120,22 +134,24 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         self._add_drafts(step)
-        if step.parts:
+        step.images = self._images.take()
+        slices = (sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, (_, stop) in step.parts.items())
+        batch = StepBatch(tuple(slices), step.images.work, step.images.forgotten)
+        if batch:
             self._planned.append(step)
-        return StepBatch(
-            tuple(sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, (_, stop) in step.parts.items())
-        )
+        return batch
 
     def assume(self) -> bool:
         """Take the latest planned step as done, so that the next can be planned while it is computed.
 
         Returns False if the next plan must wait. Every running sequence must be in the step, compute a single token and
         sample the next one by parameters that do not read earlier output. There must be a page for each next token,
-        because a sequence cannot be preempted while its token is not known.
+        because a sequence cannot be preempted while its token is not known. The step may have no work on images.
         """
         step = self._planned[-1]
         if (
             step.drafts
+            or step.images.work
             or len(step.parts) != len(self._running)
             or not all(map(self._samples_independently, step.parts.items()))
         ):
@@ -149,7 +165,8 @@ class Scheduler:
 
     def commit(self, output: StepOutput) -> list[Update]:
         """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
-        updates, step = [], self._planned.popleft()
+        step = self._planned.popleft()
+        updates = self._fail_images(output.image_faults)
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
             if sequence.id in self._sequences:  # else it ended while the step was in flight
                 update = self._advance(sequence, *part, result)
@@ -158,14 +175,18 @@ class Scheduler:
         for sequence in step.drafts:
             for table in sequence.tables:
                 table.shrink(sequence.computed)
+        self.advanced = [item.id for item in (*step.parts, *self._behind_images(step))]
         return updates
 
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
-        failed = dict.fromkeys(item for step in self._planned for item in step.parts if item.id in self._sequences)
+        encoded = frozenset[int]().union(*(step.encoded for step in self._planned))
+        planned = [item for step in self._planned for item in step.parts if item.id in self._sequences]
+        failed = dict.fromkeys((*planned, *self._holders(encoded)))
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
+        self._images.fail(encoded)
         return [Update(sequence.id, finish="error") for sequence in failed]
 
     def stats(self, step_tokens: int = 0, step_seconds: float = 0.0) -> Stats:
@@ -194,10 +215,12 @@ class Scheduler:
         )
 
     def check_idle(self) -> None:
-        """Raise AssertionError unless the pages add up and, if no work is left, no page is held."""
+        """Raise AssertionError unless pages and images add up and, if no work is left, none of them is held."""
         for pool in self.pools:
             pool.check()
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by no sequence"
+        self._images.check()
+        assert self.has_work or self._images.n_held == 0, f"{self._images.n_held} images are held by no sequence"
 
     @staticmethod
     def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
@@ -214,14 +237,21 @@ class Scheduler:
         return "pages" if self._adapters.first() else "adapters"
 
     def _extend(self, sequence: Sequence, step: _Step) -> None:
-        """Add the sequence's next tokens to the step, as many as budget and pages allow."""
+        """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
+        limit = sequence.uncomputed
+        if sequence.computed < sequence.images.end:
+            limit, cost = sequence.images.plan(sequence.computed, min(limit, step.budget), step.budget)
+            step.budget -= cost
+            self._queue.charge(sequence, prompt=cost)
+            if not limit:
+                return
         while (available := min(table.capacity() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
                 return
-        n_tokens = min(sequence.uncomputed, step.budget, available)
+        n_tokens = min(limit, step.budget, available)
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
         step.add(sequence, n_tokens)
@@ -243,6 +273,25 @@ class Scheduler:
                 step.drafts[sequence] = draft[:n_tokens]
                 step.budget -= n_tokens
                 self._totals["draft_tokens"] += n_tokens
+
+    def _behind_images(self, step: _Step) -> list[Sequence]:
+        """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
+        waits = step.images.work or step.images.waits
+        return [item for item in self._running if item.uncomputed > 1] if waits else []
+
+    def _holders(self, images: Container[int]) -> list[Sequence]:
+        """The running sequences that hold one of the images with these numbers."""
+        return [item for item in self._running if any(number in images for number in item.images.held)]
+
+    def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
+        """End the sequences that need an image that could not be encoded."""
+        updates = []
+        for sequence in self._holders(faults):
+            fault = next(faults[number] for number in sequence.images.held if number in faults)
+            self._forget(sequence)
+            updates.append(Update(sequence.id, finish="error", fault=fault))
+        self._images.fail(faults)
+        return updates
 
     def _forget(self, sequence: Sequence) -> None:
         if sequence.queued is not None:
@@ -316,6 +365,8 @@ class Scheduler:
             if result.fault == BROKEN_NUMBERS:
                 sequence.withdraw()
             self._forget(sequence)
+            if result.fault == BROKEN_NUMBERS:
+                self._images.withdraw(sequence.images.spans)
             return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)

@@ -1,4 +1,4 @@
-"""One sequence: its tokens, how far they are computed, the pages of their keys and values, and when its output ends."""
+"""One sequence: its tokens and images, how far they are computed, the pages of their keys and values, and its end."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -8,6 +8,7 @@ from typing import NamedTuple, overload
 from model.batch import UNKNOWN, PageTable, Slice
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import CacheMiss, Submit
+from service.engine.scheduling.images import ImageStore, ImageTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
 
@@ -54,7 +55,9 @@ class Sequence:
     `number` counts the sequences of an engine in the order of their arrival.
     """
 
-    def __init__(self, submit: Submit, index: int, pools: Items[PagePool], arrived: float, number: int) -> None:
+    def __init__(
+        self, submit: Submit, index: int, pools: Items[PagePool], images: ImageStore, arrived: float, number: int
+    ) -> None:
         self.id = submit.ids[index]
         self.number = number
         self.priority = submit.priority
@@ -73,6 +76,7 @@ class Sequence:
         self.miss: CacheMiss | None = None
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
+        self.images = ImageTable(images, submit)
         self.lookup = PromptLookup()
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
@@ -99,8 +103,15 @@ class Sequence:
         size = self._page_size
         for block in range(len(self._names), n_blocks):
             parent = self._names[-1] if self._names else self._seed
-            self._names.append(page_name(parent, self.tokens[block * size : (block + 1) * size]))
+            tokens = self.tokens[block * size : (block + 1) * size]
+            self._names.append(page_name(parent, tokens, self.image_starts(block)))
         return self._names[:n_blocks]
+
+    def image_starts(self, block: int) -> Items[tuple[int, str]]:
+        """The images that start in a block: places in the block, and digests."""
+        first = block * self._page_size
+        starts = ((span.start - first, span.digest) for span in self.images.spans)
+        return [(place, digest) for place, digest in starts if 0 <= place < self._page_size]
 
     def parent(self, block: int) -> bytes:
         """Name of the page before this block: it stands for all tokens before."""
@@ -146,6 +157,7 @@ class Sequence:
             params=self.params,
             choice=self.choice,
             n_draft=len(draft),
+            images=self.images.placed(self.computed, stop),
             adapter=self.adapter,
         )
 
@@ -164,7 +176,7 @@ class Sequence:
         self.assumed = False
 
     def advance(self, start: int, stop: int) -> range | None:
-        """Record that `start..stop-1` are computed: name full pages, release those that have left the window.
+        """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
 
         Returns the blocks that are now full, if there are any.
         """
@@ -177,6 +189,7 @@ class Sequence:
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
             table.roll(self.computed)
+        self.images.roll(self.computed)
         return range(full_before, full) if full > full_before else None
 
     def pool(self, values: tuple[float, ...]) -> None:
@@ -190,9 +203,10 @@ class Sequence:
                 table.pool.forget(name)
 
     def reset(self) -> None:
-        """Release all pages. The tokens stay, and will be computed again."""
+        """Release all pages and encoded images. The tokens stay, and will be computed again."""
         for table in self.tables:
             table.clear()
+        self.images.clear()
         self.computed = 0
         self.pooled = ()
 

@@ -7,6 +7,7 @@ token by token what they hold.
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Items
+from zlib import crc32
 
 from service.engine.messages import CacheMiss
 from service.engine.scheduling.pages import PagePool
@@ -36,10 +37,10 @@ class Trail:
 
     def note(self, sequence: Sequence, blocks: range) -> None:
         """Remember what is computed of these blocks of a sequence."""
-        size, memory, end = self._page_size, self._blocks, sequence.computed
+        memory = self._blocks
         for block in blocks:
             key = (sequence.tenant, sequence.parent(block))
-            tokens = array("i", sequence.tokens[block * size : min((block + 1) * size, end)])
+            tokens = array("i", self._tokens(sequence, block, sequence.computed))
             known = memory.get(key)
             if known is None:
                 memory[key] = (tokens,)
@@ -66,7 +67,7 @@ class Trail:
         known = self._blocks.get((sequence.tenant, sequence.parent(n_reused)))
         if known is None:
             return CacheMiss(at, "salt" if sequence.salted and not n_reused else "new")
-        tokens = self._tokens(sequence, n_reused)
+        tokens = self._tokens(sequence, n_reused, len(sequence.tokens))
         n_common, continued = max((_common(tokens, other), _common(tokens, other) == len(other)) for other in known)
         if n_common == self._page_size:
             return CacheMiss(at, self._gone(sequence.parent(n_reused + 1)))
@@ -78,8 +79,13 @@ class Trail:
         full = [has for pool, has in zip(self._pools, found, strict=True) if pool.window is None]
         return "window" if any(found) and all(full) else "evicted"
 
-    def _tokens(self, sequence: Sequence, block: int) -> list[int]:
-        return sequence.tokens[block * self._page_size : (block + 1) * self._page_size]
+    def _tokens(self, sequence: Sequence, block: int, end: int) -> list[int]:
+        """The tokens of a block before position `end`. A number from its digest stands for the first of an image."""
+        tokens = sequence.tokens[block * self._page_size : min((block + 1) * self._page_size, end)]
+        for place, digest in sequence.image_starts(block):
+            if place < len(tokens):
+                tokens[place] = -1 - crc32(digest.encode()) // 2
+        return tokens
 
 
 def _common(tokens: Items[int], other: Items[int]) -> int:

@@ -1,11 +1,13 @@
 """Configurations of published models of the family, as their files have them, and what they mean by hand.
 
 The numbers of parameters are those that the model cards give (Mistral 7B, Ministral 8B, Llama, SmolLM2), or round to
-what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for Ministral 3. The sizes of Mistral Medium
-3.5 are of its shape only.
+what they give. They are of the text model alone: 3.4, 8.5 and 13.5 billion for Ministral 3. The image encoder has 0.4
+billion more. The sizes of Mistral Medium 3.5 are of its shape only.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Windows = Mapping[int | None, int]
@@ -14,7 +16,8 @@ Windows = Mapping[int | None, int]
 
 class Row(NamedTuple):
     """A file's name and fields, and what follows from them: parameters, bytes of keys and values of a token in
-    bfloat16 (4 * layers * key heads * head_dim), the layers with each window, and the context."""
+    bfloat16 (4 * layers * key heads * head_dim), the layers with each window, the context, and the parameters of the
+    image encoder, 0 for a model of text."""
 
     file: str
     config: Mapping[str, Any]
@@ -22,6 +25,7 @@ class Row(NamedTuple):
     token_bytes: int
     windows: Windows
     context: int
+    encoder: int = 0
 
 
 MINISTRAL_WINDOWS: Windows = {None: 9, 32768: 27}
@@ -57,9 +61,22 @@ def with_images(text: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model_type": "mistral3",
         "dtype": "bfloat16",
-        "vision_config": {"model_type": "pixtral"},
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": False,
+        "vision_config": {"model_type": "pixtral", **ENCODER, "head_dim": 64, "hidden_act": "silu"},
         "text_config": inner,
     }
+
+
+def encoder_parameters(dim: int) -> int:
+    """Weights of the encoder of mistral3 models, and of what joins it to a text model of `dim`.
+
+    A layer has 4 matrices of 1024 x 1024, 3 of 1024 x 4096 and 2 norms. Patches are 14 x 14 pixels of 3 colours.
+    """
+    layer = 4 * 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024
+    return 24 * layer + 1024 * 588 + 1024 + 1024 + 4096 * 1024 + 1024 * dim + dim * dim
 
 
 def native(dim: int, layers: int, heads: int, kv_heads: int, hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -72,6 +89,21 @@ def yarn(theta: float, factor: float, original: int, beta: float | None = 0.1, *
     return {**rope, "beta_slow": 1.0, "llama_4_scaling_beta": beta, "beta_fast": 32.0, "mscale": 1.0, **more}
 
 
+ENCODER: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 1540,
+    "patch_size": 14,
+    "rope_theta": 10000.0,
+}
+NATIVE_ENCODER = {**ENCODER, "max_image_size": 1540, "image_token_id": 10, "image_break_token_id": 12}
+NATIVE_ENCODER |= {"image_end_token_id": 13, "mm_projector_id": "patch_merge", "spatial_merge_size": 2}
+NATIVE_ENCODER |= {"add_pre_mm_projector_layer_norm": True, "adapter_bias": False}
+NATIVE_PIXTRAL = {**ENCODER, "image_size": 1024, "patch_size": 16, "adapter_bias": True}
+NATIVE_PIXTRAL |= {"image_token_id": 10, "image_break_token_id": 12, "image_end_token_id": 13}
 LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -85,16 +117,18 @@ UNSCALED = {"mscale_all_dim": 1.0}
 V1, V3 = (4096, 32, 32, 8, 14336, 32000), (4096, 32, 32, 8, 14336, 32768)
 NATIVE_YARN = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
 NATIVE_3B = {"yarn": NATIVE_YARN, "llama_4_scaling": {"original_max_position_embeddings": 16384, "beta": 0.1}}
-NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "vision_encoder": {"hidden_size": 1024}}
+NATIVE_3B |= {"tied_embeddings": True, "max_position_embeddings": 262144, "vision_encoder": NATIVE_ENCODER}
 NATIVE_3B |= dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
 
 
 def _config(parameters: int, token_bytes: int, windows: Windows, context: int, config: Mapping[str, Any]) -> Row:
-    return Row("config.json", config, parameters, token_bytes, windows, context)
+    encoder = encoder_parameters(config["text_config"]["hidden_size"]) if config["model_type"] == "mistral3" else 0
+    return Row("config.json", config, parameters, token_bytes, windows, context, encoder)
 
 
 def _params(parameters: int, token_bytes: int, windows: Windows, context: int, config: Mapping[str, Any]) -> Row:
-    return Row("params.json", config, parameters, token_bytes, windows, context)
+    encoder = encoder_parameters(config["dim"]) if "vision_encoder" in config else 0
+    return Row("params.json", config, parameters, token_bytes, windows, context, encoder)
 
 
 def _ministral3(dim: int, layers: int, hidden: int, theta: float, *, tied: bool) -> dict[str, Any]:
@@ -103,6 +137,23 @@ def _ministral3(dim: int, layers: int, hidden: int, theta: float, *, tied: bool)
     return with_images(hf("ministral3", dim, layers, 32, 8, hidden, 131072, 262144, **more))
 
 
+PIXTRAL = {
+    "model_type": "llava",
+    "image_token_index": 10,
+    "projector_hidden_act": "gelu",
+    "torch_dtype": "bfloat16",
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "text_config": hf("mistral", 5120, 40, 32, 8, 14336, 131072, 1_024_000, **{**NEMO, "rope_theta": 1e9}),
+    "vision_config": {
+        "model_type": "pixtral",
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "image_size": 1024,
+        "patch_size": 16,
+    },
+}
+"""What its `vision_config` does not say is the default of transformers."""
 ROWS: Mapping[str, Row] = {
     "Mistral 7B v0.1": _config(
         7_241_732_096, 131072, {4096: 32}, 32768, hf("mistral", *V1, 32768, sliding_window=4096)
@@ -133,6 +184,16 @@ ROWS: Mapping[str, Row] = {
     "Nemo 12B, native": _params(
         *(12_247_782_400, 163840, full(40), 128000),
         native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e6, max_seq_len=128000),
+    ),
+    "Pixtral 12B": Row(
+        *("config.json", PIXTRAL, 12_247_782_400, 163840, full(40), 1_024_000),
+        encoder=434_957_312,
+    ),
+    "Pixtral 12B, native": Row(
+        "params.json",
+        native(5120, 40, 32, 8, 14336, 131072, rope_theta=1e9, max_seq_len=131072, vision_encoder=NATIVE_PIXTRAL),
+        *(12_247_782_400, 163840, full(40), 131072),
+        encoder=434_957_312,
     ),
     "Small 24B 2501": _config(
         23_572_403_200, 163840, full(40), 32768, hf("mistral", 5120, 40, 32, 8, 32768, 131072, 32768, **SMALL)
@@ -212,3 +273,9 @@ ROWS: Mapping[str, Row] = {
         hf("llama", 576, 30, 9, 3, 1536, 49152, 8192, rope_theta=1e5, tie_word_embeddings=True),
     ),
 }
+
+
+def written(name: str, directory: Path) -> Path:
+    """A directory with the configuration of a row, and no weights."""
+    (directory / ROWS[name].file).write_text(json.dumps(ROWS[name].config))
+    return directory

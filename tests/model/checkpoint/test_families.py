@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model.checkpoint.families import FAMILIES, read_config
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.names import canonical_name, is_vision
+from model.checkpoint.names import canonical_name
 from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.errors import ModelError
 
@@ -324,10 +324,6 @@ def test_native_yarn_and_query_temperature(tmp_path: Path) -> None:
     assert (config.query_temperature, config.max_position) == (None, 99)
 
 
-def test_native_vision_encoder_is_skipped(tmp_path: Path) -> None:
-    assert _native(tmp_path, vision_encoder={"hidden_size": 8}) == _native(tmp_path)
-
-
 def test_native_experts_of_every_kind(tmp_path: Path) -> None:
     config = _native(
         tmp_path,
@@ -370,7 +366,7 @@ def test_native_experts_of_every_kind(tmp_path: Path) -> None:
         ({"multimodal": {"whisper_model_args": {}}}, "whisper_model_args, which need an audio encoder"),
         ({"multimodal": "x"}, "params.json must have an object or null in multimodal, it has 'x'"),
         ({"multimodal": {"some": 1}}, r"multimodal in params.json has 'some' \(1\), which Noria does not know"),
-        ({"vision_encoder": 3}, "params.json must have an object or null in vision_encoder, it has 3"),
+        ({"vision_encoder": 3}, "vision_encoder in params.json must be an object, it is 3"),
         ({"head_dim": 0}, "params.json must have a whole number of at least 1 in head_dim, it has 0"),
         ({"n_kv_heads": 0}, "params.json must have a whole number of at least 1 in n_kv_heads, it has 0"),
         ({"max_seq_len": 0}, "params.json must have a whole number of at least 1 in max_seq_len, it has 0"),
@@ -443,7 +439,7 @@ def test_a_model_of_text_and_images_has_the_configuration_of_its_text(family: st
     text = {**PUBLISHED, "model_type": family, "sliding_window": None, "head_dim": 16}
     alone = _hf(tmp_path, **text)
     inner = {key: value for key, value in text.items() if key != "torch_dtype"}
-    outer = {"model_type": "mistral3", "dtype": "bfloat16", "tie_word_embeddings": True, "vision_config": {"a": 1}}
+    outer = {"model_type": "mistral3", "dtype": "bfloat16", "tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": inner}))
     assert read_config(tmp_path) == alone
     (tmp_path / "config.json").write_text(json.dumps({**outer, "text_config": {**inner, "tie_word_embeddings": True}}))
@@ -487,25 +483,6 @@ def test_names() -> None:
     for unknown in ("transformer.h.0.weight", "model.layers.0.self_attn.q_proj.bias", "layers.0.attention.wq.bias"):
         with pytest.raises(ModelError, match=f"weight '{unknown}', which no supported model family"):
             canonical_name(unknown)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("model.vision_tower.patch_conv.weight", "vision_tower.transformer.layers.0.attention.q_proj.weight"),
-        *("model.multi_modal_projector.norm.weight", "multi_modal_projector.linear_1.bias"),
-        *("vision_encoder.transformer.layers.0.attention.wq.weight", "vision_language_adapter.w_in.bias"),
-        *("patch_merger.merging_layer.weight", "pre_mm_projector_norm.weight"),
-    ],
-)
-def test_weights_of_images_are_skipped(name: str) -> None:
-    assert is_vision(name)
-    assert canonical_name(name) is None
-
-
-def test_no_other_weight_is_skipped() -> None:
-    for name in ("layers.0.attention.wq.weight", "model.norm.weight", "vision.weight", "model.vision_towers.a.weight"):
-        assert not is_vision(name)
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,18 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.resources import files
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from model.checkpoint.generation_config import read_generation
 from model.grammar.archive import NAMES, pack, unpack
-from model.grammar.client import CannotStart, First, GrammarProcess, Link, ProcessLost
-from model.machine import frames
+from model.grammar.client import GrammarProcess
+from model.machine.helper import CannotStart, First, ProcessLost
 from model.tokenizers.load import load_tokenizer
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.model.grammar.vocabulary import BAD, ENDLESS, FIRST, GOOD, LARGE
@@ -66,30 +64,6 @@ def test_a_stopped_process_is_not_waited_for(process: GrammarProcess) -> None:
     assert ended(process.pid)
 
 
-def test_a_process_that_does_nothing_has_a_deadline() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        link = Link(ours, ticks=lambda: 0, seconds=0.3)
-        with pytest.raises(TimeoutError, match="it does nothing"):
-            link.receive()
-        with pytest.raises(TimeoutError, match="it does nothing"):
-            link.send("x" * 2**24)
-
-
-def test_a_process_that_works_is_waited_for() -> None:
-    """It uses processor time each time somebody looks, and answers at the tenth."""
-    ours, theirs = socket.socketpair()
-    looks = count(1)
-
-    def ticks() -> int:
-        if (look := next(looks)) == 10:
-            frames.send(theirs, "at last")
-        return look
-
-    with ours, theirs:
-        assert Link(ours, ticks, seconds=0.0).receive() == ("at last", b"")
-
-
 @pytest.mark.parametrize("grammar", [ENDLESS, LARGE])
 def test_its_own_limits_are_told_apart(process: GrammarProcess, grammar: str) -> None:
     assert lost(process, grammar).by_limits
@@ -101,7 +75,7 @@ def test_sequences_are_not_blamed_for_a_grammar_that_is_compiled_meanwhile() -> 
 
 
 def test_what_it_says_before_it_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "noria.grammar"), pytest.raises(CannotStart):
+    with caplog.at_level(logging.WARNING, "noria.helper"), pytest.raises(CannotStart):
         GrammarProcess(First({"vocabulary": "[1]"}))
     assert "exit code 1; it said: ValueError: not enough values" in caplog.text
 
@@ -147,6 +121,7 @@ def test_without_processes_or_descriptors_it_cannot_start() -> None:
 PARENT = """
 import resource, sys, time
 from model.grammar.client import *
+from model.machine.helper import *
 from tests.model.grammar.vocabulary import *
 """
 

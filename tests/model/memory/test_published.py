@@ -3,30 +3,26 @@
 Parameters are counted three times: by the configuration, by our network and by that of transformers.
 """
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from model.checkpoint.families import read_config
 from model.memory.plan import make_plan
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
-from tests.model.checkpoint.published import ROWS
-
-
-def written(name: str, directory: Path) -> Path:
-    (directory / ROWS[name].file).write_text(json.dumps(ROWS[name].config))
-    return directory
+from tests.model.checkpoint.published import ROWS, written
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_plan(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     plan = make_plan(written(name, tmp_path), RunnerOptions("", device="cuda"), 2**40)
-    assert (plan.parameters, plan.weights, plan.dtype) == (row.parameters, 2 * row.parameters, "bfloat16")
+    parameters = row.parameters + row.encoder
+    assert (plan.parameters, plan.weights, plan.dtype) == (parameters, 2 * parameters, "bfloat16")
+    assert plan.encoder == 2 * row.encoder
     assert (plan.token, plan.context, plan.served) == (row.token_bytes, row.context, row.context)
     assert {pool.window: pool.layers for pool in plan.pools} == row.windows
     for pool in plan.pools:
@@ -36,8 +32,13 @@ def test_plan(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_parameters_on_the_meta_device(name: str, tmp_path: Path) -> None:
     directory = written(name, tmp_path)
+    row = ROWS[name]
     with torch.device("meta"):
-        assert Transformer(read_config(directory)).n_parameters == ROWS[name].parameters
-        if ROWS[name].file == "config.json":
-            theirs = AutoConfig.from_pretrained(directory).get_text_config()
-            assert AutoModelForCausalLM.from_config(theirs).num_parameters() == ROWS[name].parameters
+        assert Transformer(read_config(directory)).n_parameters == row.parameters + row.encoder
+        if row.file == "config.json":
+            theirs = AutoConfig.from_pretrained(directory)
+            assert AutoModelForCausalLM.from_config(theirs.get_text_config()).num_parameters() == row.parameters
+            if row.encoder:
+                images = AutoModel.from_config(theirs)
+                parts = images.vision_tower, images.multi_modal_projector
+                assert sum(weight.numel() for part in parts for weight in part.parameters()) == row.encoder

@@ -51,6 +51,7 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 16,
     "patch_size": 8,
+    "hidden_act": "silu",
 }
 
 
@@ -87,7 +88,8 @@ def llava() -> nn.Module:
     """Text and images, as Pixtral 12B in Hugging Face's form."""
     text = {**SHAPE, "model_type": "mistral", "sliding_window": None}
     vision = {"model_type": "pixtral", **VISION}
-    config = transformers.LlavaConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    selection = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **selection)
     return transformers.LlavaForConditionalGeneration(config)
 
 

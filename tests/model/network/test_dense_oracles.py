@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from model.batch import PageTable, Slice, StepBatch
@@ -82,7 +81,7 @@ def new_name(name: str) -> str:
 
 
 def test_names_of_a_model_of_text_and_images(saved: Saved, tmp_path: Path) -> None:
-    """Both generations of names are the same model, and so is the text in Mistral's format beside an image encoder."""
+    """Both generations of names are the same model."""
     directory, expected = saved("mistral3")
     old = tensors_of(directory)
     assert {"language_model.lm_head.weight", "vision_tower.patch_conv.weight"} <= old.keys()
@@ -92,21 +91,6 @@ def test_names_of_a_model_of_text_and_images(saved: Saved, tmp_path: Path) -> No
     new = tensors_of(tmp_path)
     assert {"lm_head.weight", "model.vision_tower.patch_conv.weight", "model.language_model.norm.weight"} <= new.keys()
     agree(loaded(tmp_path), "paged", None, expected)
-
-
-def test_native_files_with_an_image_encoder(saved: Saved, tmp_path: Path) -> None:
-    directory, expected = saved("ministral3")
-    native = save_native(directory, tmp_path / "native", vision_encoder={"hidden_size": 16})
-    images = {
-        name: torch.ones(4)
-        for name in (
-            "vision_encoder.ln_pre.weight",
-            "vision_language_adapter.w_in.weight",
-            "pre_mm_projector_norm.weight",
-        )
-    }
-    save_file(tensors_of(native) | images, native / "consolidated.safetensors")
-    agree(loaded(native), "paged", None, expected)
 
 
 def test_the_helper_knows_all_names(saved: Saved) -> None:

@@ -15,7 +15,8 @@ import torch
 
 from model.batch import Slice
 from model.grammar.archive import NAMES, pack
-from model.grammar.client import First, GrammarProcess
+from model.grammar.client import GrammarProcess
+from model.machine.helper import First
 from model.sampling_params import SamplingParams
 from model.step.logits import HIDDEN
 from model.step.masks import LOST, Masks

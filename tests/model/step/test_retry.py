@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
-from model.grammar.client import First
 from model.grammar.compiler import Vocabulary
 from model.loading import load_from
+from model.machine.helper import First
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.masks import Masks

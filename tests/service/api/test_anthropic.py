@@ -120,8 +120,8 @@ def test_counting_tokens(live: Live) -> None:
         ({"messages": []}, ["messages", "empty"]),
         ({"messages": [{"role": "tool", "content": "x"}]}, ["messages[0].role", '"tool"']),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            ['content[0].type "image"', "not supported"],
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+            ['content[0].type "document"', "not supported"],
         ),
         ({"messages": [{"role": "user", "content": [CALL]}]}, ["tool_use", "user"]),
         ({"messages": [{"role": "assistant", "content": [RESULT]}, *USER]}, ["tool_result", "assistant"]),

@@ -26,8 +26,8 @@ def test_null_means_default_in_every_field(kind: type[Body], least: dict[str, An
 def test_null_and_empty_extras_in_a_message() -> None:
     extras = {"refusal": None, "annotations": [], "audio": None, "name": None, "function_call": None, "tool_calls": []}
     extras |= {"parsed": {"x": 1}, "reasoning": None, "thinking_blocks": None, "images": []}
-    assert Message(role="user", content="x", **extras).plain() == {"role": "user", "content": "x"}
-    assert Message(role="user", content="x", name="Ann").plain()["name"] == "Ann"
+    assert Message(role="user", content="x", **extras).plain("messages[0]") == {"role": "user", "content": "x"}
+    assert Message(role="user", content="x", name="Ann").plain("messages[0]")["name"] == "Ann"
     assert not StreamOptions.model_validate_json('{"include_usage": null, "include_obfuscation": null}').include_usage
 
 

@@ -135,9 +135,9 @@ def test_only_defaults_pass(live: Live) -> None:
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments", ["required"]),
         ({"input": [CALL | {"arguments": "{"}]}, "input[0].arguments", ["JSON object"]),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input[0].content[0].type",
-            ['"input_image"', "not supported"],
+            ['"input_file"', "not supported"],
         ),
         ({"store": True}, "store", ["true", "false"]),
         ({"previous_response_id": "resp_1"}, "previous_response_id", ["resp_1", "null"]),

@@ -142,9 +142,9 @@ def test_completions(live: Live, body: dict[str, Any], param: str, words: list[s
         ({"messages": [*USER, {"role": "user"}]}, "messages[1].content", ["required"]),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", ["a string or an array", "got 5"]),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
             "messages[0].content[0].type",
-            ['"image_url"', "not supported", '"text"'],
+            ['"input_audio"', "not supported", '"text"'],
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood", ["'mood'"]),
         (

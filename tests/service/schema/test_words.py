@@ -91,7 +91,7 @@ PART = {"type": "text", "text": "a"}
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "audio"}]}]},
-            'messages[0].content[0].type "audio" is not supported: only "text" or "thinking"',
+            'messages[0].content[0].type "audio" is not supported: only "text", "thinking" or "image_url"',
         ),
         (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is required"),
         (CHAT, {"messages": USER, "stream": None, "n": "2"}, 'n must be an integer, got "2"'),

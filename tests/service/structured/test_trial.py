@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from model.grammar import client
+from model.grammar.client import GrammarProcess
+from model.machine import helper
 from service.structured.trial import Grammars
 from tests.faults import FAULTS, descriptors, every_fault, failing, offspring
 from tests.service.live import Live, refused
@@ -42,7 +43,7 @@ def grammars(live: Live) -> Grammars:
     return found
 
 
-def process(live: Live) -> client.GrammarProcess:
+def process(live: Live) -> GrammarProcess:
     """The process that tries grammars."""
     found = grammars(live)._process
     assert found is not None
@@ -66,7 +67,7 @@ class Starts:
     def __init__(self, number: signal.Signals, n: int) -> None:
         self._number = number
         self._left = n
-        self._start = client.start_python
+        self._start = helper.start_python
 
     def __call__(self, *arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started = self._start(*arguments, **options)
@@ -91,7 +92,7 @@ def test_an_idle_process_that_is_lost_costs_nobody_a_form(live: Live, number: si
 def test_a_process_lost_while_it_starts_costs_a_retry(
     live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "start_python", Starts(number, 1))
+    monkeypatch.setattr(helper, "start_python", Starts(number, 1))
     without_process(live)
     served(live)
 
@@ -101,7 +102,7 @@ def test_processes_that_are_always_lost_are_a_503_and_nothing_is_remembered(
     live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(client, "start_python", Starts(number, 2))
+        patch.setattr(helper, "start_python", Starts(number, 2))
         without_process(live)
         unavailable(live, f"lost by {number.name}")
     served(live, f"lost by {number.name}")
@@ -113,14 +114,14 @@ def test_a_process_lost_with_a_form_is_tried_again(
     live: Live, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal arrives between the request for a trial and its answer."""
-    left, send = [number], client.Link.send
+    left, send = [number], helper.Link.send
 
-    def hit(link: client.Link, value: Any, *arguments: Any) -> None:
+    def hit(link: helper.Link, value: Any, *arguments: Any) -> None:
         if left and isinstance(value, str):
             os.kill(process(live).pid, left.pop())
         send(link, value, *arguments)
 
-    monkeypatch.setattr(client.Link, "send", hit)
+    monkeypatch.setattr(helper.Link, "send", hit)
     served(live)
     assert not left
 

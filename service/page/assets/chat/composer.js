@@ -1,10 +1,10 @@
-// The text box, its pictures, and the buttons Send and Stop.
+// The text box, its images, and the buttons Send and Stop.
 
 import { element } from "../dom.js";
 
 const DRAFT = "noria-draft"; // in the tab's storage: a reload keeps what was not sent yet
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-const LARGEST = 5_000_000; // bytes of a picture: a request has room for one such in base64
+const LARGEST = 5_000_000; // bytes of an image: a request has room for one such in base64
 const TALLEST = 240; // pixels
 
 function dataUrl(file) {
@@ -41,7 +41,7 @@ export class Composer {
     this.attach = element(
       "button",
       { type: "button", hidden: true, onclick: () => this.picker.click() },
-      "Add picture",
+      "Add image",
     );
     this.shelf = element("div", { class: "shelf", hidden: true });
     const label = element("label", { for: "chat-input", class: "unseen" }, "Message");
@@ -75,7 +75,7 @@ export class Composer {
     this.stopButton.hidden = !running;
   }
 
-  /** Whether the model takes pictures. */
+  /** Whether the model takes images. */
   setSees(sees) {
     this.sees = sees;
     this.attach.hidden = !sees;
@@ -130,14 +130,14 @@ export class Composer {
     if (!files.length) return;
     event.preventDefault();
     if (this.sees) this.#add(files);
-    else this.tell("This model does not see pictures.");
+    else this.tell("This model takes no images.");
   }
 
   async #add(files) {
     for (const file of files) {
-      if (!TYPES.includes(file.type)) this.tell(`${file.name}: expected a picture (PNG, JPEG, WebP or GIF).`);
+      if (!TYPES.includes(file.type)) this.tell(`${file.name}: expected an image (PNG, JPEG, WebP or GIF).`);
       else if (file.size > LARGEST)
-        this.tell(`${file.name}: a picture has at most ${LARGEST} bytes, this one ${file.size}.`);
+        this.tell(`${file.name}: an image has at most ${LARGEST} bytes, this one ${file.size}.`);
       else this.images.push(await dataUrl(file));
     }
     this.#drawShelf();
@@ -148,13 +148,13 @@ export class Composer {
     this.shelf.hidden = !this.images.length;
     this.shelf.replaceChildren(
       ...this.images.map((url, at) => {
-        const name = `Remove picture ${at + 1}`;
+        const name = `Remove image ${at + 1}`;
         const remove = () => {
           this.images.splice(at, 1);
           this.#drawShelf();
         };
         const button = element("button", { type: "button", "aria-label": name, title: name, onclick: remove }, "×");
-        return element("span", {}, element("img", { src: url, alt: `Picture ${at + 1}` }), button);
+        return element("span", {}, element("img", { src: url, alt: `Image ${at + 1}` }), button);
       }),
     );
   }

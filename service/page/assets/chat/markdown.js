@@ -1,4 +1,4 @@
-// The text of a model as markdown. It is hostile until shown otherwise: its HTML stays text, its pictures become links
+// The text of a model as markdown. It is hostile until shown otherwise: its HTML stays text, its images become links
 // (loading one would tell another origin what was written), and DOMPurify lets through only what is listed here.
 
 import createPurify from "../vendor/dompurify.js";
@@ -20,7 +20,7 @@ const marked = new Marked({
   breaks: true,
   renderer: {
     html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
-    image: ({ href, text }) => link(href, escaped(text || "picture")),
+    image: ({ href, text }) => link(href, escaped(text || "image")),
     link({ href, tokens }) {
       return link(href, this.parser.parseInline(tokens));
     },

@@ -66,10 +66,10 @@ export class Message {
 
   #showText() {
     const { node } = this;
-    const pictures = (node.images ?? []).map((url, at) => element("img", { src: url, alt: `Picture ${at + 1}` }));
+    const images = (node.images ?? []).map((url, at) => element("img", { src: url, alt: `Image ${at + 1}` }));
     const label = node.role === "tool" ? element("div", { class: "label" }, "Result") : null;
     this.body.replaceChildren(
-      ...[label, ...pictures, element("div", { class: "text", dir: "auto" }, node.content)].filter(Boolean),
+      ...[label, ...images, element("div", { class: "text", dir: "auto" }, node.content)].filter(Boolean),
     );
   }
 

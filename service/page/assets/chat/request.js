@@ -43,7 +43,7 @@ function assistantJson({ content, thought, calls }) {
 function userJson({ content, images }) {
   if (!images?.length) return { role: "user", content };
   const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role: "user", content: [...parts, { type: "text", text: content }] };
+  return { role: "user", content: content.trim() ? [...parts, { type: "text", text: content }] : parts };
 }
 
 function messageJson(node) {

@@ -5,7 +5,7 @@ import { newId, titleOf } from "./conversation.js";
 const FORMAT = "noria-conversations";
 const VERSION = 1;
 const LARGEST = 100_000_000; // bytes
-const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
+const IMAGE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const STATES = ["done", "stopped", "failed"];
 
 /** The text of a file with these conversations. */
@@ -125,7 +125,7 @@ function node(plain, where, conversationId, ids) {
 
 const PARTS = {
   user: (plain, where) => ({
-    images: list(plain, "images", where).map((url, at) => picture(url, `${where}.images[${at}]`)),
+    images: list(plain, "images", where).map((url, at) => image(url, `${where}.images[${at}]`)),
   }),
   tool: (plain, where) => ({ callId: string(plain, "callId", where) }),
   assistant: (plain, where) => ({
@@ -154,8 +154,8 @@ function score(plain, where) {
   return { ...texts, logprob: number(plain, "logprob", where), top: pairs };
 }
 
-function picture(url, where) {
-  check(typeof url === "string" && PICTURE.test(url), where, "a picture as a data URL");
+function image(url, where) {
+  check(typeof url === "string" && IMAGE.test(url), where, "an image as a data URL");
   return url;
 }
 

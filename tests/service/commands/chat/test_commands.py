@@ -6,6 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prompt_toolkit.completion import CompleteEvent, NestedCompleter
+from prompt_toolkit.document import Document
 
 from model.errors import OptionError
 from service.commands.chat.conversation import Conversation, End, Piece, Progress
@@ -34,6 +36,10 @@ def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
     image.write_bytes(b"\x89PNG")
     slash = Slash(chat, {}, model_card(chat.client, chat.model))
     assert slash.obey(f"/image {image}").text == "wheel.png goes with the next message"
+    for name, kind in (("a.WEBP", "webp"), ("a b.jpeg", "jpeg")):
+        (tmp_path / name).write_bytes(b"x")
+        slash.obey(f"/image {tmp_path / name}")
+        assert chat.images.pop() == f"data:image/{kind};base64,eA=="
     for text in ("What is this?", "Sure?"):
         chat.say(text)
         list(chat.answer())
@@ -41,9 +47,22 @@ def test_an_image_goes_with_the_next_message_of_a_model_that_sees(
     first, _, second = fake.requests[1]["messages"]
     assert first["content"] == [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": url}]
     assert second["content"] == "Sure?"
-    for wrong in ("missing.png", "notes.txt", ""):
+    for wrong in ("missing.png", "notes.txt", "drawing.svg", ""):
         with pytest.raises(OptionError, match=wrong or "name of a file"):
             slash.obey(f"/image {wrong}")
+
+
+def test_names_of_files_are_completed(chat: Conversation, tmp_path: Path) -> None:
+    for name in ("wheel.png", "wheat.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "whole").mkdir()
+    completer = NestedCompleter.from_nested_dict(Slash(chat, {}, {}).words())
+
+    def completed(line: str) -> list[str]:
+        return [found.text for found in completer.get_completions(Document(line), CompleteEvent())]
+
+    assert completed(f"/image {tmp_path}/wh") == ["eel.png", "ole"]
+    assert completed(f"/load {tmp_path}/wh") == ["eat.txt", "eel.png", "ole"]
 
 
 def test_a_file_that_is_no_conversation_is_neither_loaded_nor_overwritten(chat: Conversation, tmp_path: Path) -> None:

@@ -1,0 +1,24 @@
+"""The parent's side of the process that decodes images (`model/images/process.py`). Does not need Pillow."""
+
+from dataclasses import asdict
+
+from model.batch import ImageFormat
+from model.errors import ImageError
+from model.images.sizes import Pixels
+from model.machine.helper import ONE_ARENA, First, HelperProcess
+
+
+class ImageProcess(HelperProcess):
+    """A ready process. One thread uses it; any thread may call `kill`. `max_pixels` is the limit for an image."""
+
+    def __init__(self, max_pixels: int) -> None:
+        """Start it and wait until it is ready. Raises CannotStart."""
+        first = First({"max_pixels": max_pixels})
+        super().__init__("model.images.process", "decodes images", first, environment=ONE_ARENA)
+
+    def decode(self, data: bytes, format: ImageFormat) -> Pixels:
+        """The pixels of an image file. Raises ImageError, and ProcessLost."""
+        answer, pixels = self.exchange(asdict(format), data)
+        if "problem" in answer:
+            raise ImageError(answer["problem"])
+        return Pixels(answer["rows"], answer["columns"], pixels)

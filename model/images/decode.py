@@ -1,0 +1,123 @@
+"""From the bytes of an image file to RGB pixels of the size that a model takes. Needs Pillow.
+
+The data may be hostile: this runs in a process of its own (`model/images/process.py`). Colour profiles are ignored, as
+transformers and mistral-common ignore them. Of an animation the first frame is used.
+"""
+
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+
+from PIL import Image
+from PIL.ExifTags import Base
+from PIL.GifImagePlugin import GifImageFile
+from PIL.Image import Resampling, Transpose
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from model.batch import ImageFormat
+from model.errors import ImageError, one_line
+from model.images.sizes import Pixels, grid
+
+FORMATS = [plugin.format for plugin in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile)]
+TRANSPOSITIONS = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+"""EXIF's orientation -> what brings the image upright."""
+DEEP = "I;16"
+"""Pillow's mode of grey with 16 bits."""
+DEEP_COLOURS = "RGB;16B"
+"""Pillow's name of how a PNG file stores colours with 16 bits. It reads their high bytes."""
+HIGH_BYTES = [value >> 8 for value in range(2**16)]
+
+Image.MAX_IMAGE_PIXELS = None  # `_open` has the limit; Pillow's own only warns up to twice its value
+
+
+def decode(data: bytes, format: ImageFormat, max_pixels: int) -> Pixels:
+    """The pixels of an image file, upright, on white where it is transparent, resized once. Raises ImageError.
+
+    MemoryError is not caught: the limit of memory ends the process.
+    """
+    try:
+        with _open(data, max_pixels) as image:
+            image.load()
+            upright = _upright(_rgb(image), _orientation(image))
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:  # Pillow's readers raise errors of many types for damaged data
+        raise ImageError(f"is damaged: {one_line(error)}") from error
+    rows, columns = grid(*upright.size, format)
+    resized = upright.resize((columns * format.token_side, rows * format.token_side), Resampling.BICUBIC)
+    return Pixels(rows, columns, resized.tobytes())
+
+
+def _open(data: bytes, max_pixels: int) -> Image.Image:
+    """The image with its header read, but no pixel decoded."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":  # Pillow's reader takes memory for the pixels at once
+        _check_size(*_webp_size(data), max_pixels)
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+    except Image.UnidentifiedImageError:
+        raise ImageError("is no PNG, JPEG, WebP or GIF image, or its header is damaged") from None
+    _check_size(*image.size, max_pixels)
+    hidden = image.info.get("transparency")
+    if isinstance(hidden, tuple) and any(DEEP_COLOURS in tile for tile in image.tile):
+        image.info["transparency"] = tuple(value >> 8 for value in hidden)
+    return image
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height in the first chunk of a WebP file (RFC 9649, sections 2.5 to 2.7), 0 where it has none."""
+    kind, number = data[12:16], partial(int.from_bytes, byteorder="little")
+    if kind == b"VP8X":
+        return number(data[24:27]) + 1, number(data[27:30]) + 1
+    if kind == b"VP8L":
+        bits = number(data[21:25])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return (number(data[26:28]) & 0x3FFF, number(data[28:30]) & 0x3FFF) if kind == b"VP8 " else (0, 0)
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    n_pixels = width * height
+    if n_pixels > max_pixels:
+        raise ImageError(f"has {width} x {height} = {n_pixels} pixels; the limit is {max_pixels} (--max-image-pixels)")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB, on white where it is transparent: mistral-common blends in this way too."""
+    alpha: Image.Image | None = None
+    if image.mode == DEEP:  # Pillow would cut values at 255
+        image, alpha = _eight_bits(image)
+    elif image.has_transparency_data:
+        image = alpha = image.convert("RGBA")
+    if alpha is None:
+        return image.convert("RGB")
+    canvas = Image.new("RGB", image.size, "white")
+    canvas.paste(image, mask=alpha)
+    return canvas
+
+
+def _eight_bits(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Grey of 16 bits as grey of 8, the high bytes, and where it is opaque (None: everywhere)."""
+    wide, hidden = image.convert("I"), image.info.get("transparency")
+    alpha = None if hidden is None else wide.point([255 * (value != hidden) for value in range(2**16)], "L")
+    return wide.point(HIGH_BYTES, "L"), alpha
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's orientation, 1 (upright) if the image has none that can be read."""
+    with suppress(Exception):  # damaged EXIF data are no reason to refuse the pixels
+        return int(image.getexif().get(Base.Orientation, 1))
+    return 1
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    transposition = TRANSPOSITIONS.get(orientation)
+    return image if transposition is None else image.transpose(transposition)

@@ -1,0 +1,37 @@
+"""Pixels as rows of patches, and the rotary positions of patches in two dimensions."""
+
+import torch
+from torch import Tensor
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+"""Of red, green and blue in CLIP's training data (arXiv 2103.00020); all Pixtral encoders use them."""
+
+
+def unfold(pixels: Tensor, side: int) -> Tensor:
+    """Patches of `side` x `side` pixels, row by row, channels first: [H, W, 3] -> [P, 3 * side * side]."""
+    height, width, channels = pixels.shape
+    grid = pixels.view(height // side, side, width // side, side, channels)
+    return grid.permute(0, 2, 4, 1, 3).reshape(-1, channels * side * side)
+
+
+def normalize(patches: Tensor) -> Tensor:
+    """uint8 patches [n, 3 * side * side] -> float32: `(value / 255 - mean) / deviation` of its channel."""
+    mean, deviation = (torch.tensor(values, device=patches.device)[:, None] for values in (MEAN, DEVIATION))
+    channels = patches.view(len(patches), 3, -1).float() / 255
+    return ((channels - mean) / deviation).flatten(1)
+
+
+def rotations(height: int, width: int, head_dim: int, theta: float) -> Tensor:
+    """cos and sin for each patch of an image of height x width patches: [P, 2, head_dim/2] float32.
+
+    Pair i (from 0) of a head has the frequency theta^(-2i/head_dim). The even i rotate by the row of the patch, the odd
+    ones by its column. The pairs of rows come first. Worked example: head_dim 8, theta 10,000 has the frequencies 1 and
+    0.01 for rows, 0.1 and 0.001 for columns.
+    """
+    freqs = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    rows = torch.arange(height, dtype=torch.float64)[:, None] * freqs[0::2]  # [height, head_dim/4]
+    columns = torch.arange(width, dtype=torch.float64)[:, None] * freqs[1::2]  # [width, head_dim/4]
+    both = (rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1))
+    angles = torch.cat(both, dim=-1).flatten(0, 1)  # [P, head_dim/2]
+    return torch.stack((angles.cos(), angles.sin()), dim=1).float()

@@ -1,0 +1,98 @@
+"""The images of a runner: the embeddings that it keeps, the image that it encodes, and their rows in a step."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.attention.inputs import PackedInputs
+from model.batch import ImageWork, StepBatch
+from model.machine.device import of_memory
+from model.machine.transfers import Ints, upload
+from model.network.vision.encoder import Encoding, ImageEncoder
+
+log = logging.getLogger(__name__)
+
+
+class Images:
+    """The images of one runner by their numbers: embeddings [rows * columns, dim], or work that is not complete.
+
+    The scheduler decides what is encoded and forgotten. `encoder` is None for a model of text.
+    """
+
+    def __init__(self, encoder: ImageEncoder | None) -> None:
+        self._encoder = encoder
+        self._encodings: dict[int, Encoding] = {}
+        self._embeddings: dict[int, Tensor] = {}
+
+    def update(self, batch: StepBatch) -> dict[int, str]:
+        """Forget images, then do the work on others. Returns the faults of those that cannot be encoded."""
+        for number in batch.forgotten:
+            self._drop(number)
+        results = {work.image: self._encode(work) for work in batch.images}
+        return {number: fault for number, fault in results.items() if fault is not None}
+
+    def place(self, inputs: PackedInputs, batch: StepBatch) -> PackedInputs:
+        """The inputs of a step with the embeddings of the images that its slices read."""
+        parts = list(_parts(batch))
+        if not parts:
+            return inputs
+        numbers, rows, entries = zip(*parts, strict=True)
+        tensors = upload([*rows, *entries], inputs.tokens.device)
+        values = [
+            self._embeddings[number].index_select(0, entry)
+            for number, entry in zip(numbers, tensors[len(parts) :], strict=True)
+        ]
+        return replace(inputs, image_rows=torch.cat(tensors[: len(parts)]), image_values=torch.cat(values))
+
+    def _encode(self, work: ImageWork, *, again: bool = True) -> str | None:
+        """Do a part of an image, a second time if memory runs out; returns the fault of an image that raises."""
+        try:
+            self._advance(work)
+            return None
+        except Exception as error:
+            if not again or not of_memory(error):
+                log.exception("image %d cannot be encoded", work.image)
+                self._drop(work.image)
+                return f"the engine could not encode an image of this request ({type(error).__name__})"
+            log.warning("memory ran out while image %d was encoded: it is tried again", work.image)
+        torch.cuda.empty_cache()
+        return self._encode(work, again=False)
+
+    def _advance(self, work: ImageWork) -> None:
+        """Do the work up to `work.stop`, from the beginning if nothing is there. What is done is not repeated."""
+        if work.image in self._embeddings:
+            return
+        assert self._encoder is not None, "the model has no image encoder"
+        encoding = self._encodings.get(work.image)
+        if encoding is None:
+            pixels = torch.tensor(np.frombuffer(work.pixels, np.uint8))
+            shape = (work.rows * self._encoder.config.token_side, work.columns * self._encoder.config.token_side, -1)
+            encoding = self._encodings[work.image] = self._encoder.begin(pixels.view(shape), work.rows, work.columns)
+        self._encoder.advance(encoding, work.stop)
+        if encoding.complete:
+            self._embeddings[work.image] = self._encodings.pop(work.image).embeddings
+
+    def _drop(self, number: int) -> None:
+        self._encodings.pop(number, None)
+        self._embeddings.pop(number, None)
+
+
+def _parts(batch: StepBatch) -> Iterator[tuple[int, Ints, Ints]]:
+    """For each image of each slice its number, the rows [n] of the step that it fills, and the embeddings for them [n].
+
+    Worked example: an image of 2 x 3 from position 10, a slice of 12..16 that begins with row 5 of the step. Position
+    13 is a break token. 12, 14, 15 and 16 are rows 5, 7, 8 and 9, and have the embeddings 2, 3, 4 and 5.
+    """
+    first = 0
+    for item in batch.slices:
+        for placed in item.images:
+            span = placed.span
+            positions = np.arange(max(item.start, span.start), min(item.stop, span.stop))
+            row, column = np.divmod(positions - span.start, span.columns + 1)
+            inside = column < span.columns
+            yield placed.image, positions[inside] + (first - item.start), (row * span.columns + column)[inside]
+        first += item.stop - item.start

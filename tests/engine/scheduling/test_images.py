@@ -1,0 +1,350 @@
+"""Images in the scheduler: the work on them in each step, who holds them, what is evicted, and names of pages."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.batch import ImageSpan, StepBatch
+from model.sampling_params import SamplingParams
+from service.engine.messages import CacheMiss, Submit
+from service.engine.scheduling.images import ImageStore
+from service.engine.scheduling.pages import page_name
+from tests.engine.driving import Client, expected
+from tests.engine.images import (
+    BAD,
+    IMG,
+    ImageDrive,
+    ImagePrompt,
+    ImageRunner,
+    Picture,
+    info_with_images,
+    prompt_of,
+    shape,
+)
+from tests.fakes import AheadRunner, make_info
+
+PARAMS = SamplingParams(max_tokens=3)
+RED, BLUE = Picture(2, 3, b"\x01"), Picture(2, 3, b"\x02")
+"""8 positions, 6 embeddings, 24 patches: 8 tokens of work."""
+
+
+def drive(*, image_tokens: int = 64, pages: int = 64, max_step_tokens: int = 8, **more: Any) -> ImageDrive:
+    info = info_with_images(image_tokens=image_tokens, pools=((None, pages),), max_model_len=more.pop("length", 128))
+    return ImageDrive(info, max_step_tokens=max_step_tokens, **more)
+
+
+def answered(engine: ImageDrive, prompts: dict[int, ImagePrompt]) -> None:
+    """Run to the end; every answer is that of the prompt alone."""
+    engine.run()
+    for number, prompt in prompts.items():
+        assert engine.answers[number] == expected(prompt.prompt, PARAMS)
+
+
+def test_a_chunk_ends_before_an_image_until_that_is_encoded() -> None:
+    """A budget of 5 tokens: 3 of text, then 2 of 8 of the image; 5; the last, and 4 positions of the image."""
+    engine = drive(max_step_tokens=5)
+    prompt = prompt_of([1, 2, 3], RED, [4, 5])
+    engine.ask(1, prompt, PARAMS)
+    assert shape(engine.step()) == ([(1, 0, 3)], [(1, 0, 6)])
+    assert shape(engine.step()) == ([], [(1, 6, 21)])
+    assert shape(engine.step()) == ([(1, 3, 7)], [(1, 21, 24)])
+    assert shape(engine.step()) == ([(1, 7, 12)], [])
+    assert shape(engine.step()) == ([(1, 12, 13)], [])
+    answered(engine, {1: prompt})
+
+
+def test_images_and_their_text_share_one_step_if_the_budget_is_enough() -> None:
+    engine = drive(max_step_tokens=64)
+    prompt = prompt_of(RED, [1], BLUE, RED, [2])
+    engine.ask(1, prompt, PARAMS)
+    assert shape(engine.step()) == ([(1, 0, 26)], [(1, 0, 24), (2, 0, 24)])
+    answered(engine, {1: prompt})
+
+
+def test_decoding_goes_before_images() -> None:
+    engine = drive(max_sequences=2, max_step_tokens=2)
+    engine.submit(1, [1], SamplingParams(max_tokens=30))
+    engine.step()
+    prompt = prompt_of(RED, [1])
+    engine.ask(2, prompt, PARAMS)
+    for start in range(0, 24, 3):
+        assert shape(engine.step())[1] == [(1, start, start + 3)]
+    assert len(engine.answers[1]) == 9
+    answered(engine, {2: prompt})
+
+
+def test_an_image_is_encoded_once_for_all_who_send_it() -> None:
+    engine = drive(max_step_tokens=5)
+    prompts = {number: prompt_of([number], RED, [4]) for number in (1, 2, 3)}
+    for number in (1, 2):
+        engine.ask(number, prompts[number], PARAMS)
+    answered(engine, {})
+    engine.ask(3, prompts[3], PARAMS)
+    answered(engine, prompts)
+    assert engine.runner.n_patches == 24
+
+
+def test_an_image_in_cached_pages_is_not_encoded_again() -> None:
+    """Though its embeddings are evicted: the store has place for one image."""
+    engine = drive(image_tokens=6, max_step_tokens=64)
+    first, other = prompt_of([1], RED, [2, 3, 4]), prompt_of([1], BLUE, [2, 3, 4])
+    for number, prompt in enumerate((first, other, first)):
+        engine.ask(number, prompt, PARAMS)
+        answered(engine, {number: prompt})
+    assert [engine.updates[number][0].cached for number in range(3)] == [0, 0, 8]
+    assert engine.runner.n_patches == 3 * 24  # the last page of the third begins in the image
+    longer = prompt_of([1], RED, [2, 3, 4, *engine.answers[0], 7])
+    engine.ask(3, longer, PARAMS)
+    answered(engine, {3: longer})
+    assert engine.updates[3][0].cached == 12
+    assert engine.runner.n_patches == 3 * 24
+
+
+def test_equal_tokens_with_another_image_are_another_page() -> None:
+    """A page that begins inside the image has a name of its own too, because names are chained."""
+    engine = drive(max_step_tokens=64)
+    text = [40 + n for n in range(6)]
+    for number, (picture, cached) in enumerate(((RED, 0), (BLUE, 4), (RED, 16), (BLUE, 16))):
+        prompt = prompt_of(text, picture, text)
+        engine.ask(number, prompt, PARAMS)
+        answered(engine, {number: prompt})
+        assert engine.updates[number][0].cached == cached
+        if number == 1:
+            assert engine.updates[1][0].miss == CacheMiss(6, "diverged")
+
+
+def test_page_names_have_place_and_digest_of_each_image() -> None:
+    lists: list[list[tuple[int, str]]] = [[], [(0, "a")], [(1, "a")], [(0, "b")], [(0, "a"), (2, "a")]]
+    names = [page_name(b"", [IMG] * 4, images) for images in lists]
+    assert len(set(names)) == len(names)
+    assert page_name(b"", [IMG] * 4, ((1, "a"),)) == names[2]
+
+
+def test_a_store_of_one_image_serves_everybody_in_turn() -> None:
+    """The oldest that waits gets the place, although younger sequences with the image that is there keep coming."""
+    engine = drive(image_tokens=6, max_step_tokens=6, max_sequences=4)
+    pictures = [RED, BLUE, RED, Picture(1, 1, b"\x03"), RED, BLUE]
+    prompts = {number: prompt_of([number], picture, [4, 5]) for number, picture in enumerate(pictures)}
+    for number, prompt in prompts.items():
+        engine.ask(number, prompt, PARAMS)
+    answered(engine, prompts)
+    assert list(engine.finished) == sorted(engine.finished)
+    assert len(engine.runner.done) == 1
+
+
+def test_a_preempted_sequence_keeps_no_image_that_is_unfinished() -> None:
+    """The older sequence takes the last page while the younger encodes its second image."""
+    engine = drive(pages=10, length=36, max_step_tokens=2, max_sequences=2)
+    params = SamplingParams(max_tokens=24)
+    engine.submit(1, [1] * 8, params)
+    for _ in range(4):
+        engine.step()
+    small, large = Picture(1, 2, b"\x01"), Picture(3, 3, b"\x02")
+    prompt = prompt_of([2] * 4, small, [3] * 4, large, [4])
+    engine.ask(2, prompt, PARAMS)
+    batch = engine.step()
+    while engine.scheduler.has_work and not engine.scheduler.stats().preemptions:
+        batch = engine.step()
+    assert batch.forgotten == (2,)
+    assert 8 < engine.runner.n_patches < 8 + 36
+    engine.run()
+    assert engine.answers == {1: expected([1] * 8, params), 2: expected(prompt.prompt, PARAMS)}
+
+
+def test_an_abort_in_mid_encoding_frees_the_runner_at_once() -> None:
+    engine = drive(max_step_tokens=4)
+    engine.ask(1, prompt_of([1], RED), PARAMS)
+    engine.step()
+    engine.scheduler.abort(1)
+    assert not engine.scheduler.has_work
+    assert engine.step() == StepBatch((), forgotten=(1,))
+    assert not engine.step()
+    engine.check_idle()
+
+
+def test_an_unfinished_image_is_forgotten_with_its_last_holder() -> None:
+    store = ImageStore(info_with_images())
+    span, pixels = prompt_of(RED).images[0], memoryview(RED.pixels)
+    first, second = store.hold(span, pixels), store.hold(span, pixels)
+    assert first is second is not None
+    assert store.advance(first, 3) == 3
+    store.release(first)
+    store.check()
+    assert [(work.start, work.stop) for work in store.take().work] == [(0, 9)]
+    store.advance(first, 1)
+    store.advance(first, 1)  # twice in one step: after a preemption there is budget again
+    assert [(work.start, work.stop) for work in store.take().work] == [(9, 15)]
+    store.advance(first, 1)
+    store.release(first)
+    store.check()
+    assert store.take() == ((), (1,), False)
+
+
+def test_a_fault_of_an_image_ends_those_who_need_it() -> None:
+    engine = drive(max_step_tokens=64)
+    bad = Picture(2, 3, BAD)
+    prompts = {1: prompt_of([1], bad), 2: prompt_of([2], RED), 3: prompt_of([3], bad, [4]), 4: prompt_of([1, 2], BLUE)}
+    for number, prompt in prompts.items():
+        engine.ask(number, prompt, PARAMS)
+    answered(engine, {2: prompts[2], 4: prompts[4]})
+    assert engine.finished == {1: "error", 2: "length", 3: "error", 4: "length"}
+    assert [engine.updates[number][-1].fault for number in (1, 3)] == ["the image is bad"] * 2
+    assert engine.runner.n_patches == 3 * 24
+
+
+def test_a_failed_step_ends_those_who_need_its_images() -> None:
+    engine = drive(max_step_tokens=6)
+    first, second = prompt_of([1], RED), prompt_of([2], RED)
+    engine.ask(1, first, PARAMS)
+    engine.step()
+    engine.scheduler.plan()
+    assert [(update.id, update.finish) for update in engine.scheduler.fail_steps()] == [(1, "error")]
+    engine.ask(2, second, PARAMS)
+    answered(engine, {2: second})
+    assert set(engine.runner.done) == {2}  # the first number is forgotten, its work was begun
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": (ImageSpan(1, 9, 9, "large"),)}, "64 embeddings, got 81"),
+        ({"images": (ImageSpan(1, 2, 3, "a"), ImageSpan(8, 2, 3, "b"))}, "must follow one another in 99 tokens"),
+        ({"images": (ImageSpan(92, 2, 3, "a"),)}, "must follow one another in 99 tokens"),
+        ({"images": (ImageSpan(1, 0, 3, "a"),)}, "must follow one another in 99 tokens"),
+        ({"pixels": bytes(71)}, "72 bytes of pixels, got 71"),
+        ({"images": ()}, "0 bytes of pixels, got 72"),
+    ],
+)
+def test_images_that_can_never_be_encoded_are_refused(change: dict[str, Any], message: str) -> None:
+    request = Submit(1, [IMG] * 99, PARAMS, images=(ImageSpan(1, 2, 3, "a"),), pixels=bytes(72))
+    with pytest.raises(ValueError, match=message):
+        drive().scheduler.submit(replace(request, **change))
+
+
+def test_a_model_of_text_refuses_images() -> None:
+    engine = ImageDrive(make_info())
+    with pytest.raises(ValueError, match="no image encoder"):
+        engine.ask(1, prompt_of(RED), PARAMS)
+
+
+def test_work_on_images_is_service_of_a_tenant() -> None:
+    """With a prompt of 8 positions and 8 tokens of work, `a` pays twice what `b` pays for 8 tokens of text."""
+    engine = drive(max_sequences=1, max_step_tokens=64)
+    for number in range(3):
+        picture = Picture(2, 3, bytes([number]))
+        engine.ask(number, prompt_of(picture), SamplingParams(max_tokens=1), tenant="a")
+        for other in (10, 20, 30):
+            engine.submit(other + number, [number + other] * 8, SamplingParams(max_tokens=1), tenant="b")
+    engine.run()
+    assert list(engine.finished) == [0, 10, 20, 1, 30, 11, 2, 21, 31, 12, 22, 32]
+
+
+def test_prompts_behind_an_image_are_not_stuck() -> None:
+    """While an image takes the whole budget, those who wait for it stand still, and count as advanced."""
+    engine = drive(max_step_tokens=4)
+    engine.submit(1, [5], SamplingParams(max_tokens=20))
+    engine.ask(2, prompt_of([1], RED), PARAMS)
+    engine.step()
+    engine.step()
+    assert shape(engine.step())[0] == [(1, 2, 3)]
+    assert sorted(engine.scheduler.advanced) == [1, 2] == sorted(engine.scheduler.due)
+
+
+class AheadImages(AheadRunner, ImageRunner):
+    pass
+
+
+def test_a_runner_that_runs_ahead_waits_for_images() -> None:
+    runner = AheadImages(info_with_images(image_tokens=6))
+    prompts = {number: prompt_of([number], RED if number % 2 else BLUE, [4] * number) for number in range(1, 6)}
+    params = SamplingParams(max_tokens=12)
+    runner.prompts |= prompts
+    submits = [
+        Submit(number, item.prompt, params, images=item.images, pixels=item.pixels) for number, item in prompts.items()
+    ]
+    script = [[], *([item] for item in submits)]
+    client = Client(runner, [*script, *[[]] * 12])
+    assert client.answers == {number: expected(item.prompt, params) for number, item in prompts.items()}
+    assert client.n_ahead > 0
+
+
+@dataclass
+class Request:
+    parts: list[int | Picture]
+    params: SamplingParams
+    arrival: int
+    aborted_at: int | None
+    n: int
+
+
+pictures = st.builds(Picture, st.integers(1, 3), st.integers(1, 3), st.sampled_from([b"\x01", b"\x02", BAD]))
+requests = st.builds(
+    Request,
+    parts=st.lists(st.integers(1, 2) | pictures, min_size=1, max_size=4),
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.integers(0, 8),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+        prompt_lookup_num_tokens=st.sampled_from([0, 4]),
+    ),
+    arrival=st.integers(0, 12),
+    aborted_at=st.none() | st.integers(0, 40),
+    n=st.sampled_from([1, 1, 2]),
+)
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[ImageDrive, list[Request]]:
+    """An engine with hardly enough pages and place for images."""
+    page_size, max_step_tokens, longest = draw(st.sampled_from([1, 3, 4])), draw(st.integers(3, 20)), 56
+    n_pages = -(-longest // page_size) + draw(st.integers(0, 8))
+    pools: list[tuple[int | None, int]] = [(None, n_pages)]
+    if window := draw(st.sampled_from([0, 2, 9])):
+        pools.append((window, n_pages))
+    info = info_with_images(
+        image_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
+    )
+    engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens)
+    return engine, draw(st.lists(requests, min_size=1, max_size=8))
+
+
+def play(engine: ImageDrive, load: list[Request], limit: int = 2000) -> None:
+    """Submit and abort each request at its time; step until nothing is left. No two steps in a row are empty."""
+    idle = 0
+    for now in range(limit):
+        for index, request in enumerate(load):
+            if now == request.arrival:
+                prompt = prompt_of(*request.parts)
+                engine.runner.prompts |= {2 * index + choice: prompt for choice in range(request.n)}
+                engine.ask(2 * index, prompt, request.params, n=request.n)
+            if now == request.aborted_at:
+                engine.scheduler.abort(2 * index)
+        if engine.scheduler.has_work:
+            idle = 0 if engine.step() else idle + 1
+            assert idle < 2
+        elif now > 40:
+            engine.check_idle()
+            return
+    raise AssertionError("the engine still has work at the end")
+
+
+@settings(max_examples=150, deadline=None)
+@given(loads())
+def test_random_loads_with_images_keep_the_laws(load: tuple[ImageDrive, list[Request]]) -> None:
+    """Every answer is right or that of a bad image, whoever comes, is preempted or leaves. `ImageRunner` checks all."""
+    engine, requests = load
+    play(engine, requests)
+    for index, request in enumerate(requests):
+        prompt = prompt_of(*request.parts)
+        bad = any(isinstance(part, Picture) and part.color == BAD for part in request.parts)
+        for choice in range(request.n):
+            number = 2 * index + choice
+            answer = expected(prompt.prompt, request.params, choice)
+            if request.aborted_at is not None and not choice:
+                assert engine.answers[number] == answer[: len(engine.answers[number])]
+            else:
+                assert engine.finished[number] == ("error" if bad else "length")
+                assert engine.answers[number] == ([] if bad else answer)

@@ -1,0 +1,309 @@
+"""The image encoder, alone and before the text model, against transformers; and the pieces of its work."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlavaConfig, LlavaForConditionalGeneration, PixtralVisionModel
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from model.attention import choose
+from model.attention.inputs import PackedInputs
+from model.batch import StepBatch
+from model.network.transformer import Transformer
+from model.network.vision import encoder
+from model.network.vision.encoder import ImageEncoder
+from model.network.vision.patches import rotations
+from model.step.packing import pack
+from tests.model import pixtral
+from tests.model.checkpoint import quantized_files
+from tests.model.driving import CPU, Driver, loaded
+from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
+
+Saved = Callable[[str, str], Path]
+SIZES = ((1, 2), (4, 1), (3, 5))
+"""Rows and columns of tokens. transformers cannot embed an image of one token."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The directory of a kind in a form, "hf" or "native"."""
+
+    @cache
+    def made(kind: str, form: str) -> Path:
+        write = pixtral.save_hf if form == "hf" else pixtral.save_native
+        return write(kind, tmp_path_factory.mktemp(form))
+
+    return made
+
+
+def network(directory: Path, scheme: str = "none") -> Transformer:
+    model = loaded(directory, scheme)
+    assert model.vision is not None
+    return model
+
+
+def vision(directory: Path, scheme: str = "none") -> ImageEncoder:
+    return network(directory, scheme).vision  # type: ignore[return-value]
+
+
+def image(rows: int, columns: int, side: int, seed: int = 0) -> Tensor:
+    """Random pixels [H, W, 3] of `rows` x `columns` tokens, whose side has `side` pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (rows * side, columns * side, 3), generator=generator, dtype=torch.uint8)
+
+
+def pixel_values(images: Sequence[Tensor], patch: int) -> Tensor:
+    """The images as transformers prepares them, padded to one size [n, 3, H, W]."""
+    processor = PixtralImageProcessorPil(size={"longest_edge": 1024}, patch_size={"height": patch, "width": patch})
+    values: Tensor = processor([Image.fromarray(pixels.numpy()) for pixels in images], return_tensors="pt").pixel_values
+    return values
+
+
+def sizes(images: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(pixels.shape[0], pixels.shape[1]) for pixels in images]
+
+
+def close(found: Tensor, expected: Tensor, share: float) -> None:
+    """Within a share of the greatest magnitude."""
+    assert found.shape == expected.shape
+    assert (found - expected).abs().max() <= share * expected.abs().max()
+
+
+def features(kind: str, images: Sequence[Tensor], patch: int) -> Sequence[Tensor]:
+    """transformers' embeddings [tokens, dim] of each image."""
+    model, more = pixtral.build(kind), {"vision_feature_select_strategy": "full"} if kind == "llava" else {}
+    values = pixel_values(images, patch)
+    with torch.no_grad():
+        found = model.model.get_image_features(values, image_sizes=sizes(images), vision_feature_layer=-1, **more)
+    parts: Sequence[Tensor] = found.pooler_output
+    return parts
+
+
+def test_rotation_by_hand() -> None:
+    """head_dim 8: frequencies 1, 0.1, 0.01, 0.001; the first and third for rows, the others for columns."""
+    found = rotations(4, 5, 8, 10_000.0).view(4, 5, 2, 4)[2, 3]  # row 2, column 3
+    angles = torch.tensor([2.0, 0.02, 0.3, 0.003])
+    torch.testing.assert_close(found, torch.stack((angles.cos(), angles.sin())))
+    origin = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert rotations(4, 5, 8, 10_000.0)[0].equal(origin)
+
+
+@pytest.mark.parametrize("kind", pixtral.KINDS)
+def test_hidden_states_are_those_of_transformers(kind: str, saved: Saved) -> None:
+    """One image there, and three packed there, against ours one by one."""
+    ours, theirs = vision(saved(kind, "hf")), pixtral.build(kind).model.vision_tower
+    assert isinstance(theirs, PixtralVisionModel)
+    images = [image(*size, ours.config.token_side, seed) for seed, size in enumerate(SIZES)]
+    values = pixel_values(images, ours.config.patch_size)
+    with torch.no_grad():
+        packed = theirs(values, image_sizes=sizes(images)).last_hidden_state[0]
+        alone = theirs(values[-1:], image_sizes=sizes(images[-1:])).last_hidden_state[0]
+    found = []
+    for pixels, size in zip(images, SIZES, strict=True):
+        encoding = ours.begin(pixels, *size)
+        ours.advance(encoding, encoding.n_patches)
+        found.append(encoding.x)
+    close(torch.cat(found), packed, 1e-5)
+    close(found[-1], alone, 1e-5)
+
+
+@pytest.mark.parametrize("kind", pixtral.KINDS)
+def test_embeddings_are_those_of_transformers(kind: str, saved: Saved) -> None:
+    ours = vision(saved(kind, "hf"))
+    images = [image(*size, ours.config.token_side, seed) for seed, size in enumerate(SIZES)]
+    for pixels, size, expected in zip(images, SIZES, features(kind, images, ours.config.patch_size), strict=True):
+        close(ours(pixels, *size), expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", pixtral.KINDS)
+def test_both_forms_have_the_same_bits(kind: str, saved: Saved) -> None:
+    one, other = (network(saved(kind, form)) for form in ("hf", "native"))
+    assert one.config.vision == other.config.vision
+    assert one.n_parameters == one.config.n_parameters == pixtral.build(kind).num_parameters()
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_older_names(saved: Saved, tmp_path: Path) -> None:
+    """transformers writes the names before version 5; newer files begin with "model."."""
+    directory = saved("mistral3", "hf")
+    tensors = load_file(directory / "model.safetensors")
+    assert "vision_tower.patch_conv.weight" in tensors
+    older = ("vision_tower.", "multi_modal_projector.")
+    save_file(
+        {f"model.{name}" if name.startswith(older) else name: tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    ours, theirs = network(directory).state_dict(), network(tmp_path).state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+SCHEMES = ("none", "int8", "int4", "bfloat16")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", pixtral.KINDS)
+def test_pieces_have_the_bits_of_the_whole(
+    kind: str, scheme: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 7 patches; the work is divided at every patch, unevenly, and with a step that is repeated."""
+    monkeypatch.setattr(encoder, "TILE", 7)
+    ours = vision(saved(kind, "native"), scheme)
+    pixels = image(3, 5, ours.config.token_side)
+    whole = ours(pixels, 3, 5)
+    n = len(pixels) * pixels.shape[1] // ours.config.patch_size**2
+    for stops in (range(1, n + 1), (n // 3, n // 3, n // 2, n, n)):
+        encoding = ours.begin(pixels, 3, 5)
+        for stop in stops:
+            assert not encoding.complete or stop == n
+            ours.advance(encoding, stop)
+        assert encoding.complete
+        assert encoding.embeddings.equal(whole)
+
+
+def test_work_is_shared_out_by_patches(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 patches in tiles of 16 are 4 units for the patches, 8 in each of 2 layers, and 1 for 15 tokens."""
+    monkeypatch.setattr(encoder, "TILE", 16)
+    ours = vision(saved("mistral3", "hf"))
+    encoding = ours.begin(image(3, 5, 28), 3, 5)
+    assert (encoding.n_patches, encoding.n_units) == (60, 4 + 2 * 8 + 1)
+    done = []
+    for stop in (0, 1, 20, 59, 60):
+        ours.advance(encoding, stop)
+        done.append(encoding.done)
+    assert done == [0, 1, 7, 21, 21]
+
+
+def test_a_unit_that_raises_is_computed_again(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, pixels = vision(saved("mistral3", "hf")), image(2, 2, 28)
+    whole = ours(pixels, 2, 2)
+    block: Any = ours.layers[1]
+    feed_forward = block.feed_forward.forward
+
+    def fail(*args: Any, **options: Any) -> Tensor:
+        monkeypatch.setattr(block.feed_forward, "forward", feed_forward)
+        raise MemoryError
+
+    monkeypatch.setattr(block.feed_forward, "forward", fail)
+    encoding = ours.begin(pixels, 2, 2)
+    with pytest.raises(MemoryError):
+        ours.advance(encoding, 16)
+    ours.advance(encoding, 16)
+    assert encoding.embeddings.equal(whole)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
+def test_quantized_encoders_are_near(scheme: str, saved: Saved) -> None:
+    """The weights are rounded, and the patches with them; embeddings of different images are nearly orthogonal."""
+    directory = saved("mistral3", "hf")
+    pixels = image(3, 5, 28)
+    expected = vision(directory)(pixels, 3, 5)
+    likeness = torch.cosine_similarity(vision(directory, scheme)(pixels, 3, 5), expected, dim=1)
+    assert likeness.min() > 0.98
+
+
+def test_pixels_of_another_size_are_refused(saved: Saved) -> None:
+    ours = vision(saved("mistral3", "hf"))
+    with pytest.raises(
+        ValueError, match=r"2 x 3 tokens needs uint8 pixels \[56, 84, 3\], got torch.uint8 \[84, 56, 3\]"
+    ):
+        ours.begin(image(3, 2, 28), 2, 3)
+
+
+def prompt(images: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Text, then each image and more text."""
+    yield from (1, 3, 40, 41, 42)
+    for rows, columns in images:
+        for row in range(rows):
+            yield from (IMG,) * columns
+            yield IMG_BREAK if row < rows - 1 else IMG_END
+        yield from (50, 51, 52, 53)
+    yield 4
+
+
+class Viewer(Driver):
+    """Puts the embeddings of images, in order, in place of those of [IMG]."""
+
+    def __init__(self, model: Transformer, embeddings: Tensor) -> None:
+        super().__init__(model, choose("auto", CPU)[1])
+        self.embeddings = embeddings
+
+    @torch.inference_mode()
+    def log_probabilities(self, tokens: list[int], chunk: int) -> Tensor:
+        sequence, found = self.start(tokens), []
+        while sequence.done < len(tokens):
+            n = min(chunk, len(tokens) - sequence.done)
+            found.append(
+                self.model.logits(self.model(self.inputs(sequence, n), self.tables, self.attention, self.pools))
+            )
+            sequence.done += n
+        return torch.cat(found).log_softmax(-1)
+
+    def inputs(self, sequence: Any, n: int) -> PackedInputs:
+        item = self._slice(sequence, n)
+        before = sequence.tokens[: item.start].count(IMG)
+        rows = [row for row, token in enumerate(sequence.tokens[item.start : item.stop]) if token == IMG]
+        packed = pack(StepBatch((item,)), self.attention.page_size, self.windows, self.device)
+        values = self.embeddings[before : before + len(rows)]
+        return replace(packed, image_rows=torch.tensor(rows, dtype=torch.int64), image_values=values)
+
+
+@pytest.mark.parametrize("chunk", [1000, 7])
+@pytest.mark.parametrize("form", ["hf", "native"])
+@pytest.mark.parametrize("kind", pixtral.KINDS)
+def test_log_probabilities_with_images_are_those_of_transformers(
+    kind: str, form: str, chunk: int, saved: Saved
+) -> None:
+    model = network(saved(kind, form))
+    assert model.vision is not None
+    grids, config = ((2, 3), (4, 1)), model.vision.config
+    images = [image(*grid, config.token_side, seed) for seed, grid in enumerate(grids)]
+    tokens = list(prompt(grids))
+    with torch.no_grad():
+        expected = pixtral.build(kind)(
+            input_ids=torch.tensor([tokens]),
+            pixel_values=pixel_values(images, config.patch_size),
+            image_sizes=torch.tensor(sizes(images)),
+        ).logits[0]
+    embeddings = torch.cat([model.vision(pixels, *grid) for pixels, grid in zip(images, grids, strict=True)])
+    found = Viewer(model, embeddings).log_probabilities(tokens, chunk)
+    torch.testing.assert_close(found, expected.log_softmax(-1), atol=1e-4, rtol=0)
+    other = Viewer(model, embeddings.flip(0)).log_probabilities(tokens, chunk)
+    assert (other - found).abs().max() > 0.1  # images matter
+
+
+@pytest.mark.parametrize("name", ["ct int4 g32", "gptq g128", "fp8 tensor", "ct int8 channel"])
+def test_a_quantized_text_model_has_an_encoder_that_is_not(name: str, tmp_path: Path) -> None:
+    quantized_files.save(name, tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    config = LlavaConfig(
+        text_config={"model_type": "mistral", **quantized_files.SIZES},
+        vision_config={**pixtral.VISION, "patch_size": 16, "image_size": 64},
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    theirs = LlavaForConditionalGeneration(config).eval().model
+    tensors = load_file(tmp_path / "model.safetensors")
+    images = {name: tensor for name, tensor in theirs.state_dict().items() if not name.startswith("language_model")}
+    save_file({**tensors, **images}, tmp_path / "model.safetensors")
+    outer = {"text_config": text, "quantization_config": text.pop("quantization_config")}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(config.to_json_string()) | outer))
+    pixels = image(2, 3, 16)
+    with torch.no_grad():
+        (expected,) = theirs.get_image_features(
+            pixel_values([pixels], 16), image_sizes=sizes([pixels]), vision_feature_layer=-1
+        ).pooler_output
+    close(vision(tmp_path)(pixels, 2, 3), expected, 1e-5)
+    likeness = torch.cosine_similarity(vision(tmp_path, "int8")(pixels, 2, 3), expected, dim=1)
+    assert likeness.min() > 0.98

@@ -1,0 +1,216 @@
+"""Images of requests: what is decoded, what is remembered, and whose fault a lost process is."""
+
+import asyncio
+import base64
+import hashlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+import pytest
+from PIL import Image
+
+from model.batch import ImageFormat
+from model.machine import helper
+from service.http.errors import ApiError, InvalidRequest, Unavailable
+from service.images.images import DecodedImage, Images, Recent
+from service.images.source import Source, read_base64
+from tests.faults import failing
+from tests.model.images.files import noise, saved, texts
+from tests.service.live import Live
+from tests.waiting import ended, strike
+
+T = TypeVar("T")
+FORMAT = ImageFormat(patch_size=4, merge=2, longest_side=64)
+SEEDS = count()
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGPROF]
+
+
+def source(data: bytes, param: str = "image") -> Source:
+    return read_base64(base64.b64encode(data).decode(), "image/png", param)
+
+
+def new() -> Source:
+    """An image that was never sent before."""
+    return source(saved(noise(16, 24, seed=next(SEEDS))))
+
+
+class Decoder:
+    """The images of a server, and what its metrics would hear."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.seconds: list[float] = []
+        self.loop = asyncio.new_event_loop()
+        self.images = Images(3, 2**16, self._restarted, self.seconds.append)
+
+    def _restarted(self) -> None:
+        self.restarts += 1
+
+    def run(self, work: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def decode(self, *sources: Source, format: ImageFormat = FORMAT) -> Sequence[DecodedImage]:
+        return self.run(self.images.decode(sources, format))
+
+    def refused(self, *sources: Source, kind: type[ApiError] = InvalidRequest) -> ApiError:
+        with pytest.raises(kind) as caught:
+            self.decode(*sources)
+        return caught.value
+
+    @property
+    def pid(self) -> int:
+        process = self.images._process
+        assert process is not None
+        return process.pid
+
+    def close(self) -> None:
+        self.run(self.images.close())
+        self.loop.close()
+
+
+@pytest.fixture
+def decoder() -> Iterator[Decoder]:
+    started = Decoder()
+    yield started
+    started.close()
+
+
+def test_an_image_has_its_pixels_and_their_digest(decoder: Decoder) -> None:
+    image = noise(16, 24)
+    (found,) = decoder.decode(source(saved(image)))
+    assert (found.rows, found.columns, found.pixels) == (3, 2, image.tobytes())
+    assert found.digest == hashlib.blake2b(b"3 2 " + image.tobytes(), digest_size=16).hexdigest()
+
+
+def test_equal_pixels_have_equal_digests_in_any_file(decoder: Decoder) -> None:
+    image, other = noise(16, 24), noise(16, 24, seed=1)
+    turned = Image.frombytes("RGB", (24, 16), image.tobytes())
+    digests = [
+        found.digest
+        for found in (
+            *decoder.decode(source(saved(image)), source(saved(image, "WEBP", lossless=True))),
+            *decoder.decode(source(saved(other)), source(saved(turned))),
+        )
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+def test_an_image_that_is_sent_again_is_not_decoded_again(decoder: Decoder) -> None:
+    first, second = source(saved(noise(16, 24))), source(saved(noise(24, 16)))
+    expected = decoder.decode(first, second)
+    assert len(decoder.seconds) == 2
+    assert decoder.decode(second, first, second) == [expected[1], expected[0], expected[1]]
+    assert len(decoder.seconds) == 2
+    decoder.decode(first, format=ImageFormat(patch_size=8, merge=1, longest_side=32))
+    assert len(decoder.seconds) == 3
+
+
+def test_the_memory_of_images_is_bounded() -> None:
+    recent = Recent(100)
+    images = {n: DecodedImage(1, n, str(n), bytes(40)) for n in range(4)}
+    for n in (0, 1, 1):
+        recent.note((bytes([n]), FORMAT), images[n])
+    assert recent.find((b"\0", FORMAT)) is images[0]
+    recent.note((b"\2", FORMAT), images[2])
+    assert [recent.find((bytes([n]), FORMAT)) for n in range(3)] == [images[0], None, images[2]]
+    recent.note((b"\3", FORMAT), DecodedImage(1, 1, "", bytes(101)))
+    assert [recent.find((bytes([n]), FORMAT)) for n in range(4)] == [None] * 4
+
+
+def test_no_process_starts_before_the_first_image(decoder: Decoder) -> None:
+    assert decoder.images._process is None
+    assert decoder.decode() == []
+    assert decoder.images._process is None
+
+
+def test_too_many_images_are_refused(decoder: Decoder) -> None:
+    images = [source(b"x", f"input[{n}]") for n in range(5)]
+    error = decoder.refused(*images)
+    assert error.message == "a request may have at most 3 images (--max-images), got 5"
+    assert error.param == "input[3]"
+
+
+def test_a_bad_image_names_its_field(decoder: Decoder) -> None:
+    error = decoder.refused(new(), source(b"<svg/>", "messages[2].content[0].image_url.url"))
+    assert error.param == "messages[2].content[0].image_url.url"
+    assert error.message == (
+        "the image in messages[2].content[0].image_url.url is no PNG, JPEG, WebP or GIF image, or its header is damaged"
+    )
+    assert error.code == "invalid_image"
+    error = decoder.refused(source(saved(Image.new("RGB", (300, 300))), "x"))
+    assert "has 300 x 300 = 90000 pixels; the limit is 65536 (--max-image-pixels)" in error.message
+    assert decoder.restarts == 0
+
+
+def test_an_image_that_breaks_two_processes_is_refused_and_others_are_not(decoder: Decoder) -> None:
+    error = decoder.refused(new(), source(texts(), "x"))
+    assert error.message == "the image in x takes too much time or memory to decode"
+    assert decoder.restarts == 1
+    assert decoder.decode(new())[0].rows == 3
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_idle_process_that_is_lost_costs_nobody_an_image(decoder: Decoder, number: signal.Signals) -> None:
+    decoder.decode(new())
+    old = decoder.pid
+    strike(old, number)
+    decoder.decode(new())
+    assert ended(old)
+    assert decoder.restarts == 1
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_process_lost_with_an_image_is_tried_again(
+    decoder: Decoder, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives between the request for the pixels and the answer."""
+    decoder.decode(new())
+    left, send = [number], helper.Link.send
+
+    def hit(link: helper.Link, value: Any, *arguments: Any) -> None:
+        if left:
+            strike(decoder.pid, left.pop())
+        send(link, value, *arguments)
+
+    monkeypatch.setattr(helper.Link, "send", hit)
+    assert decoder.decode(new())[0].rows == 3
+    assert not left
+    assert decoder.restarts == 1
+
+
+def test_without_a_process_nothing_is_blamed_and_nothing_remembered(decoder: Decoder) -> None:
+    image = new()
+    with failing("fork", 11, lasting=True):
+        error = decoder.refused(image, kind=Unavailable)
+    assert (error.status, error.code) == (503, "image_unavailable")
+    assert decoder.decode(image)[0].rows == 3
+
+
+def test_images_of_two_requests_alternate(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    decoded: Callable[..., DecodedImage] = Images._decoded
+
+    def noted(images: Images, source: Source, format: ImageFormat) -> DecodedImage:
+        order.append(source.param)
+        return decoded(images, source, format)
+
+    monkeypatch.setattr(Images, "_decoded", noted)
+    requests = [[Source(new().data, name, os.urandom(16)) for _ in range(3)] for name in "ab"]
+
+    async def both() -> None:
+        await asyncio.gather(*(decoder.images.decode(sources, FORMAT) for sources in requests))
+
+    decoder.run(both())
+    assert order == list("ababab")
+
+
+def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
+    images: Images = live.server.config.app.state.noria.images  # type: ignore[union-attr]
+    images._on_decoded(0.25)
+    images._on_restart()
+    assert live.metric("noria_image_process_restarts_total") == 1
+    assert live.metric("noria_image_decode_seconds_sum") == 0.25
