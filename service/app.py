@@ -20,6 +20,7 @@ from service.api.anthropic import routes as anthropic
 from service.api.document import routes as document
 from service.api.document.hints import Hints
 from service.api.embeddings import routes as embeddings
+from service.api.lora import routes as lora
 from service.api.openai import chat, completions, models
 from service.api.operations import engine_events, metrics, requests
 from service.api.operations import health as probes
@@ -62,6 +63,10 @@ ROUTES: tuple[Route, ...] = (
     embeddings.embeddings,
     models.models,
     models.model,
+    lora.load,
+    lora.unload,
+    lora.load_as_in_vllm,
+    lora.unload_as_in_vllm,
     tokens.tokenize,
     tokens.detokenize,
     tokens.apply_template,
@@ -166,6 +171,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
+        measured.adapters.watch(lambda: admission.adapters.numbered)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
         app.state.noria = State(
             settings,

@@ -7,11 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from model.chat.reasoning import STYLES
-from model.checkpoint.resolve import EMBEDDED
+from model.checkpoint.resolve import EMBEDDED, default_name
 from model.errors import OptionError
 from model.options import RunnerOptions, check_limits, flag_name, option
 
 LEVELS = ("debug", "info", "warning", "error")
+MAX_ADAPTER_NAME = 256
+"""Characters of an adapter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,18 @@ class Settings(RunnerOptions):
         "follows.",
         unset="no limit",
         least=0,
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        "LoRA adapter as NAME=PATH: requests with the model NAME use the adapter in the directory PATH. Repeat the "
+        "flag for more adapters.",
+        unset="none",
+        group="LoRA adapters",
+    )
+    lora_dir: Path | None = option(
+        None,
+        "Directory from which POST /v1/lora/load may load adapters while the server runs.",
+        unset="only --lora loads adapters",
     )
     host: str = option("127.0.0.1", "Address to listen on.", group="Network")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
@@ -142,10 +156,39 @@ class Settings(RunnerOptions):
             if isinstance(value, tuple) and any(not item.strip() for item in value):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
+        self._check_adapters()
         self.level()
         self._check_tls()
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model itself."""
+        return self.served_model_name or (default_name(self.model),)
+
+    @property
+    def adapters_given(self) -> dict[str, Path]:
+        """The directories of the adapters of --lora, by name. Raises OptionError."""
+        found: dict[str, Path] = {}
+        for text in self.lora:
+            name, separator, path = text.partition("=")
+            if not separator or not path:
+                raise OptionError(f"--lora {text}: expected NAME=PATH")
+            if (problem := adapter_name_problem(name)) is not None:
+                raise OptionError(f"--lora {text}: {problem}")
+            if name in found or name in self.names:
+                whose = "another adapter" if name in found else "the model"
+                raise OptionError(f"--lora {text}: {name!r} is the name of {whose} already")
+            found[name] = Path(path).expanduser().absolute()
+        return found
+
+    def _check_adapters(self) -> None:
+        for name, path in self.adapters_given.items():
+            if not path.exists():
+                raise OptionError(f"--lora {name}={path}: no such file or directory")
+        if self.lora_dir is not None and not self.lora_dir.is_dir():
+            raise OptionError(f"--lora-dir {self.lora_dir}: no such directory")
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:
@@ -173,6 +216,15 @@ class Settings(RunnerOptions):
         if level not in LEVELS:
             raise OptionError(f"--log-level-file {path}: must hold one of {', '.join(LEVELS)}, got {level[:40]!r}")
         return level
+
+
+def adapter_name_problem(name: str) -> str | None:
+    """Why an adapter cannot have this name; None if it can."""
+    if not name.strip() or not name.isprintable():
+        return f"the name of an adapter must be printable characters, got {name[:MAX_ADAPTER_NAME]!r}"
+    if len(name) > MAX_ADAPTER_NAME:
+        return f"the name of an adapter must have at most {MAX_ADAPTER_NAME} characters, got {len(name)}"
+    return None
 
 
 def _check_collector(url: str) -> None:

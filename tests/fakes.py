@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from model.batch import (
     BROKEN_NUMBERS,
@@ -31,6 +32,8 @@ END = 0
 IMAGES = ImageFormat(patch_size=2, merge=2, longest_side=64)
 FAULTY = 254
 """A sequence with this token ends with BROKEN_NUMBERS."""
+BROKEN_ADAPTER = "broken"
+"""A file in the directory of an adapter that cannot be read."""
 BROKEN, LOST = (f'{{"grammars": [{{"lark_grammar": "start: \\"{word}\\""}}]}}' for word in ("broken", "lost"))
 """Grammars that fail in the engine: by their own fault, and by a fault of the server."""
 
@@ -43,6 +46,11 @@ def next_token(tokens: Sequence[int], choice: int = 0) -> int:
     for token in tokens:
         state = (state * 31 + token + 7) % 104729
     return 33 + state % 90
+
+
+def shade(path: str) -> int:
+    """What an adapter adds to the number of a choice: the fake model then says something else. Its name decides."""
+    return 1000 + sum(Path(path).name.encode())
 
 
 def parrot(tokens: Sequence[int], choice: int = 0) -> int:
@@ -88,10 +96,20 @@ class FakeRunner:
         self.steps: list[StepBatch] = []
         self._say = say
         self._step_seconds = step_seconds
-        self._content: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self._content: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
+        self.adapters: dict[int, str] = {}
 
     def prepare(self, params: SamplingParams) -> None:
         pass
+
+    def load_adapter(self, number: int, path: str) -> None:
+        if not Path(path).is_dir() or (Path(path) / BROKEN_ADAPTER).exists():
+            raise ModelError(f"{path}: no LoRA adapter")
+        assert number not in self.adapters, "a number is used twice"
+        self.adapters[number] = path
+
+    def unload_adapter(self, number: int) -> None:
+        self.adapters.pop(number, None)
 
     def idle(self) -> bool:
         return False
@@ -119,16 +137,13 @@ class FakeRunner:
                 assert block >= table.first_block, "a position to write has no page"
                 page = table.pages[block - table.first_block]
                 slots = self._content.setdefault((pool, page), {})
-                slots[position % size] = (position, self._embedded(item, position))
+                slots[position % size] = (position, self._embedded(item, position), item.adapter)
 
     def _compute(self, item: Slice) -> SliceOutput:
         self._check_visible(item)
-        if item.params.grammar == BROKEN:
-            return SliceOutput(failure="the grammar is broken")
-        if item.params.grammar == LOST:
-            return SliceOutput(fault="the process that follows grammars was lost")
-        if FAULTY in item.tokens:
-            return SliceOutput(fault=BROKEN_NUMBERS)
+        if (problem := self._problem(item)) is not None:
+            return problem
+        choice = item.choice + (shade(self.adapters[item.adapter]) if item.adapter else 0)
         scored: tuple[TokenLogprob, ...] = ()
         if item.scores_prompt:
             stop = min(item.stop, item.n_prompt - 1)
@@ -139,7 +154,7 @@ class FakeRunner:
         if item.stop == len(item.tokens) and known - item.n_prompt < item.params.max_tokens:
             assert item.stop - item.n_prompt < item.params.max_tokens, "a draft longer than what may be drawn"
             for token in (*item.tokens[known:], None):
-                tokens.append(sample_token(self._say, item.tokens[: known + len(tokens)], item.params, item.choice))
+                tokens.append(sample_token(self._say, item.tokens[: known + len(tokens)], item.params, choice))
                 if tokens[-1] != token:
                     break
         logprobs = []
@@ -149,6 +164,17 @@ class FakeRunner:
                 logprobs.append(TokenLogprob(token, -0.5, top))
         return SliceOutput(tuple(tokens), tuple(logprobs), scored, pooled=pooled(item))
 
+    def _problem(self, item: Slice) -> SliceOutput | None:
+        if item.params.grammar == BROKEN:
+            return SliceOutput(failure="the grammar is broken")
+        if item.params.grammar == LOST:
+            return SliceOutput(fault="the process that follows grammars was lost")
+        if FAULTY in item.tokens:
+            return SliceOutput(fault=BROKEN_NUMBERS)
+        if item.adapter and item.adapter not in self.adapters:
+            return SliceOutput(fault=f"adapter {item.adapter} is not in memory")
+        return None
+
     def _check_visible(self, item: Slice) -> None:
         """Every position inside the window must be on its page with the right token."""
         size = self.info.page_size
@@ -157,7 +183,9 @@ class FakeRunner:
             for position in range(first, item.stop):
                 page = table.pages[position // size - table.first_block]
                 found = self._content[pool, page].get(position % size)
-                assert found == (position, self._wanted(item, position)), f"position {position}: page holds {found}"
+                assert found == (position, self._wanted(item, position), item.adapter), (
+                    f"position {position}: page holds {found}"
+                )
 
     def _embedded(self, item: Slice, position: int) -> int:
         """What the network reads at a position: its token."""
@@ -221,6 +249,7 @@ def make_info(
     pools: Sequence[tuple[int | None, int]] = ((None, 64),),
     max_model_len: int = 128,
     limits: tuple[int, int] = STEP_LIMITS["cpu"],
+    max_adapters: int = 4,
 ) -> RunnerInfo:
     return RunnerInfo(
         page_size=page_size,
@@ -231,6 +260,7 @@ def make_info(
         max_sequences=limits[0],
         max_step_tokens=limits[1],
         description={"device": "fake", "attention": "fake"},
+        max_adapters=max_adapters,
     )
 
 
@@ -250,7 +280,10 @@ def create_fake(progress: Callable[[str, float], None], **options: object) -> Fa
     info = make_info(page_size=16, pools=((None, 512),), max_model_len=length, limits=limits.step_limits("cpu"))
     if model == "images":
         info = replace(info, images=IMAGES, image_tokens=64)
-    return FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
+    runner = FakeRunner(info, 0.02 if model == "slow" else 0.0, SAYS.get(str(model), next_token))
+    for number, path in options.get("adapters", ()):  # type: ignore[attr-defined]
+        runner.load_adapter(number, path)
+    return runner
 
 
 class EngineThread:

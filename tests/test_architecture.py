@@ -40,7 +40,7 @@ SERVICE_ROOMS = """
 API_ROOMS = """
     work; writing; admission; body; examples; chat_request; images; reasoning; encoding; orders; answering; routes
     openai, anthropic, responses, embeddings, tokens
-    operations; document
+    operations, lora; document
 """
 ROOMS = {"model": MODEL_ROOMS, "service": SERVICE_ROOMS, "service.api": API_ROOMS}
 """Folders and files in the order of imports: each may import those before it, but none beside it (after a comma)."""

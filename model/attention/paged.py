@@ -24,13 +24,10 @@ from model.kernels.cpu.packed import padded
 from model.linear.schemes import CACHE_FORMATS
 from model.machine.device import name_of
 
-_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 ENOUGH = 64
 """Long tasks are split if there are fewer tasks than this: every thread then has work."""
 
-SPLIT = records.SPLIT_PAGES
-WHOLE = -1
-"""The `part` of a task that is not split."""
+SPLIT, WHOLE = records.SPLIT_PAGES, records.WHOLE
 
 Task = tuple[int, int, int, int, int, int, int]
 """row, number of rows, position of the first row, entry of `pages`, its logical block, end block, part."""
@@ -52,7 +49,7 @@ class PagedAttention(Attention):
     """The backend for CPUs. Pages are in bfloat16, float32 or int8; in int8, a head's key or value has a scale."""
 
     page_size = records.PAGE_SIZE
-    dtypes = frozenset(_KINDS)
+    dtypes = frozenset(records.CELL_KINDS)
 
     def __init__(self) -> None:
         kernels = native.kernels()
@@ -80,7 +77,7 @@ class PagedAttention(Attention):
     def call(self, prepared: Prepared, shape: Sequence[int], n_heads: int, dtype: torch.dtype) -> records.AttentionCall:
         """The arguments that all layers share. qkv is [T, n_heads + 2 n_kv_heads, head_dim], the cache has `dtype`."""
         if prepared.call is None:
-            prepared.call = _call(prepared, shape, n_heads, _KINDS[dtype])
+            prepared.call = _call(prepared, shape, n_heads, records.CELL_KINDS[dtype])
         return prepared.call
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
@@ -155,7 +152,9 @@ def _tasks(inputs: PoolInputs, n: int) -> list[Task]:
             first_key = 0 if inputs.window is None else max(0, position - inputs.window + 1)
             block, end = first_key // records.PAGE_SIZE, (position + rows - 1) // records.PAGE_SIZE + 1
             page = span.page + block - span.first_key // records.PAGE_SIZE
-            found.append(((end - block) * math.sqrt(rows), (span.row + first, rows, position, page, block, end, WHOLE)))
+            found.append(
+                ((end - block) * math.sqrt(rows), (span.row + first, rows, position, page, block, end, records.WHOLE))
+            )
     found.sort(reverse=True)
     return [task for _, task in found]
 

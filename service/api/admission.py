@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.api.work import WorkThread
 from service.engine.client import EngineClient
+from service.generation.adapters import Adapters, given_adapters
 from service.generation.backlog import Backlog, Share
 from service.generation.served import ServedModel
 from service.http.errors import ModelNotFound, Overloaded, Unavailable
@@ -61,10 +62,12 @@ class Admission:
 
     `model` is set once it is loaded. `expired` is done at the end of a drain's time. `work` is the thread on which all
     requests are parsed and tokenized. `backlog` is what waits for the engine; the requests themselves keep it.
+    `adapters` are those that requests may name.
     """
 
     def __init__(self, settings: Settings, client: EngineClient) -> None:
         self.model: ServedModel | None = None
+        self.adapters = Adapters(client, given_adapters(settings))
         self._in_flight = Share()
         self.backlog = Backlog()
         self.draining = False
@@ -98,12 +101,17 @@ class Admission:
         return self._client.state if self.model is not None or self._client.state != "ready" else "loading"
 
     def require(self, name: str | None = None) -> ServedModel:
-        """The served model. Raises ModelNotFound for another name, Unavailable while loading."""
+        """The served model, with the adapter of this name if it is one.
+
+        Raises ModelNotFound for another name, Unavailable while loading.
+        """
         if self.model is None:
             raise Unavailable("the model is still loading; see /ready", "model_loading")
-        if name is not None and name not in self.model.names:
-            raise ModelNotFound(name, self.model.names)
-        return self.model
+        if name is None or name in self.model.names:
+            return self.model
+        if (adapter := self.adapters.find(name)) is None:
+            raise ModelNotFound(name, (*self.model.names, *self.adapters.names))
+        return replace(self.model, adapter=adapter)
 
     @contextmanager
     def admitted(self, tenant: str) -> Iterator[None]:

@@ -102,6 +102,9 @@ async def submit(
     live = stack.enter_context(state.requests.serving(record, has_reason=isinstance(body, GenerationBody)))
     served = state.admission.require(body.model)
     record.model = body.model or served.names[0]
+    if served.adapter is not None:
+        record.adapter = served.adapter.name
+        stack.enter_context(state.admission.adapters.using(served.adapter))
     state.admission.check_backlog(record.tenant)
     ordered = _ordered(state, served, body, make_order, record)
     order = await while_connected(request.receive, state.admission.expired, ordered)
@@ -136,7 +139,7 @@ async def _ordered(
         async with limit:
             order = await _worked(state, served, lambda: make_order(served), record.body_bytes)
             await state.grammars.check(served, order)
-            return order
+            return order if served.adapter is None else replace(order, adapter=served.adapter.number)
     except TimeoutError:
         if not limit.expired():  # it is the error of some call, not the end of the request's time
             raise

@@ -14,8 +14,22 @@ from model.batch import ImageSpan, RunnerInfo
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
-from service.engine.messages import Abort, Beat, FromEngine, Loading, Look, Ready, Report, Stats, Submit
+from service.engine.messages import (
+    Abort,
+    AdapterLoaded,
+    Beat,
+    FromEngine,
+    LoadAdapter,
+    Loading,
+    Look,
+    Ready,
+    Report,
+    Stats,
+    Submit,
+    UnloadAdapter,
+)
 from service.engine.picture import Picture
+from service.engine.supervision.adapters import KeptAdapters
 from service.engine.supervision.process import EngineHandle
 from service.engine.supervision.supervisor import Supervisor
 from service.engine.supervision.watchdog import Patience
@@ -27,7 +41,7 @@ class EngineClient:
     """Submits sequences to whichever engine serves, and delivers their updates.
 
     `state` is "starting", "loading", "ready", "restarting", "failed" or "stopped"; `stage` and `progress` (0..1)
-    describe loading. `info` is set once the engine is ready.
+    describe loading. `info` is set once the engine is ready. `adapters` are those that every engine gets.
 
     An engine is replaced if it dies, if a signal stops it, if it sends nothing for `stall_timeout` seconds, or if a
     sequence in it makes no progress for `step_timeout` seconds. With `spare`, another engine process stands ready.
@@ -50,6 +64,7 @@ class EngineClient:
         self.info: RunnerInfo | None = None
         self.stats = Stats()
         self.n_lost = 0  # engines that have ended
+        self.adapters = KeptAdapters()
         self._on_report = on_report
         self._on_beat = on_beat
         self._on_restart = on_restart
@@ -74,14 +89,17 @@ class EngineClient:
     ) -> None:
         """Load the model with these runner options and wait until the engine serves. Raises NoriaError if it cannot.
 
-        `renew` gives the options of each later engine; without it they stay as they are.
+        `renew` gives the options of each later engine; without it they stay as they are, but for the adapters.
         """
+        self.adapters.start(options.get("adapters", ()))
 
         async def current() -> Mapping[str, Any]:
             if self.info is None:
                 return options
             # Clients know the longest sequence: the next engine must keep it.
-            return {**(await renew() if renew is not None else options), "max_model_len": self.info.max_model_len}
+            renewed = await renew() if renew is not None else options
+            kept = {"max_model_len": self.info.max_model_len, "adapters": self.adapters.for_next_engine()}
+            return {**renewed, **kept}
 
         self._supervision = asyncio.create_task(self._supervise(current), name="engine-supervisor")
         await self._decided.wait()
@@ -129,6 +147,7 @@ class EngineClient:
         tenant: str = "",
         images: tuple[ImageSpan, ...] = (),
         pixels: bytes = b"",
+        adapter: int = 0,
     ) -> list[Mailbox]:
         """Queue `n` sequences, the choices of one prompt, which is sent once. Returns a mailbox for each.
 
@@ -145,6 +164,7 @@ class EngineClient:
             n=n,
             tenant=tenant,
             images=images,
+            adapter=adapter,
             pixels=pixels,
         )
         self._next_id += n
@@ -164,6 +184,31 @@ class EngineClient:
         self._supervisor.send(Look(list(ids)))
         return await picture
 
+    async def load_adapter(self, number: int, path: str) -> None:
+        """Read a LoRA adapter, now and in every later engine. Numbers count up from 1; none is used twice.
+
+        Raises ModelError if it cannot serve, EngineUnavailable unless the engine is ready, EngineDied if that ends.
+        """
+        if self.state != "ready":
+            raise EngineUnavailable(f"the engine is {self.state}")
+        self._supervisor.send(LoadAdapter(number, path))
+        try:
+            await self.adapters.read(number, path)
+        except asyncio.CancelledError:
+            if self.state == "ready":
+                self._supervisor.send(UnloadAdapter(number))
+            raise
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget an adapter that no sequence uses. An engine that loads does it once it serves."""
+        self.adapters.drop(number)
+        if self.state == "ready":
+            self._forget_adapters()
+
+    def _forget_adapters(self) -> None:
+        for number in self.adapters.superfluous():
+            self._supervisor.send(UnloadAdapter(number))
+
     async def close(self) -> None:
         """End the engine; requests still running get EngineDied."""
         self.state = "stopped"
@@ -181,6 +226,8 @@ class EngineClient:
         elif isinstance(message, Picture):
             if not (look := self._looks.popleft()).done():
                 look.set_result(message)
+        elif isinstance(message, AdapterLoaded):
+            self.adapters.note(message)
         elif isinstance(message, Loading):
             self.state = "loading" if self.info is None else "restarting"
             self.note(message.stage, message.progress)
@@ -192,6 +239,7 @@ class EngineClient:
         if self.info is not None and self.info.description.get("weights") != info.description.get("weights"):
             raise ModelError("the model's weights have changed since this service started; restart it to serve them")
         self.info, self.state = info, "ready"
+        self._forget_adapters()
         self.note("ready", 1.0)
         self._decided.set()
 
@@ -220,6 +268,7 @@ class EngineClient:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(EngineDied())
+        self.adapters.fail(EngineDied())
         looks, self._looks = self._looks, deque()
         for look in looks:
             if not look.done():

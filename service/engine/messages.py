@@ -80,7 +80,7 @@ class LoadAdapter:
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
-    """Forget an adapter, once no sequence uses it."""
+    """Forget an adapter. The service sends it once no sequence uses the adapter, and none will."""
 
     adapter: int
 
@@ -180,11 +180,19 @@ class PoolStats(NamedTuple):
     free: int
 
 
+class AdapterStats(NamedTuple):
+    """Number of sequences that use one LoRA adapter, by its number."""
+
+    adapter: int
+    running: int
+    waiting: int
+
+
 class Stats(NamedTuple):
     """State of the engine after a step. Counters are totals since the engine started.
 
     `expert_tokens` counts the tokens of each expert of each layer. Most reports leave it empty, as it does not fit one
-    that comes hundreds of times a second.
+    that comes hundreds of times a second. `adapters` are those that sequences use.
     """
 
     running: int = 0
@@ -199,6 +207,7 @@ class Stats(NamedTuple):
     pools: tuple[PoolStats, ...] = ()
     grammar_restarts: int = 0
     expert_tokens: tuple[tuple[int, ...], ...] = ()
+    adapters: tuple[AdapterStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,20 @@ from model.batch import Runner
 from model.errors import NoriaError
 from model.machine.child import resident_bytes
 from service.engine.loop import EngineLoop
-from service.engine.messages import Abort, Beat, Failed, Loading, LoadModel, Ready, Stop, Submit, ToEngine
+from service.engine.messages import (
+    Abort,
+    AdapterLoaded,
+    Beat,
+    Failed,
+    LoadAdapter,
+    Loading,
+    LoadModel,
+    Ready,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+)
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.wire import Wire
@@ -116,28 +129,43 @@ class Worker:
                 self._on_orphaned()
 
     def _dispatch(self, message: ToEngine) -> None:
-        """Put a message into the inbox. A sequence with a grammar first goes to a thread that compiles it.
+        """Put a message into the inbox, or first give it to the thread that compiles grammars and reads adapters.
 
-        An abort of such a sequence takes the same way, so that it arrives after the sequence.
+        An abort of a sequence that waits for its grammar goes there, too, so that it arrives after the sequence.
         """
         if isinstance(message, Submit) and message.params.grammar is not None:
             self._preparing |= dict.fromkeys(message.ids, len(message.prompt))
-        elif not isinstance(message, Abort) or message.id not in self._preparing:
+            self._preparer.submit(self._prepare, message)
+        elif isinstance(message, LoadAdapter):
+            self._preparer.submit(self._load_adapter, message)
+        elif isinstance(message, UnloadAdapter) or (isinstance(message, Abort) and message.id in self._preparing):
+            self._preparer.submit(self._inbox.put, message)
+        else:
             self._inbox.put(message)
-            return
-        self._preparer.submit(self._prepare, message)
 
-    def _prepare(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit) and self._runner is not None:
+    def _prepare(self, message: Submit) -> None:
+        if self._runner is not None:
             try:
                 self._runner.prepare(message.params)
             except Exception:  # the sequence's first step meets the same fault and reports it
                 log.exception("sequence %d cannot be prepared", message.id)
         self._inbox.put(message)
-        if isinstance(message, Submit):
-            for sequence_id in message.ids:
-                self._preparing.pop(sequence_id, None)
+        for sequence_id in message.ids:
+            self._preparing.pop(sequence_id, None)
         self._n_prepared += 1
+
+    def _load_adapter(self, message: LoadAdapter) -> None:
+        problem = ""
+        try:
+            assert self._runner is not None, "an adapter comes after the model"
+            self._runner.load_adapter(message.adapter, message.path)
+        except NoriaError as error:
+            problem = str(error)
+        except Exception as error:
+            log.exception("adapter %d cannot be read", message.adapter)
+            problem = f"the adapter cannot be read: {type(error).__name__}"
+        self._n_prepared += 1
+        self._wire.send(AdapterLoaded(message.adapter, problem))
 
     def _beat(self) -> None:
         last = time.monotonic()

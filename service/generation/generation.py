@@ -160,6 +160,7 @@ class Generation:
             tenant=self._record.tenant,
             images=prompt.images,
             pixels=prompt.pixels,
+            adapter=order.adapter,
         )
 
     def _text(self, stops: list[StopString]) -> TextStream | ThinkingStream | CountingStream:

@@ -34,6 +34,7 @@ class Order:
     message, so a tokenizer's leading space is no part of it. `scores_end`: a stop token has its logprob reported.
     `grammar_fields` are the client's names of the fields that made the grammar. `visible_control` are the names of
     control tokens that are part of the text, as they mark calls. `reasoning` is None for an answer without a thought.
+    `adapter` is the number of the LoRA adapter, 0 for none.
     """
 
     prompts: tuple[Prompt, ...]
@@ -46,3 +47,4 @@ class Order:
     grammar_fields: tuple[str, ...] = ()
     visible_control: frozenset[str] = frozenset()
     reasoning: Reasoning | None = None
+    adapter: int = 0

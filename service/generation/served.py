@@ -14,13 +14,16 @@ from model.errors import ModelError, ParameterError
 from model.sampling_params import SamplingParams, check_ids
 from model.tokenizers.base import Tokenizer
 from service import version
+from service.generation.adapters import Adapter
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The served model. Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
+    """The served model, or with an `adapter` that model with the adapter's changes.
+
+    Requests may use any of `names`; answers have the first. `chat` is None without a chat format.
 
     `reasoning` are the marks of thoughts, None for a model without reasoning. `reasoning_budget` is the default for
     the tokens of a thought.
@@ -35,6 +38,7 @@ class ServedModel:
     info: RunnerInfo
     reasoning: Marks | None = None
     reasoning_budget: int | None = None
+    adapter: Adapter | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = field(init=False)
 
@@ -50,7 +54,7 @@ class ServedModel:
             SamplingParams(**sampling)
         except ParameterError as error:
             raise ModelError(f"the model's generation defaults cannot be used: {error}") from error
-        object.__setattr__(self, "fingerprint", fingerprint(self.info))
+        object.__setattr__(self, "fingerprint", fingerprint(self.info, self.adapter))
 
     @property
     def image_roles(self) -> frozenset[str]:
@@ -66,9 +70,11 @@ class ServedModel:
         return self.info.max_model_len * self.longest_piece
 
 
-def fingerprint(info: RunnerInfo) -> str:
+def fingerprint(info: RunnerInfo, adapter: Adapter | None = None) -> str:
     """A name for all that answers depend on besides the request: version, scheme, and a hash of weights and backend."""
     about = {"version": version(), "max_model_len": str(info.max_model_len), **info.description}
+    if adapter is not None:
+        about |= {"adapter": adapter.name, "adapter_files": adapter.files}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return f"noria-{version()}-{info.description.get('quantize', 'none')}-{digest[:8]}"
 

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from model.chat.formats import ChatFormat, load_chat
 from model.chat.reasoning import STYLES, Marks, has_tokens
 from model.checkpoint.generation_config import GenerationDefaults, read_generation
-from model.checkpoint.resolve import default_name, resolve, resolve_again
+from model.checkpoint.resolve import resolve, resolve_again
 from model.errors import OptionError, ParameterError
 from model.options import RunnerOptions
 from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.slicing import WHOLE, Slicing
 from service.engine.client import EngineClient
+from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
 from service.settings import Settings
 
@@ -60,9 +61,8 @@ async def load_served(settings: Settings, client: EngineClient, slicing: Slicing
     assert client.info is not None
     gc.collect()
     gc.freeze()  # what is loaded stays: else a large body makes the collector walk over all of it, and all threads wait
-    names = settings.served_model_name or (default_name(settings.model),)
     return ServedModel(
-        names,
+        settings.names,
         side.tokenizer,
         side.chat,
         side.defaults,
@@ -110,7 +110,8 @@ def _try_template(chat: ChatFormat, path: Path) -> None:
 def runner_options(settings: Settings, directory: Path) -> dict[str, Any]:
     """Keyword arguments of the runner: the fields of RunnerOptions."""
     options = {field.name: getattr(settings, field.name) for field in fields(RunnerOptions)}
-    return options | {"model": str(directory)}
+    adapters = tuple((adapter.number, str(adapter.path)) for adapter in given_adapters(settings))
+    return options | {"model": str(directory), "adapters": adapters}
 
 
 def _read(path: Path | None) -> str | None:

@@ -5,8 +5,10 @@ Messages leak no path and no traceback.
 ApiError
 ├── InvalidRequest     400  a field outside its range, an unknown field, malformed JSON
 ├── Unauthorized       401  no key, or not one of ours
+├── Forbidden          403  a key that may not do this
 ├── ModelNotFound      404  a model that is not served here
 ├── RequestNotFound    404  no request in flight of this key has this id
+├── AdapterExists      409  an adapter, or the model, has this name
 ├── Cancelled          410  the key has cancelled the request
 ├── BodyTooLarge       413
 ├── Overloaded         429  the queue is full
@@ -39,6 +41,8 @@ HTTP_CODES = {
 """Status of an `HttpError` -> its code."""
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC}
 """Errors of a system that has no more descriptors, memory, processes or disk."""
+MAX_NAMED = 8
+"""As many names of models are in the message of a 404."""
 NO_THREAD = "can't start new thread"
 """Python's message where the system allows no more threads."""
 
@@ -82,12 +86,18 @@ class Unauthorized(ApiError):
         )
 
 
+class Forbidden(ApiError):
+    status = 403
+    type = "permission_error"
+
+
 class ModelNotFound(ApiError):
     status = 404
     type = "invalid_request_error"
 
     def __init__(self, name: str, served: tuple[str, ...]) -> None:
-        message = f"the model {quoted(name)} does not exist here; served: {', '.join(served)}"
+        more = f" and {len(served) - MAX_NAMED} more, see /v1/models" if len(served) > MAX_NAMED else ""
+        message = f"the model {quoted(name)} does not exist here; served: {', '.join(served[:MAX_NAMED])}{more}"
         super().__init__(message, param="model", code="model_not_found")
 
 
@@ -101,6 +111,15 @@ class RequestNotFound(ApiError):
             param="id",
             code="request_not_found",
         )
+
+
+class AdapterExists(ApiError):
+    status = 409
+    type = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        message = f"a model or adapter has the name {quoted(name)} already; unload it first, or choose another name"
+        super().__init__(message, param="name", code="adapter_exists")
 
 
 class Cancelled(ApiError):

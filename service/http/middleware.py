@@ -111,6 +111,7 @@ class RequestMiddleware:
             "client": record.client,
             "key": record.tenant or None,
             "user": record.user,
+            "adapter": record.adapter,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "generated_tokens": record.generated_tokens,
@@ -131,10 +132,12 @@ class RequestMiddleware:
         self._account(record, record.outcome)
 
     def _account(self, record: RequestRecord, outcome: str) -> None:
-        """Count a finished request as use of its key."""
+        """Count a finished request as use of its adapter and of its key."""
+        generated = record.generated_tokens or 0
+        if record.adapter is not None:
+            self._metrics.adapters.observe(record.adapter, outcome, generated)
         if record.key is None:
             return
-        generated = record.generated_tokens or 0
         record.key.charge(generated)
         self._metrics.observe_key(record.key.name, outcome, record.prompt_tokens or 0, generated)
 

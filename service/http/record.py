@@ -18,8 +18,9 @@ class RequestRecord:
     `route` is the path of its route, None for a path without one. `client` is the address of its sender. `ignored` are
     fields of the body that passed without effect. `key` is None without keys too. Times are in seconds. None: the
     request did not get that far.
-    For a request to the model: `model` is the name that it uses, `finishes` the finish reason of each choice that
-    ended, and `failure` the class of the error that ended it. `submitted` and `last_token` are by perf_counter.
+    For a request to the model: `model` is the name that it uses, `adapter` that of its LoRA adapter, `finishes` the
+    finish reason of each choice that ended, and `failure` the class of the error that ended it. `submitted` and
+    `last_token` are by perf_counter.
     """
 
     id: str
@@ -41,6 +42,7 @@ class RequestRecord:
     ignored: tuple[str, ...] = ()
     key: Key | None = None
     model: str | None = None
+    adapter: str | None = None
     streams: bool = False
     params: SamplingParams | None = None
     n_choices: int = 1

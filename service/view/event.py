@@ -9,7 +9,7 @@ from typing_extensions import TypedDict  # pydantic, which reads it, needs this 
 from service.engine.messages import Stats
 from service.engine.picture import Picture, SequencePicture, TablePicture
 
-Reason = Literal["pages", "sequences", "tokens", "fairness", "priority", "grammar"]
+Reason = Literal["pages", "sequences", "tokens", "adapters", "fairness", "priority", "grammar"]
 
 
 class Prefix(TypedDict):

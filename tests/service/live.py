@@ -17,6 +17,7 @@ from model.tokenizers.slicing import Slicing
 from service.api.routes import Route
 from service.app import ROUTES, create_server
 from service.engine.client import EngineClient
+from service.generation.adapters import given_adapters
 from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.http.connection.limits import Limits
@@ -25,7 +26,7 @@ from service.http.listening import listen
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
-from tests.fakes import END, EngineThread, IntegerTokenizer, next_token
+from tests.fakes import END, EngineThread, IntegerTokenizer, next_token, shade
 from tests.waiting import PATIENCE, eventually
 
 
@@ -62,8 +63,9 @@ class FakeChat:
         return text + ("a:" if add_generation_prompt else "")
 
 
-def answer(prompt: str | list[int], n: int, choice: int = 0) -> str:
-    """The answer of the fake model, by its rule alone."""
+def answer(prompt: str | list[int], n: int, choice: int = 0, adapter: str | None = None) -> str:
+    """The answer of the fake model, by its rule alone. `adapter` is the path of one."""
+    choice += shade(adapter) if adapter else 0
     tokens = list(prompt.encode()) if isinstance(prompt, str) else list(prompt)
     length = len(tokens)
     for _ in range(n):
@@ -155,7 +157,9 @@ def running(
 
     async def load(settings: Settings, client: EngineClient, slicing: Slicing) -> ServedModel:
         limits = {"max_sequences": settings.max_sequences, "max_step_tokens": settings.max_step_tokens}
-        await client.start({"model": settings.model, "max_model_len": settings.max_model_len, **limits})
+        adapters = [(item.number, str(item.path)) for item in given_adapters(settings)]
+        options = {"model": settings.model, "max_model_len": settings.max_model_len, "adapters": adapters}
+        await client.start({**options, **limits})
         assert client.info is not None
         defaults = GenerationDefaults((END,), sampling or {})
         names = settings.served_model_name

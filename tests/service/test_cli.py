@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from model.errors import OptionError
 from service import cli
 from service.settings import Settings
+from tests.model.checkpoint.published import written
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,6 +185,14 @@ def test_plan(mistral: Path) -> None:
     assert "13.49 GiB, 7,241,732,096 in bfloat16" in done.stdout
     assert "131,072 bytes of keys and values" in done.stdout
     assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
+
+
+def test_plan_of_a_model_with_images(tmp_path: Path) -> None:
+    """The encoder has 434,957,312 weights of 2 bytes; 256 MiB hold 26,214 vectors of 5,120; an image takes 36 MiB."""
+    done = noria("plan", str(written("Pixtral 12B", tmp_path)), "--device", "cuda", "--memory", "80GiB")
+    assert done.returncode == 0, done.stderr
+    assert "images        829.62 MiB of the weights are the image encoder" in done.stdout
+    assert "292.03 MiB for 26,214 tokens of embeddings and the encoding of one image" in done.stdout
 
 
 def planned(*arguments: str, **env: str) -> tuple[dict[str, Any], str]:

@@ -4,10 +4,15 @@ import ctypes
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 512, 16, 16
 """Limits of attention.c, in the order of its `attention_limits`."""
+CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
+"""`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
+WHOLE = -1
+"""The `part` of a task of attention.h that is not split."""
 
 
 class WeightsRecord(ctypes.Structure):
@@ -34,7 +39,7 @@ class AttentionCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_rows", "n_tasks", "n_joins", "n_heads", "n_kv_heads", "head_dim", "window", "kind")
         ),
-        ("part_queries", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("part_queries", "n_keys")),
     )
 
 

@@ -4,11 +4,14 @@ P is the number of patches of an image.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from model.attention.image import ImageAttention, image_attention
 from model.linear.base import RMSNorm
+from model.linear.schemes import SCHEMES
 from model.linear.selection import make_linear
 from model.network.vision.adapter import Adapter
 from model.network.vision.block import VisionBlock
@@ -24,15 +27,14 @@ class Encoding:
     """An image that is being encoded. `done` units of work are done.
 
     `patches` [P, 3 * patch_size^2] uint8 are row by row, `patch_ids` [rows * columns, merge * merge] those of each
-    token. `x` [P, dim] are hidden states, `qkv` [P, 3, heads, head_dim] those of the current layer. `embeddings`
+    token. `x` [P, dim] are hidden states, `attention` has q, k and v of the current layer. `embeddings`
     [rows * columns, dim of the text model] are complete when all units are done.
     """
 
     patches: Tensor
     patch_ids: Tensor
-    rotations: Tensor
     x: Tensor
-    qkv: Tensor
+    attention: ImageAttention
     embeddings: Tensor
     n_units: int
     done: int = 0
@@ -58,6 +60,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, config: VisionConfig, dim: int, norm_eps: float, scheme: str = "none") -> None:
         super().__init__()
         self.config, self.dim = config, dim
+        self._compiled = SCHEMES[scheme].compiled
         self.patch_conv = make_linear(config.patch_width, config.dim, scheme=scheme)
         self.ln_pre = RMSNorm(config.dim, config.norm_eps)
         self.layers = nn.ModuleList(VisionBlock(config, scheme) for _ in range(config.n_layers))
@@ -81,9 +84,12 @@ class ImageEncoder(nn.Module):
         return Encoding(
             patches=unfold(pixels.to(weight.device), config.patch_size),
             patch_ids=ids.transpose(1, 2).reshape(rows * columns, -1),
-            rotations=rotations(height, width, config.head_dim, config.rope_theta).to(weight.device),
             x=weight.new_empty(n_patches, config.dim),
-            qkv=weight.new_empty(n_patches, 3, config.n_heads, config.head_dim),
+            attention=image_attention(
+                rotations(height, width, config.head_dim, config.rope_theta).to(weight.device),
+                config.n_heads,
+                torch.bfloat16 if self._compiled else weight.dtype,
+            ),
             embeddings=weight.new_empty(rows * columns, self.dim),
             n_units=_tiles(n_patches) * (1 + 2 * config.n_layers) + _tiles(rows * columns),
         )
@@ -114,12 +120,13 @@ class ImageEncoder(nn.Module):
             encoding.x[tile] = self.ln_pre(self.patch_conv(pixels))
         elif layer == len(self.layers):
             encoding.embeddings[tile] = self.adapter(encoding.x[encoding.patch_ids[tile]])
-        elif second:
-            q, k, v = encoding.qkv.unbind(1)
-            encoding.x[tile] = self.layers[layer].complete(encoding.x[tile], q[tile], k, v)  # type: ignore[operator]
         else:
-            found = self.layers[layer].project(encoding.x[tile], encoding.rotations[tile])  # type: ignore[operator]
-            encoding.qkv[tile] = found
+            block: Any = self.layers[layer]
+            work = encoding.x[tile], tile.start, encoding.attention
+            if second:
+                encoding.x[tile] = block.complete(*work)
+            else:
+                block.project(*work)
 
 
 def _tiles(n: int) -> int:

@@ -1,7 +1,7 @@
 """Answers of completions, chat and models, as types, with an example of each."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
@@ -142,7 +142,7 @@ class Capabilities(TypedDict):
 class ModelCard(TypedDict):
     """A model as vLLM and Anthropic describe it, and how it is run. `window`: of attention, in tokens; null is full
     attention, and a list has the windows of layers that differ. `defaults`: the sampling of a request that does not set
-    it."""
+    it. `root` is the model itself. `adapters` are the ids of its LoRA adapters, whose `parent` it is."""
 
     id: str
     object: Literal["model"]
@@ -154,11 +154,12 @@ class ModelCard(TypedDict):
     max_input_tokens: int
     max_tokens: int
     owned_by: str
-    parent: None
+    root: str
+    parent: str | None
     max_model_len: int
     window: int | list[int | None] | None
     quantization: str | None
-    adapters: list[Any]
+    adapters: list[str]
     defaults: dict[str, float]
     capabilities: Capabilities
 
@@ -219,6 +220,7 @@ CARD: ModelCard = {
     "max_input_tokens": 8192,
     "max_tokens": 8192,
     "owned_by": "noria",
+    "root": MODEL,
     "parent": None,
     "max_model_len": 8192,
     "window": None,

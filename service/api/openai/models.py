@@ -1,5 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{name}`."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from fastapi import Request
@@ -20,17 +22,19 @@ POLICY = Policy(SHARED)
 
 @get("/v1/models", answer=ModelList, answers=(LISTED,), policy=POLICY)
 async def models(request: Request) -> Response:
-    """List the names of the served model
+    """List the names of the served model, then its LoRA adapters
 
     The list and its entries have the fields of OpenAI's, vLLM's and Anthropic's API.
     """
     state: State = request.app.state.noria
-    served = state.admission.require()
+    served, adapters = state.admission.require(), state.admission.adapters
+    cards = [card(served, name, adapters.names) for name in served.names]
+    cards += [card(replace(served, adapter=adapter), adapter.name) for adapter in adapters]
     answer: ModelList = {
         "object": "list",
-        "data": [card(served, name) for name in served.names],
-        "first_id": served.names[0],
-        "last_id": served.names[-1],
+        "data": cards,
+        "first_id": cards[0]["id"],
+        "last_id": cards[-1]["id"],
         "has_more": False,
     }
     return json_response(answer)
@@ -38,32 +42,35 @@ async def models(request: Request) -> Response:
 
 @get("/v1/models/{name:path}", answer=ModelCard, answers=(CARD,), policy=POLICY)
 async def model(request: Request) -> Response:
-    """Describe the served model under one of its names"""
+    """Describe the served model under one of its names, or a LoRA adapter"""
     state: State = request.app.state.noria
     name = request.path_params["name"]
     if not name:  # /v1/models/
         raise HTTPException(404)
-    return json_response(card(state.admission.require(name), name))
+    served = state.admission.require(name)
+    return json_response(card(served, name, () if served.adapter else state.admission.adapters.names))
 
 
-def card(served: ServedModel, name: str) -> ModelCard:
+def card(served: ServedModel, name: str, adapters: Sequence[str] = ()) -> ModelCard:
     windows = [pool.window for pool in served.info.pools]
+    created = served.created if served.adapter is None else served.adapter.created
     return {
         "id": name,
         "object": "model",
-        "created": served.created,
+        "created": created,
         "type": "model",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(served.created, UTC).isoformat(),
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": served.info.max_model_len,
         "max_tokens": served.info.max_model_len,
         "owned_by": "noria",
-        "parent": None,
+        "root": served.names[0],
+        "parent": None if served.adapter is None else served.names[0],
         "max_model_len": served.info.max_model_len,
         "window": windows[0] if len(windows) == 1 else windows,
         "quantization": served.info.description.get("quantize"),
-        "adapters": [],
+        "adapters": [*adapters],
         "defaults": sampling_defaults(served),
         "capabilities": {
             "chat": served.chat is not None,

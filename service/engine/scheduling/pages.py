@@ -2,8 +2,8 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values; the digests of the images that start in a page are part of its name. A salt
-seeds the chain: a request with another salt never finds these pages.
+equal names mean equal keys and values; the digests of the images that start in a page are part of its name. Salt and
+LoRA adapter seed the chain: a request with another salt or adapter never finds these pages.
 """
 
 from array import array
@@ -17,9 +17,12 @@ from service.engine.messages import PoolStats
 NAME_BYTES = 16
 
 
-def chain_seed(salt: str) -> bytes:
+def chain_seed(salt: str, adapter: int = 0) -> bytes:
     """The parent of a sequence's first page in the chain. No page has this name, whatever its tokens are."""
-    return blake2b(salt.encode(), digest_size=NAME_BYTES, person=b"cache salt").digest() if salt else b""
+    if not salt and not adapter:
+        return b""
+    number = adapter.to_bytes(8, "little")
+    return blake2b(salt.encode(), digest_size=NAME_BYTES, salt=number, person=b"cache salt").digest()
 
 
 def page_name(parent: bytes, tokens: Sequence[int], images: Sequence[tuple[int, str]] = ()) -> bytes:

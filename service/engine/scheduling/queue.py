@@ -21,9 +21,13 @@ NUMBER = attrgetter("number")
 
 
 class WaitingQueue:
-    """All sequences that wait. Each priority has its own shares: one that is not served there earns no credit here."""
+    """All sequences that wait. Each priority has its own shares: one that is not served there earns no credit here.
+
+    `by_adapter` counts the sequences by the number of their LoRA adapter.
+    """
 
     def __init__(self) -> None:
+        self.by_adapter: Counter[int] = Counter()
         self._levels: dict[int, FairQueue] = {}
 
     def __len__(self) -> int:
@@ -31,11 +35,6 @@ class WaitingQueue:
 
     def __bool__(self) -> bool:
         return any(self._levels.values())
-
-    @property
-    def head(self) -> Sequence:
-        """The sequence to admit next. Raises ValueError if none waits."""
-        return self._levels[min(priority for priority, level in self._levels.items() if level)].head
 
     def ordered(self) -> Iterator[Sequence]:
         """The waiting sequences in the order of their admission, if no more come and no tokens are generated."""
@@ -45,10 +44,14 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, a preempted one at its old place among those of its tenant."""
         self._levels.setdefault(sequence.priority, FairQueue()).add(sequence)
+        self.by_adapter[sequence.adapter] += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a waiting sequence out, because it is admitted or aborted."""
         self._levels[sequence.priority].remove(sequence)
+        self.by_adapter[sequence.adapter] -= 1
+        if not self.by_adapter[sequence.adapter]:
+            del self.by_adapter[sequence.adapter]
 
     def charge(self, sequence: Sequence, *, prompt: int = 0, generated: int = 0) -> None:
         """Count tokens that were computed for a sequence as service of its tenant."""
@@ -70,14 +73,11 @@ class FairQueue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    @property
-    def head(self) -> Sequence:
-        """The oldest sequence of the tenant that was served least."""
-        oldest = (sequences[0] for sequences in self._waiting.values())
-        return min(oldest, key=lambda sequence: (self._served[sequence.tenant], sequence.number))
-
     def ordered(self) -> Iterator[Sequence]:
-        """As `head` after each admission; a prompt counts whole, because what of it is cached is not known yet."""
+        """The oldest sequence of the tenant that was served least, then the next one as if this one were admitted.
+
+        A prompt counts whole, because what of it is cached is not known yet.
+        """
         heads = [(self._served[tenant], items[0].number, tenant, 0) for tenant, items in self._waiting.items()]
         heapify(heads)
         while heads:

@@ -2,9 +2,10 @@
 
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
 chunks, the oldest sequence first. A chunk ends before an image that is not encoded; work on that image then takes its
-budget. Then the scheduler admits sequences from the waiting queue, which shares the engine fairly between tenants.
-Draft tokens take what is left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages,
-keeps the tokens and puts the sequence back into the queue at its old place.
+budget. Then the scheduler admits sequences from the waiting queue, which shares the engine fairly between tenants;
+`adapters.py` bounds the LoRA adapters of a step. Draft tokens take what is left. When pages run out, the scheduler
+preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
+old place.
 """
 
 import logging
@@ -15,6 +16,7 @@ from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
+from service.engine.scheduling.adapters import AdapterPlaces
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.prompt_lookup import DraftBudget
@@ -59,6 +61,7 @@ class Scheduler:
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._queue = WaitingQueue()
+        self._adapters = AdapterPlaces(info.max_adapters, self._queue)
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[Step] = deque()  # not yet committed, oldest first
@@ -81,6 +84,7 @@ class Scheduler:
         if not request.prompt or length > self._max_model_len:
             raise ValueError(f"prompt and max_tokens must be 1..{self._max_model_len} tokens together, got {length}")
         self._images.check_prompt(request)
+        self._adapters.check(request.adapter)
         now = self._clock()
         for index in range(request.n):
             sequence = Sequence(request, index, self.pools, self._images, now, next(self._numbers))
@@ -98,8 +102,10 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
-        while step.budget and self._queue and len(self._running) < self._max_sequences and self._admit():
-            self._extend(next(reversed(self._running)), step)
+        while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
+            if not self._admit(first):
+                break
+            self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         self._add_drafts(step)
         step.images = self._images.take()
@@ -165,6 +171,7 @@ class Scheduler:
             step_seconds=step_seconds,
             pools=tuple(pool.stats for pool in self.pools),
             expert_tokens=(),
+            adapters=self._adapters.stats,
             **self._totals,
         )
 
@@ -199,7 +206,9 @@ class Scheduler:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"
-        return "pages" if step.budget else "tokens"
+        if not step.budget:
+            return "tokens"
+        return "pages" if self._adapters.first() else "adapters"
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
@@ -265,25 +274,27 @@ class Scheduler:
         del self._sequences[sequence.id]
         if sequence in self._running:
             del self._running[sequence]
+            self._adapters.leave(sequence)
         else:
             self._queue.remove(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         sequence.reset()
         del self._running[sequence]
+        self._adapters.leave(sequence)
         self._queue.add(sequence)
         self._totals["preemptions"] += 1
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
-    def _admit(self) -> bool:
-        """Move the head of the queue to the running sequences if there are pages for its tokens. Reuses pages."""
-        sequence = self._queue.head
+    def _admit(self, sequence: Sequence) -> bool:
+        """Move a waiting sequence to the running ones if there are pages for its tokens. Reuses pages."""
         reused = self._reuse(sequence)
         if not self._fits(sequence):
             sequence.reset()
             return False
         self._queue.remove(sequence)
         self._running[sequence] = None
+        self._adapters.enter(sequence)
         log.debug("sequence %d is admitted: %d tokens, %d of them cached", sequence.id, sequence.length, reused)
         if sequence.queued is None:
             sequence.own_tokens()

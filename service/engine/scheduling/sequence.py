@@ -62,6 +62,7 @@ class Sequence:
         self.number = number
         self.priority = submit.priority
         self.tenant = submit.tenant
+        self.adapter = submit.adapter
         self.tokens = submit.prompt  # the known tokens, shared by all choices until `own_tokens`
         self.assumed = False  # whether a step in flight samples one more token
         self.n_prompt = len(submit.prompt)
@@ -80,7 +81,7 @@ class Sequence:
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)
-        self._seed = chain_seed(submit.cache_salt)
+        self._seed = chain_seed(submit.cache_salt, submit.adapter)
         self._names: list[bytes] = []
 
     @property
@@ -157,6 +158,7 @@ class Sequence:
             choice=self.choice,
             n_draft=len(draft),
             images=self.images.placed(self.computed, stop),
+            adapter=self.adapter,
         )
 
     def own_tokens(self) -> None:

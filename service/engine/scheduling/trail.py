@@ -22,8 +22,8 @@ BRANCHES = 32
 class Trail:
     """The blocks of tokens that were computed, by tenant and by the name of the page before them.
 
-    Names begin with the salt, so it divides the blocks as it divides the pages. The least recently computed blocks are
-    forgotten first. The last block of a sequence may be shorter than a page.
+    Names begin with salt and adapter, so these divide the blocks as they divide the pages. The least recently computed
+    blocks are forgotten first. The last block of a sequence may be shorter than a page.
     """
 
     def __init__(self, pools: Items[PagePool]) -> None:

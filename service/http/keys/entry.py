@@ -28,7 +28,8 @@ DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 class Entry:
     """One API key as it is declared. `digest` is the SHA-256 hash of the key.
 
-    None: no limit. `priority` is the lowest number that requests with the key may send.
+    None: no limit. `priority` is the lowest number that requests with the key may send. `loads_adapters`: they may load
+    and unload LoRA adapters.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Entry:
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
     priority: int = 0
+    loads_adapters: bool = False
 
 
 def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
@@ -52,7 +54,9 @@ def read_entries(keys: Iterable[str], path: Path | None) -> list[Entry]:
         else:
             plain += _lines(path)
     unnamed = enumerate(dict.fromkeys(map(_hashed, plain)), start=1)
-    return _distinct([*(Entry(f"key-{number}", digest) for number, digest in unnamed), *named], path)
+    return _distinct(
+        [*(Entry(f"key-{number}", digest, loads_adapters=True) for number, digest in unnamed), *named], path
+    )
 
 
 def _hashed(key: str) -> bytes:
@@ -97,11 +101,11 @@ def _entry(fields: Any) -> Entry:
     name = fields.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"name must be 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
-    if unknown := fields.keys() - {"name", "key", "sha256", *LIMITS}:
+    if unknown := fields.keys() - {"name", "key", "sha256", "loads_adapters", *LIMITS}:
         raise ValueError(f"{name}: unknown field {min(unknown)!r}")
     try:
         limits = {field: _whole(field, fields[field]) for field in LIMITS if field in fields}
-        return Entry(name, _digest(fields), **limits)
+        return Entry(name, _digest(fields), **limits, loads_adapters=_flag(fields, "loads_adapters"))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -116,6 +120,13 @@ def _digest(fields: dict[str, Any]) -> bytes:
     if not isinstance(fields["sha256"], str) or not DIGEST.fullmatch(fields["sha256"]):
         raise ValueError("sha256 must be 64 hexadecimal digits")
     return bytes.fromhex(fields["sha256"])
+
+
+def _flag(fields: dict[str, Any], field: str) -> bool:
+    value = fields.get(field, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{field} must be true or false, got {value!r}")
+    return value
 
 
 def _whole(field: str, value: Any) -> int:

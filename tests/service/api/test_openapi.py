@@ -11,6 +11,16 @@ from service.api.routes import Route
 from service.app import ROUTES
 from tests.service.live import Live, running
 
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server that may load the adapter of the examples, which only they use."""
+    directory = tmp_path_factory.mktemp("adapters")
+    (directory / "sql").mkdir()
+    with running(lora_dir=directory) as server:
+        yield server
+
+
 POSTED = [route for route in ROUTES if route.body is not None]
 HELLO = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -77,6 +87,8 @@ def test_examples_of_answers_are_as_their_types_say(route: Route, schemas: dict[
 @pytest.mark.parametrize("route", POSTED, ids=lambda route: route.path)
 def test_examples_of_requests_are_answered(live: Live, route: Route, schemas: dict[str, Any]) -> None:
     request = {"tokens": [104]} if route.path == "/detokenize" else route.request  # the fake knows no others
+    if "unload" in route.path:
+        live.post("/v1/lora/load", {"name": "sql", "path": "sql"})
     response = live.post(route.path, request)
     assert response.status_code == 200, response.text
     validate(response.json(), route.answer.__name__, schemas)

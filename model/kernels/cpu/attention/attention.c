@@ -5,6 +5,8 @@
  * weights, then the weighted values. After every SPLIT pages it starts new sums and joins the finished sums to those
  * before. Positions alone decide where a block or a split begins. What a query adds up, and in which order, depends
  * only on its own visible keys and their positions: keys that only its neighbours see have a weight of exactly 0.
+ *
+ * Attention inside an image is the same work with one difference: every row sees all keys.
  */
 #include "attention/attention.h"
 #include "pool.h"
@@ -21,7 +23,8 @@ MIRRORED(join_t, F(row), F(n_rows), F(first), F(n));
 #undef F
 #define F(name) FIELD(attention_call, name)
 MIRRORED(attention_call, F(qkv), F(rotations), F(q_factors), F(out), F(parts), F(cells), F(slots), F(pages), F(tasks), F(joins),
-         F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries));
+         F(n_rows), F(n_tasks), F(n_joins), F(n_heads), F(n_kv_heads), F(head_dim), F(window), F(kind), F(part_queries),
+         F(n_keys));
 #undef F
 /* Limits that callers must keep, as Python repeats them. */
 const int64_t EXPORT(attention_limits)[] = {PAGE, MAX_QUERIES, MAX_DIM, ROWS, SPLIT};
@@ -233,7 +236,8 @@ INLINE void attend_block(const int kind, const call *c, const task_t *t, int hea
                          state *s, int padded) {
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
     const int64_t half = half_bytes(kind, dim), start = from / BLOCK * KEYS;
-    int64_t low = most_of(from * PAGE - t->position, 0), high = t->n_rows; /* rows that see any of the pages */
+    int64_t low = 0, high = t->n_rows; /* rows that see any of the pages */
+    if (!c->n_keys) low = most_of(from * PAGE - t->position, 0);
     if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
     if (low >= high) return;
     const int first = (int)low * group, many = (int)(high - low) * group;
@@ -251,7 +255,8 @@ INLINE void attend_block(const int kind, const call *c, const task_t *t, int hea
     int least = KEYS, most = 0;
     for (int m = first; m < first + many; m++) {
         int64_t position = t->position + m / group - start;
-        int begin = c->window ? (int)most_of(position - c->window + 1, 0) : 0, stop = (int)least_of(position + 1, KEYS);
+        int begin = c->window ? (int)most_of(position - c->window + 1, 0) : 0;
+        int stop = (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS);
         weigh(kind, s, m, begin, stop, values, dim, padded);
         least = begin < least ? begin : least;
         most = stop > most ? stop : most;

@@ -15,6 +15,7 @@ export const REASONS = {
   pages: "pages",
   sequences: "a place among the running requests",
   tokens: "rows in a step: prompts fill them",
+  adapters: "a place for its adapter",
   fairness: "its turn: another key comes first",
   priority: "its turn: a request of higher priority comes first",
   grammar: "its grammar, which is compiled",

@@ -1,24 +1,23 @@
-"""Prometheus metrics, `noria_*`, in a registry of their own. Names are stable: dashboards and alerts use them."""
+"""All metrics of a server: what requests and connections count, with the engine's and the adapters'."""
 
 import asyncio
 import platform
 import time
-from bisect import bisect_left
-from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
-from itertools import accumulate, product
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from model.batch import RunnerInfo
 from service import version
 from service.engine.messages import Beat, Report, Stats
+from service.metrics.adapters import AdapterMetrics
+from service.metrics.engine import EngineCollector, EngineTotals
+from service.metrics.histogram import Histogram
 
 LATENCY_BUCKETS = tuple(
     milliseconds / 1000
@@ -30,16 +29,6 @@ LATENCY_BUCKETS = tuple(
 STEP_BUCKETS = tuple(2.0**n for n in range(15))
 OUTCOMES = ("stop", "length", "timeout", "abort", "error", "refused")
 REFUSALS = ("malformed", "too_large", "timeout", "unread", "full")
-COUNTERS = {
-    "preemptions": ("preemptions", "Sequences preempted, to be recomputed later."),
-    "queried_tokens": ("prefix_cache_queried_tokens", "Prompt tokens looked up in the prefix cache."),
-    "hit_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
-    "draft_tokens": ("draft_tokens", "Draft tokens from prompt lookup."),
-    "accepted_draft_tokens": ("accepted_draft_tokens", "Draft tokens that the model accepted."),
-}
-"""Field of `Stats` -> metric."""
-TOTALS = (*COUNTERS, "grammar_restarts")
-"""Fields of `Stats` that count from the start of the engine."""
 DESCRIBED = ("family", "parameters", "quantize", "dtype", "kv_dtype", "attention", "device", "kernels")
 """Labels of the model's info that `RunnerInfo.description` has."""
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -52,38 +41,13 @@ LAG_INTERVAL = 0.25
 LAG_SAMPLES = 60
 
 
-class Histogram(Collector):
-    """A histogram that needs no lock, because only the event loop writes it: a token costs less than a microsecond.
-
-    `bounds` are the upper bounds of its buckets, in ascending order.
-    """
-
-    def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-        self.latest: float | None = None
-        registry.register(self)
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self.latest = value
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
-
-
 class Metrics:
     """All metrics of the server. `stats` returns the engine's latest statistics, whose counters begin with the engine.
 
     Outcomes of requests: "stop", "length", "timeout" and "abort" are finish reasons (the last of them that any choice
     has). "abort" also: the client disconnected. "error": the server failed after admission. "refused": 4xx, or 503
     before admission.
+    `adapters` are those of LoRA adapters.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
@@ -92,6 +56,7 @@ class Metrics:
         PlatformCollector(registry=registry)
         self._totals = EngineTotals()
         registry.register(EngineCollector(stats, self._totals))
+        self.adapters = AdapterMetrics(registry, stats, OUTCOMES)
         self._generated = 0
         self._trial_restarts = 0
         self._image_restarts = 0
@@ -162,6 +127,7 @@ class Metrics:
     def describe_model(self, name: str, info: RunnerInfo) -> None:
         """Report the served model and how it runs."""
         limits = {"context": info.max_model_len, "sequences": info.max_sequences, "step_tokens": info.max_step_tokens}
+        self.adapters.limit(info.max_adapters)
         facts = {label: info.description.get(label, "") for label in DESCRIBED}
         self._model = {"model": name, **facts, **{label: str(limit) for label, limit in limits.items()}}
 
@@ -281,87 +247,3 @@ class Metrics:
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-class EngineTotals:
-    """The engine's counters across restarts: the sums of past engines, plus those of the present one."""
-
-    def __init__(self) -> None:
-        self._past: Tally[str] = Tally()
-        self._current = Stats()
-        self._past_processor = 0.0
-        self._beat = Beat()
-        self._past_experts: Tally[tuple[int, int]] = Tally()
-        self._experts: Tally[tuple[int, int]] = Tally()
-
-    def observe(self, stats: Stats) -> None:
-        self._current = stats
-        if stats.expert_tokens:
-            self._experts = _by_expert(stats.expert_tokens)
-
-    def observe_beat(self, beat: Beat) -> None:
-        self._beat = beat
-
-    def restart(self) -> None:
-        self._past_processor, self._beat = self.processor, Beat()
-        self._past.update({field: getattr(self._current, field) for field in TOTALS})
-        self._past_experts.update(self._experts)
-        self._current, self._experts = Stats(), Tally()
-
-    def expert_tokens(self) -> Tally[tuple[int, int]]:
-        """Tokens by layer and expert. An expert without any has its entry too."""
-        total = Tally(self._past_experts)
-        total.update(self._experts)
-        return total
-
-    @property
-    def processor(self) -> float:
-        """Seconds of processor time."""
-        return self._past_processor + self._beat.processor
-
-    @property
-    def resident(self) -> int | None:
-        """Bytes in RAM of the present engine; None without one, and where the system cannot tell."""
-        return self._beat.resident
-
-    def __getitem__(self, field: str) -> int:
-        return self._past[field] + getattr(self._current, field)
-
-
-def _by_expert(counts: Sequence[Sequence[int]]) -> Tally[tuple[int, int]]:
-    return Tally({(layer, expert): n for layer, row in enumerate(counts) for expert, n in enumerate(row)})
-
-
-class EngineCollector(Collector):
-    """The engine's statistics. They are read when Prometheus asks, and cost a step nothing."""
-
-    def __init__(self, stats: Callable[[], Stats], totals: EngineTotals) -> None:
-        self._stats = stats
-        self._totals = totals
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        stats = self._stats()
-        yield GaugeMetricFamily("noria_requests_running", "Sequences being computed.", stats.running)
-        yield GaugeMetricFamily("noria_requests_waiting", "Sequences waiting to be computed.", stats.waiting)
-        pages = GaugeMetricFamily("noria_kv_pages", "Pages of the KV cache.", labels=["window", "state"])
-        usage = [0.0]
-        for pool in stats.pools:
-            window = "full" if pool.window is None else str(pool.window)
-            for state in ("held", "cached", "free"):
-                pages.add_metric([window, state], getattr(pool, state))
-            usage.append(pool.held / max(1, pool.held + pool.cached + pool.free))
-        yield pages
-        yield GaugeMetricFamily("noria_kv_usage_ratio", "Share of held pages in the fullest pool.", max(usage))
-        if self._totals.resident is not None:
-            yield GaugeMetricFamily(
-                "noria_engine_resident_memory_bytes",
-                "Memory of the engine process in RAM, mapped weights included.",
-                self._totals.resident,
-            )
-        yield CounterMetricFamily(
-            "noria_engine_cpu_seconds",
-            "Processor time of the engine processes, of all threads.",
-            self._totals.processor,
-        )
-        for field, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(f"noria_{name}", text, self._totals[field])

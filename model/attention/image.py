@@ -1,0 +1,123 @@
+"""Attention inside one image: every patch sees all patches of its image (Pixtral, arXiv 2410.07073).
+
+The patches come in tiles. A layer first stores the queries, keys and values of all tiles, then it attends tile by tile.
+The next layer uses the same memory.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from model.attention.rope import rotate
+from model.kernels.cpu import native, records
+from model.kernels.cpu.functions import Kernels
+
+COMPILED = frozenset((torch.bfloat16, torch.float32))
+"""Types of keys and values that the compiled kernels serve here."""
+
+
+class ImageAttention(ABC):
+    """The queries, keys and values of one image of P patches in one layer."""
+
+    def __init__(self, rotations: Tensor, n_heads: int) -> None:
+        """rotations [P, 2, head_dim/2] float32: cosines and sines for q and k, in the pairs of rope.py."""
+        self._rotations = rotations
+        self._n_heads = n_heads
+        self._shape = len(rotations), n_heads, 2 * rotations.shape[2]  # P, heads, head_dim
+
+    @abstractmethod
+    def store(self, first: int, qkv: Tensor) -> None:
+        """Keep the rows of patches first.., not rotated yet: qkv [n, 3 n_heads, head_dim], q, k and v side by side."""
+
+    @abstractmethod
+    def attend(self, first: int, n: int) -> Tensor:
+        """The attention of patches first..first+n-1 over all patches, [n, n_heads, head_dim]."""
+
+
+class CompiledImageAttention(ImageAttention):
+    """The attention of the compiled kernels, float32 in and out.
+
+    Keys, values and the factors beside them have `dtype`, bfloat16 or float32. The bits of a row depend on its query
+    and on the image's keys, but on no tile and on no number of threads.
+    """
+
+    def __init__(self, rotations: Tensor, n_heads: int, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__(rotations, n_heads)
+        n_patches, _, head_dim = self._shape
+        n_pages = -(-n_patches // records.PAGE_SIZE)
+        self._kernels = kernels
+        self._kind = records.CELL_KINDS[dtype]
+        self._q = torch.empty(self._shape)
+        self._cells = torch.empty(n_pages, 2, records.PAGE_SIZE, n_heads, head_dim, dtype=dtype)
+        self._slots, self._pages = torch.arange(n_patches), torch.arange(n_pages)
+
+    def store(self, first: int, qkv: Tensor) -> None:
+        self._q[first : first + len(qkv)] = qkv[:, : self._n_heads]
+        call = self._call(first, qkv)
+        call.slots, call.n_rows = self._slots[first:].data_ptr(), len(qkv)
+        self._kernels.attention(call)
+
+    def attend(self, first: int, n: int) -> Tensor:
+        _, n_heads, head_dim = self._shape
+        qkv = torch.empty(n, 3 * n_heads, head_dim)  # the kernel reads the queries only
+        qkv[:, :n_heads] = self._q[first : first + n]
+        out = torch.empty(n, n_heads, head_dim)
+        tasks = self._tasks(n)
+        call = self._call(first, qkv)
+        call.out, call.tasks, call.n_tasks = out.data_ptr(), tasks.ctypes.data, len(tasks)
+        self._kernels.attention(call)
+        return out
+
+    def _tasks(self, n: int) -> NDArray[np.void]:
+        """One task for up to 64 of n rows. All rows have position 0, because they see the same keys."""
+        step = records.MAX_QUERIES
+        tasks = [(row, min(step, n - row), 0, 0, 0, len(self._pages), records.WHOLE) for row in range(0, n, step)]
+        return np.array(tasks, dtype=records.TASK)
+
+    def _call(self, first: int, qkv: Tensor) -> records.AttentionCall:
+        n_patches, n_heads, head_dim = self._shape
+        return records.AttentionCall(
+            qkv=qkv.data_ptr(),
+            rotations=self._rotations[first:].data_ptr(),
+            cells=self._cells.data_ptr(),
+            pages=self._pages.data_ptr(),
+            n_heads=n_heads,
+            n_kv_heads=n_heads,
+            head_dim=head_dim,
+            kind=self._kind,
+            n_keys=n_patches,
+        )
+
+
+class PlainImageAttention(ImageAttention):
+    """The attention of PyTorch, in `dtype`, on any device."""
+
+    def __init__(self, rotations: Tensor, n_heads: int, dtype: torch.dtype) -> None:
+        super().__init__(rotations, n_heads)
+        self._qkv = torch.empty(3, *self._shape, dtype=dtype, device=rotations.device)
+
+    def store(self, first: int, qkv: Tensor) -> None:
+        rows = slice(first, first + len(qkv))
+        rotated = rotate(qkv[:, : 2 * self._n_heads], self._rotations[rows])
+        self._qkv[0, rows], self._qkv[1, rows] = rotated.chunk(2, dim=1)
+        self._qkv[2, rows] = qkv[:, 2 * self._n_heads :]
+
+    def attend(self, first: int, n: int) -> Tensor:
+        q, k, v = self._qkv.transpose(1, 2)  # [n_heads, P, head_dim] each
+        attended = scaled_dot_product_attention(q[None, :, first : first + n], k[None], v[None])
+        return attended[0].transpose(0, 1)
+
+
+def image_attention(rotations: Tensor, n_heads: int, dtype: torch.dtype) -> ImageAttention:
+    """The attention for one image with these rotations, which keeps keys and values in `dtype`.
+
+    The compiled kernels serve where they are and where they know the type and the size of heads.
+    """
+    kernels, head_dim = native.kernels(), 2 * rotations.shape[2]
+    if kernels is None or rotations.is_cuda or dtype not in COMPILED or head_dim > records.MAX_HEAD_DIM:
+        return PlainImageAttention(rotations, n_heads, dtype)
+    return CompiledImageAttention(rotations, n_heads, dtype, kernels)

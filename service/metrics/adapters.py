@@ -1,0 +1,82 @@
+"""Metrics by LoRA adapter. The label is the adapter's name. The series of an adapter end when it is unloaded."""
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.engine.messages import Stats
+
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class AdapterMetrics(Collector):
+    """What requests do with adapters. They are read when Prometheus asks."""
+
+    def __init__(self, registry: CollectorRegistry, stats: Callable[[], Stats], outcomes: Sequence[str]) -> None:
+        self._stats = stats
+        self._outcomes = outcomes
+        self._names: Callable[[], Mapping[int, str]] = dict
+        self._most = 0
+        self._requests: Tally[tuple[str, str]] = Tally()
+        self._generated: Tally[str] = Tally()
+        registry.register(self)
+
+    def watch(self, names: Callable[[], Mapping[int, str]]) -> None:
+        """Report the adapters that `names` gives, by their numbers in the engine."""
+        self._names = names
+
+    def limit(self, n_running: int) -> None:
+        """Report how many adapters may run at a time."""
+        self._most = n_running
+
+    def observe(self, name: str, outcome: str, generated_tokens: int) -> None:
+        """Once for each finished request that uses an adapter."""
+        self._requests[name, outcome] += 1
+        self._generated[name] += generated_tokens
+
+    def collect(self) -> Iterator[Family]:
+        names = self._names()
+        self._requests = Tally({key: self._requests[key] for key in product(names.values(), self._outcomes)})
+        self._generated = Tally({name: self._generated[name] for name in names.values()})
+        yield GaugeMetricFamily("noria_lora_loaded", "LoRA adapters that requests may name.", len(names))
+        requests = CounterMetricFamily(
+            "noria_lora_requests", "Requests by LoRA adapter and outcome.", labels=["adapter", "outcome"]
+        )
+        for labels, n_requests in self._requests.items():
+            requests.add_metric(labels, n_requests)
+        yield requests
+        generated = CounterMetricFamily(
+            "noria_lora_generated_tokens", "Tokens generated in finished requests, by adapter.", labels=["adapter"]
+        )
+        for name, n_tokens in self._generated.items():
+            generated.add_metric([name], n_tokens)
+        yield generated
+        yield from self._present(names)
+
+    def _present(self, names: Mapping[int, str]) -> Iterator[Family]:
+        """The sequences of each adapter, and all names in one series, as the inference gateway reads them."""
+        used = {item.adapter: item for item in self._stats().adapters}
+        running = GaugeMetricFamily("noria_lora_requests_running", "Sequences being computed.", labels=["adapter"])
+        waiting = GaugeMetricFamily("noria_lora_requests_waiting", "Sequences that wait.", labels=["adapter"])
+        for number, name in names.items():
+            running.add_metric([name], used[number].running if number in used else 0)
+            waiting.add_metric([name], used[number].waiting if number in used else 0)
+        yield running
+        yield waiting
+        info = GaugeMetricFamily(
+            "noria_lora_requests_info",
+            "The time of this sample. Its labels are the adapters that run and wait, and how many may run.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        lists = [
+            ",".join(names[item.adapter] for item in used.values() if item.adapter in names and getattr(item, state))
+            for state in ("running", "waiting")
+        ]
+        if self._most:
+            info.add_metric([str(self._most), *lists], time.time())
+        yield info
