@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu import native, packed
-from model.kernels.cpu.packed import PackedLowRank, PackedRows
+from model.kernels.cpu import low_rank, native
+from model.kernels.cpu.low_rank import PackedLowRank, PackedRows
 from model.kernels.cpu.records import LowRankRecord
 from model.linear.base import GateUp, Projection, RMSNorm, swiglu
 from model.linear.floats import TILE, Floats
@@ -52,7 +52,7 @@ class LowRank:
 
     def pack(self) -> PackedLowRank:
         """The same for the compiled kernels."""
-        return packed.low_rank(self.a, self.parts)
+        return low_rank.pack(self.a, self.parts)
 
 
 Product = LowRank | PackedLowRank
@@ -68,8 +68,15 @@ class Adapter:
 
     def pack(self) -> "Adapter":
         """The same for a network whose projections the compiled kernels compute."""
-        layers = [{target: _packed(product) for target, product in layer.items()} for layer in self.layers]
-        return Adapter(tuple(layers), None if self.head is None else _packed(self.head))
+        ordered = [
+            (number, target) for number, layer in enumerate(self.layers) for target in TARGETS if target in layer
+        ]
+        products = [self.layers[number][target] for number, target in ordered]
+        found = low_rank.adjacent([_packed(one) for one in (*products, *([self.head] if self.head else []))])
+        layers: list[dict[str, Product]] = [{} for _ in self.layers]
+        for (number, target), product in zip(ordered, found, strict=False):
+            layers[number][target] = product
+        return Adapter(tuple(layers), found[-1] if self.head else None)
 
     @cached_property
     def records(self) -> "ctypes.Array[LowRankRecord]":

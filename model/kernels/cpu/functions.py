@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.kernels.cpu.packed import PackedExperts, PackedRows, PackedWeights
+from model.kernels.cpu.low_rank import PackedRows
+from model.kernels.cpu.packed import PackedExperts, PackedWeights
 from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer
 from model.kernels.groups import BLOCK_GROUP
 

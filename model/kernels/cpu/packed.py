@@ -1,22 +1,19 @@
 """Weights in the layouts of linear.c: their memory, and the record that points to it."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from model.kernels.cpu.records import AdapterRows, ExpertsRecord, LowRankRecord, WeightsRecord
+from model.kernels.cpu.records import ExpertsRecord, WeightsRecord
 from model.kernels.groups import BLOCK_GROUP, INT8_GROUP
 
 OUTPUTS = 16
 """Outputs that are stored together."""
-RANKS, CHANNELS = 8, 32
-"""Ranks and channels of an adapter that are stored together."""
 _INT8, _Q8, _Q8_MIN, _Q4, _Q4_MIN, _BFLOAT16 = range(6)
 
 
@@ -64,79 +61,6 @@ class PackedExperts:
             len(experts),
             n_used,
             routed_scale,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedLowRank:
-    """What a LoRA adapter adds to one projection, in the layout of `lora` in linear.h, in bfloat16."""
-
-    a: Tensor
-    b: Tensor
-    begins: Tensor
-    firsts: Tensor
-    record: LowRankRecord
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(part.nbytes for part in (self.a, self.b, self.begins, self.firsts))
-
-
-def low_rank(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
-    """Pack a [ranks, n_in] and the parts of B: (first output, first rank, b [n, r]), in order, without overlaps.
-
-    A block of 16 outputs has the ranks of all parts that it touches. Zeros stand where an output has no such rank.
-    """
-    n_blocks = padded(max(first + len(b) for first, _, b in parts), OUTPUTS) // OUTPUTS
-    runs = [_run(block * OUTPUTS, count, parts) for block, count in _runs(n_blocks, parts)]
-    lengths = [blocks.shape[1] for _, blocks in runs for _ in range(len(blocks))]
-    begins = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    firsts = torch.tensor([first for first, blocks in runs for _ in range(len(blocks))], dtype=torch.int32)
-    b = torch.cat([blocks.flatten(0, 1) for _, blocks in runs])
-    whole = pad(a.bfloat16(), (0, -a.shape[1] % CHANNELS, 0, -len(a) % RANKS))
-    tiles = whole.unflatten(1, (-1, CHANNELS)).unflatten(0, (-1, RANKS)).transpose(1, 2).contiguous()
-    addresses = [tensor.data_ptr() for tensor in (tiles, b, begins, firsts)]
-    record = LowRankRecord(*addresses, len(whole), tiles.shape[1], n_blocks)
-    return PackedLowRank(tiles, b, begins, firsts, record)
-
-
-def _runs(n_blocks: int, parts: Sequence[tuple[int, int, Tensor]]) -> Iterator[tuple[int, int]]:
-    """The first and the number of blocks of 16 outputs that lie in one part; another block is alone."""
-    block = 0
-    while block < n_blocks:
-        output = block * OUTPUTS
-        inside = (first + len(b) - output for first, _, b in parts if first <= output)
-        count = max(1, max(inside, default=0) // OUTPUTS)
-        yield block, count
-        block += count
-
-
-def _run(output: int, count: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, Tensor]:
-    """The first rank of `count` blocks from `output` on, and their B: [count, pairs of ranks, 16, 2] bfloat16."""
-    stop = output + count * OUTPUTS
-    there = [(first, rank, b) for first, rank, b in parts if first < stop and output < first + len(b)]
-    least = min((rank for _, rank, _ in there), default=0) // 2 * 2
-    end = max((rank + b.shape[1] for _, rank, b in there), default=0)
-    made = torch.zeros(padded(end - least, 2), count * OUTPUTS, dtype=torch.bfloat16)
-    for first, rank, b in there:
-        begin, n = max(first, output), min(first + len(b), stop) - max(first, output)
-        made[rank - least :][: b.shape[1], begin - output :][:, :n] = b[begin - first :][:n].T
-    pairs = made.unflatten(1, (-1, OUTPUTS)).unflatten(0, (-1, 2))  # [pairs, 2, count, 16]
-    return least, pairs.permute(2, 0, 3, 1).contiguous()
-
-
-class PackedRows:
-    """The rows of a step that use adapters: for each adapter its entry for every projection, and its rows [n] int64."""
-
-    def __init__(self, runs: Sequence[tuple["ctypes.Array[LowRankRecord]", Tensor]]) -> None:
-        widths = [max(one.rank for one in targets) * len(rows) for targets, rows in runs]
-        u = torch.empty(sum(widths))
-        self._owners = (runs, u)  # keep alive the memory that the records point to
-        self.records = (AdapterRows * len(runs))(
-            *(
-                AdapterRows(ctypes.addressof(targets), rows.data_ptr(), u[sum(widths[:i]) :].data_ptr(), len(rows))
-                for i, (targets, rows) in enumerate(runs)
-            )
         )
 
 

@@ -1,7 +1,8 @@
 """All layers in one call give the bits of layer after layer."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,17 +12,19 @@ from model.attention import choose
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
 from model.batch import PageTable, Slice, StepBatch
-from model.config import QueryTemperature, Rope, RopeScaling
+from model.config import ModelConfig, QueryTemperature, Rope, RopeScaling
 from model.kernels.cpu import native
 from model.linear.base import Projection
 from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.fused import fuse
+from model.network.lora import Adapter, LowRank, Part
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.driving import CPU, EXPERTS, Driver, random_model, random_tensors, tiny
+from tests.model.driving import CPU, EXPERTS, Driver, network, random_model, random_tensors, tiny
 
+TARGETS_OF = (("wqkv",), ("wqkv", "wo"), ("w13", "w2"), ("wqkv", "wo", "w13", "w2"))
 TOKENS = [(7 * i) % 64 for i in range(70)]
 
 
@@ -98,6 +101,41 @@ def test_several_sequences_share_a_step(experts: dict[str, int]) -> None:
     parts = driver.step([(first, 50), (second, 3)]) + driver.step([(second, 37), (first, 20)])
     assert torch.equal(torch.cat((parts[0], parts[3])), alone)
     assert torch.equal(torch.cat((parts[1], parts[2])), alone[:40])
+
+
+def random_adapter(config: ModelConfig, rank: int, targets: Sequence[str]) -> Adapter:
+    """An adapter of one part for each target of every layer."""
+    q = config.n_heads * config.head_dim
+    sizes = {"wqkv": (config.dim, q), "wo": (q, config.dim), "w13": (config.dim, config.hidden_dim)}
+    sizes["w2"] = (config.hidden_dim, config.dim)
+    layers = [
+        {
+            name: LowRank(torch.randn(rank, n_in) / n_in**0.5, (Part(0, 0, torch.randn(n_out, rank)),))
+            for name, (n_in, n_out) in sizes.items()
+            if name in targets
+        }
+        for _ in range(config.n_layers)
+    ]
+    return Adapter(tuple(layers)).pack()
+
+
+def test_sixteen_requests_over_four_adapters_equal_each_alone(short_model: Path) -> None:
+    """The shapes of SmolLM2, two steps each: a part of the prompt, then the rest. Every fifth request has none."""
+    torch.manual_seed(0)
+    driver = network(short_model, "int8")
+    config = driver.model.config
+    made = [random_adapter(config, rank, targets) for rank, targets in zip((1, 8, 16, 40), TARGETS_OF, strict=True)]
+    chosen = [[None, *made][i % 5] for i in range(16)]
+    driver.fused = fuse(driver.model, driver.attention, driver.pools)
+    assert driver.fused is not None
+    riders = [driver.start(TOKENS[i : i + 9], adapter) for i, adapter in enumerate(chosen)]
+    first = driver.step([(rider, 1 + i % 5) for i, rider in enumerate(riders)])
+    second = driver.step([(rider, 9 - rider.done) for rider in riders])
+    for i, adapter in enumerate(chosen):
+        alone = driver.step([(driver.start(TOKENS[i : i + 9], adapter), 9)])[0]
+        assert torch.equal(torch.cat((first[i], second[i])), alone)
+    changed = [driver.step([(driver.start(TOKENS[:9], adapter), 9)])[0] for adapter in (None, *made)]
+    assert all((one - changed[0]).abs().max() > 0.1 for one in changed[1:])
 
 
 def test_calls_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

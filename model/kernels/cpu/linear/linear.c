@@ -161,7 +161,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 }
 #endif
 
-enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
+enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128, EXPANDED = 4 };
 #define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))
 
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
@@ -201,9 +201,15 @@ INLINE void one_row(const call *c, const int FORMAT, int first, int last) {
 INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    if (c->n_rows > 1) columns(c, FORMAT, first, last, row, end);
-    else one_row(c, FORMAT, first, last);
-    if (c->n_runs) expand(c, first, last, row, end);
+    int step = c->n_runs ? EXPANDED : last - first;
+    if (c->n_runs) fetch(c, first, first + step, row, end);
+    for (int stop; first < last; first = stop) {
+        stop = first + step < last ? first + step : last;
+        if (c->n_runs && stop < last) fetch(c, stop, stop + step, row, end);
+        if (c->n_rows > 1) columns(c, FORMAT, first, stop, row, end);
+        else one_row(c, FORMAT, first, stop);
+        if (c->n_runs) expand(c, first, stop, row, end);
+    }
 }
 
 #define PRODUCTS(FORMAT) \

@@ -19,7 +19,7 @@ MIRRORED(lora_rows, F(targets), F(rows), F(u), F(n_rows));
 
 /* A tile of u is LORA_ROWS rows by LORA_TILE ranks. A task is LORA_ROWS rows by LORA_TASK ranks, and converts
  * LORA_CHANNELS channels at once. VECTOR channels fill a vector of factors. */
-enum { LORA_ROWS = 2, LORA_TILE = LANES == 16 ? LORA_PAD : 4, LORA_TASK = 32, LORA_CHANNELS = 512, VECTOR = WIDTH / FACTOR };
+enum { LORA_ROWS = 2, LORA_TILE = LANES == 16 ? LORA_PAD : 4, LORA_TASK = 32, LORA_CHANNELS = 2048, VECTOR = WIDTH / FACTOR };
 
 #define LORA_TASKS(run, l) \
     ((int)((((run)->n_rows + LORA_ROWS - 1) / LORA_ROWS) * (((l)->rank + LORA_TASK - 1) / LORA_TASK)))
@@ -47,6 +47,7 @@ INLINE void shrink_tile(const int ROWS, vf acc[][LORA_TASK], float x[][LORA_CHAN
     for (int i = 0; i < n; i += VECTOR) {
         const uint16_t *w = a + i / LORA_GROUP * LORA_GROUP * LORA_PAD + i % LORA_GROUP;
         vf v[LORA_ROWS];
+        UNROLL for (int k = 0; k < LORA_TILE; k++) __builtin_prefetch(w + k * LORA_GROUP + 1024, 0, 2);
         UNROLL for (int r = 0; r < ROWS; r++) v[r] = load((char *)x[r] + i * FACTOR);
         UNROLL for (int k = 0; k < LORA_TILE; k++) UNROLL for (int r = 0; r < ROWS; r++)
             totals[r][k] = add_channels(totals[r][k], v[r], w + k * LORA_GROUP);
@@ -127,6 +128,18 @@ INLINE void expand_tile(const call *c, const int ROWS, const lora_rows *run, con
             vf value = load_some(y, left) + totals[r][v];
             memcpy(y, &value, (size_t)left * 4);
         }
+    }
+}
+
+/* Brings what `expand` will read of B into the cache, while the base's product is computed. */
+static void fetch(const call *c, int first, int last, int top, int end) {
+    for (const lora_rows *run = c->runs; run < c->runs + c->n_runs; run++) {
+        const lora *l = run->targets + c->target;
+        if (!l->rank || first >= l->n_blocks || run->rows[0] >= end || run->rows[run->n_rows - 1] < top) continue;
+        int stop = last < l->n_blocks ? last : (int)l->n_blocks;
+        const char *b = (const char *)l->b + (int64_t)l->begins[first] * LORA_BLOCK * 4;
+        const char *behind = (const char *)l->b + (int64_t)l->begins[stop] * LORA_BLOCK * 4;
+        for (; b < behind; b += 64) __builtin_prefetch(b, 0, 1);
     }
 }
 

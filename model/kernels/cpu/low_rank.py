@@ -1,0 +1,108 @@
+"""LoRA adapters in the layout of `lora` in linear.h, in bfloat16, and the rows of a step that use them."""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from model.kernels.cpu.packed import OUTPUTS, padded
+from model.kernels.cpu.records import AdapterRows, LowRankRecord
+
+RANKS, CHANNELS, LINE = 8, 32, 64
+"""Ranks and channels of A that are stored together; bytes of a cache line, at which each matrix begins."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLowRank:
+    """What a LoRA adapter adds to one projection. `begins` and `firsts` say which pairs of ranks a block of B has."""
+
+    a: Tensor
+    b: Tensor
+    begins: Tensor
+    firsts: Tensor
+    record: LowRankRecord
+
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, begins: Tensor, firsts: Tensor) -> "PackedLowRank":
+        """a [rank/8, n_groups, 8, 32], b [pairs, 16, 2], begins [n_blocks + 1], firsts [n_blocks]."""
+        addresses = [tensor.data_ptr() for tensor in (a, b, begins, firsts)]
+        record = LowRankRecord(*addresses, len(a) * RANKS, a.shape[1], len(firsts))
+        return cls(a, b, begins, firsts, record)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.a, self.b, self.begins, self.firsts))
+
+
+def pack(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
+    """Pack a [ranks, n_in] and the parts of B: (first output, first rank, b [n, r]), in order, without overlaps.
+
+    A block of 16 outputs has the ranks of all parts that it touches. Zeros stand where an output has no such rank.
+    """
+    n_blocks = padded(max(first + len(b) for first, _, b in parts), OUTPUTS) // OUTPUTS
+    whole = pad(a.bfloat16(), (0, -a.shape[1] % CHANNELS, 0, -len(a) % RANKS))
+    tiles = whole.unflatten(1, (-1, CHANNELS)).unflatten(0, (-1, RANKS)).transpose(1, 2).contiguous()
+    dense = torch.zeros(n_blocks * OUTPUTS, len(whole), dtype=torch.bfloat16)
+    for first, rank, b in parts:
+        dense[first : first + len(b), rank : rank + b.shape[1]] = b
+    ranks = [_ranks(block * OUTPUTS, parts) for block in range(n_blocks)]
+    begins = [0, *accumulate((end - least) // 2 for least, end in ranks)]
+    numbers = [torch.tensor(each, dtype=torch.int32) for each in (begins, [least for least, _ in ranks])]
+    return PackedLowRank.of(tiles, _pairs(dense, ranks), *numbers)
+
+
+def _ranks(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, int]:
+    """The even ranks between which those of outputs output..output+15 are."""
+    there = [(rank, b.shape[1]) for first, rank, b in parts if first < output + OUTPUTS and output < first + len(b)]
+    least, end = min((rank for rank, _ in there), default=0), max((rank + n for rank, n in there), default=0)
+    return least // 2 * 2, padded(end, 2)
+
+
+def _pairs(dense: Tensor, ranks: Sequence[tuple[int, int]]) -> Tensor:
+    """Block i of dense [outputs, ranks] between its `ranks`, block after block -> [pairs, 16, 2]."""
+    starts = [i for i in range(len(ranks)) if i == 0 or ranks[i] != ranks[i - 1]]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(ranks)], strict=True):
+        some = dense[start * OUTPUTS : stop * OUTPUTS, slice(*ranks[start])]
+        tiles = some.reshape(stop - start, OUTPUTS, -1, 2).transpose(1, 2)
+        found.append(tiles.reshape(-1, OUTPUTS, 2))
+    return torch.cat(found)
+
+
+def adjacent(products: Sequence[PackedLowRank]) -> list[PackedLowRank]:
+    """The same in one piece of memory, in the order in which a step reads them, on large pages where Linux has them.
+
+    A step reads every matrix once. Separate small pieces would cost more misses of address translation.
+    """
+    sizes = [padded(part.nbytes, LINE) for product in products for part in (product.a, product.b)]
+    memory = mmap.mmap(-1, max(1, sum(sizes)))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    pieces = iter(torch.frombuffer(memory, dtype=torch.uint8).split(sizes) if sizes else ())
+
+    def moved(part: Tensor) -> Tensor:
+        return next(pieces)[: part.nbytes].view(torch.bfloat16).view(part.shape).copy_(part)
+
+    return [PackedLowRank.of(moved(one.a), moved(one.b), one.begins, one.firsts) for one in products]
+
+
+class PackedRows:
+    """The rows of a step that use adapters: for each adapter its entry for every projection, and its rows [n] int64."""
+
+    def __init__(self, runs: Sequence[tuple["ctypes.Array[LowRankRecord]", Tensor]]) -> None:
+        sizes = [max(one.rank for one in targets) * len(rows) for targets, rows in runs]
+        pieces = torch.empty(sum(sizes)).split(sizes)
+        self._owners = (runs, pieces)  # keep alive the memory that the records point to
+        self.records = (AdapterRows * len(runs))(
+            *(
+                AdapterRows(ctypes.addressof(targets), rows.data_ptr(), u.data_ptr(), len(rows))
+                for (targets, rows), u in zip(runs, pieces, strict=True)
+            )
+        )
