@@ -148,11 +148,6 @@ class Slice:
         return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
-    def image_numbers(self) -> tuple[int, ...]:
-        """The numbers of the images that it reads."""
-        return tuple(placed.image for placed in self.images)
-
-    @property
     def scores_prompt(self) -> bool:
         """Whether this slice gives logprobs of prompt tokens."""
         return self.params.prompt_logprobs is not None and self.start < self.n_prompt - 1

@@ -15,6 +15,7 @@ from model.batch import ImageFormat
 from model.errors import ImageError
 from model.images.decode import decode
 from model.machine.frames import receive, send
+from model.machine.host import return_free_memory
 from model.machine.limits import Timer, limit_memory, run
 
 DECODE_SECONDS = 2.0
@@ -49,6 +50,7 @@ def main(sock: socket.socket) -> None:
             with timer.task(seconds(max_pixels)):
                 answer, pixels = _answer(data, ImageFormat(**fields), max_pixels)
             send(sock, answer, pixels)
+            return_free_memory()  # a large image would leave hundreds of MiB with this process
 
 
 def _answer(data: bytes, format: ImageFormat, max_pixels: int) -> tuple[dict[str, object], bytes]:

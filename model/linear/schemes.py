@@ -146,10 +146,11 @@ def serving(scheme: Scheme, dtype: str, device: str) -> Scheme:
 
 
 def of_images(scheme: Scheme) -> Scheme:
-    """The scheme of the image encoder beside a text model in `scheme`. It is small: 4 bits would save little."""
-    if not scheme.compiled:
-        return SCHEMES["none"]
-    return SCHEMES["int8"] if scheme.name == "int4" else scheme
+    """The scheme of the image encoder beside a text model in `scheme`.
+
+    int8 costs it too much quality, see docs/log/2026-11-23-vision.md.
+    """
+    return SCHEMES["bfloat16" if scheme.compiled else "none"]
 
 
 def stored_as(scheme: Scheme, dtype: str, block_bits: float | None) -> str:

@@ -13,8 +13,13 @@ to_json: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":")).encode
 
 def pack(value: Any, data: bytes = b"", *, to_json: Callable[[Any], str] = to_json) -> bytes:
     """The frame of a JSON value and some bytes. `to_json` converts values of types that JSON does not have."""
+    return head(value, len(data), to_json=to_json) + data
+
+
+def head(value: Any, n_data: int, *, to_json: Callable[[Any], str] = to_json) -> bytes:
+    """The frame of a JSON value but for the `n_data` bytes at its end."""
     text = to_json(value).encode()
-    return b"".join((HEADER.pack(len(text), len(data)), text, data))
+    return HEADER.pack(len(text), n_data) + text
 
 
 def received(buffer: bytearray) -> Iterator[tuple[Any, bytes]]:
@@ -26,7 +31,7 @@ def received(buffer: bytearray) -> Iterator[tuple[Any, bytes]]:
             return
         body = bytes(buffer[HEADER.size : end])
         del buffer[:end]
-        yield _unpack(body, n_text)
+        yield _value(body[:n_text]), body[n_text:]
 
 
 def send(sock: socket.socket, value: Any, data: bytes = b"") -> None:
@@ -37,19 +42,19 @@ def send(sock: socket.socket, value: Any, data: bytes = b"") -> None:
 def receive(sock: socket.socket) -> tuple[Any, bytes]:
     """The next frame of a blocking socket. Raises OSError when the other end is gone."""
     n_text, n_data = HEADER.unpack(_exactly(sock, HEADER.size))
-    return _unpack(_exactly(sock, n_text + n_data), n_text)
+    return _value(_exactly(sock, n_text)), _exactly(sock, n_data)
 
 
 def _exactly(sock: socket.socket, n: int) -> bytes:
-    data = bytearray(n)
-    view = memoryview(data)
-    while view:
-        n_read = sock.recv_into(view)
-        if not n_read:
+    """The next n bytes. The system copies them once, while other threads run."""
+    parts = []
+    while n:
+        if not (part := sock.recv(n, socket.MSG_WAITALL)):
             raise ConnectionResetError
-        view = view[n_read:]
-    return bytes(data)
+        parts.append(part)
+        n -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _unpack(body: bytes, n_text: int) -> tuple[Any, bytes]:
-    return json.loads(body[:n_text].decode()), body[n_text:]
+def _value(text: bytes) -> Any:
+    return json.loads(text.decode())

@@ -77,6 +77,11 @@ class MemoryPlan:
     cache: int | None
     served: int | None
 
+    @property
+    def taken(self) -> int:
+        """Bytes of weights and images."""
+        return self.weights + self.images
+
 
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
     """The plan of the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.

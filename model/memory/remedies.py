@@ -19,10 +19,10 @@ def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
     """
     if plan.memory is None or plan.cache is None:
         return ""
-    fixed = plan.weights + (options.cache_memory or 0)
+    fixed = plan.taken + (options.cache_memory or 0)
     if fixed > plan.memory:
-        what = "weights and --cache-memory" if options.cache_memory else "the weights"
-        return f"{what} need {size(fixed)}, the memory is {size(plan.memory)}"
+        parts = ("weights", "images" * bool(plan.images), "--cache-memory" * bool(options.cache_memory))
+        return f"the {' and '.join(filter(None, parts))} need {size(fixed)}, the memory is {size(plan.memory)}"
     wanted = options.max_model_len or 1
     if (plan.served or 0) >= wanted:
         return ""
@@ -53,5 +53,5 @@ def _enough(plan: MemoryPlan, options: RunnerOptions) -> int:
     """Bytes of memory for a sequence of `--max-model-len` tokens, or else of the whole context."""
     sequence = options.cache_memory or plan.fits[-1].n_bytes
     if options.device == "cpu":
-        return plan.weights + (sequence if options.cache_memory else int(sequence / CPU_SHARE))
-    return int((plan.weights + plan.step + sequence) / (options.gpu_memory_utilization or GPU_UTILIZATION))
+        return plan.taken + (sequence if options.cache_memory else int(sequence / CPU_SHARE))
+    return int((plan.taken + plan.step + sequence) / (options.gpu_memory_utilization or GPU_UTILIZATION))

@@ -63,9 +63,9 @@ class Images:
         return self._encode(work, again=False)
 
     def _advance(self, work: ImageWork) -> None:
-        """Do the work up to `work.stop`, from the beginning if nothing is there. What is done is not repeated."""
-        if work.image in self._embeddings:
-            return
+        """Do the work up to `work.stop`; from the beginning if that is requested, or if nothing is there."""
+        if work.start == 0:
+            self._drop(work.image)
         assert self._encoder is not None, "the model has no image encoder"
         encoding = self._encodings.get(work.image)
         if encoding is None:

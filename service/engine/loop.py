@@ -159,13 +159,14 @@ class EngineLoop:
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.
 
-        Then no single sequence is to blame. The step after it, which was launched already, is as broken. It reports
-        nothing, and does not count.
+        Then no single sequence is to blame. Where every sequence uses an adapter, one may be: such a step does not
+        count. Neither does the step after a broken one. It was launched already, is as broken, and reports nothing.
         """
+        with_adapters = bool(batch.slices) and all(item.adapter for item in batch.slices)
         encoded = len(batch.images) > len(output.image_faults)
         if encoded or any(item.fault != BROKEN_NUMBERS for item in output.slices):
             self._failed_steps = 0
-        elif reported:
+        elif reported and not with_adapters:
             self._failed_steps += 1
         if self._failed_steps >= MAX_FAILED_STEPS:
             reason = next(iter(output.image_faults.values()), BROKEN_NUMBERS)

@@ -1,6 +1,6 @@
 """The messages of a chat request, and the options of the chat template."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -104,14 +104,14 @@ class Message(Body):
                 "tool_calls", f"a message of role {self.role} has no tool_calls, only one of role assistant has"
             )
         self._check_thoughts()
-        check_image_role(self.role, any(isinstance(part, ImagePart) for part in self.content or ()))
+        check_image_role(self.role, self.content, ImagePart)
         return self
 
     def _check_thoughts(self) -> None:
         given = {
             "reasoning_content": self.reasoning_content,
             "reasoning": self.reasoning,
-            "content": text_of(self.content, ThinkingPart),
+            "content": self._thought_in_content,
         }
         names = [name for name, text in given.items() if text]
         allowed = self.role == "assistant" or (self.role in ("system", "developer") and names == ["content"])
@@ -136,7 +136,11 @@ class Message(Body):
 
     @property
     def thought(self) -> str:
-        return self.reasoning_content or self.reasoning or text_of(self.content, ThinkingPart)
+        return self.reasoning_content or self.reasoning or self._thought_in_content
+
+    @property
+    def _thought_in_content(self) -> str:
+        return "".join(_part_text(part) for part in self.thinking)
 
     def plain(self, place: str) -> dict[str, Any]:
         """The message as `ChatFormat.encode` takes it. `place` is the client's name of it."""
@@ -165,9 +169,11 @@ def plain_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def check_image_role(role: str, has_images: bool) -> None:
-    """Raise the error for the content of a message of a role that never has images."""
-    if has_images and role not in IMAGE_ROLES:
+def check_image_role(role: str, content: str | Sequence[Body] | None, kind: type[Body]) -> None:
+    """Raise the error for images, parts of type `kind`, in the content of a message of a role that never has any."""
+    if role in IMAGE_ROLES or content is None or isinstance(content, str):
+        return
+    if any(isinstance(part, kind) for part in content):
         roles = " or ".join(IMAGE_ROLES)
         raise unsupported("content", f"content of a message of role {role} has no images, only one of role {roles} has")
 
@@ -186,13 +192,6 @@ def contents(pieces: Iterable[str | dict[str, Any]]) -> dict[str, Any]:
         parts += [{"type": "text", "text": text}] if text else [piece for piece in alike if not isinstance(piece, str)]
     plain: dict[str, Any] = {"content": "".join(part.get("text", "") for part in parts)}
     return plain | {PARTS: parts} if any(part["type"] == "image" for part in parts) else plain
-
-
-def text_of(content: Any, kind: type[TextPart] | type[ThinkingPart]) -> str:
-    """The text of the parts of one kind. A string is text."""
-    if not isinstance(content, list):
-        return (content or "") if kind is TextPart else ""
-    return "".join(_part_text(part) for part in content if isinstance(part, kind))
 
 
 def _plain_part(part: TextPart | ThinkingPart) -> dict[str, Any]:

@@ -102,11 +102,11 @@ def test_the_prefix_cache_is_apart(server: LiveServer) -> None:
 def test_one_is_loaded_and_unloaded_while_others_run(server: LiveServer, adapters: Path) -> None:
     """Its files are those of another adapter, and so are its answers."""
     shutil.copytree(adapters / "attention", adapters / "copy")
-    expected = [said(ask(server, model, prompt(8), 60)) for model in ("attention", BASE, "all")]
+    expected = [said(ask(server, model, prompt(8), 40)) for model in ("attention", BASE, "all")]
     with ThreadPoolExecutor(4) as pool:
-        others = [pool.submit(ask, server, model, prompt(8), 60) for model in (BASE, "all")]
+        others = [pool.submit(ask, server, model, prompt(8), 40) for model in (BASE, "all")]
         assert server.http.post("/v1/lora/load", json={"name": "copy", "path": "copy"}).status_code == 200
-        mine = pool.submit(ask, server, "copy", prompt(8), 60)
+        mine = pool.submit(ask, server, "copy", prompt(8), 40)
         eventually(lambda: server.metric("noria_lora_requests_running", adapter="copy") == 1, "it runs")
         assert server.http.post("/v1/lora/unload", json={"name": "copy"}).status_code == 200
         assert [said(task.result()) for task in (mine, *others)] == expected
@@ -129,11 +129,10 @@ def test_a_wrong_base_is_refused_by_the_tensors_name(server: LiveServer, adapter
 
 
 def test_after_the_engines_death_answers_are_the_same(server: LiveServer) -> None:
-    expected = [said(ask(server, model, prompt(9), 60)) for model in MODELS]
+    expected = [said(ask(server, model, prompt(9), 40)) for model in MODELS]
     with ThreadPoolExecutor(5) as pool:
-        tasks = [pool.submit(ask, server, model, prompt(9), 60) for model in MODELS]
+        tasks = [pool.submit(ask, server, model, prompt(9), 40) for model in MODELS]
         eventually(lambda: server.metric("noria_requests_running") >= 2, "they run")
         os.kill(server.engine_pid, signal.SIGKILL)
         assert [said(task.result()) for task in tasks] == expected
     assert server.metric("noria_engine_restarts_total") == 1
-    assert [said(ask(server, model, prompt(9), 60)) for model in MODELS] == expected

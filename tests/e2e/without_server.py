@@ -18,9 +18,14 @@ def serve(runner: ModelRunner, requests: list[Request], max_step_tokens: int = 5
 
 
 def serve_with(scheduler: Scheduler, runner: ModelRunner, requests: list[Request]) -> list[Answer]:
+    return answers_to(scheduler, runner, [Submit(n, tokens, params) for n, (tokens, params) in enumerate(requests)])
+
+
+def answers_to(scheduler: Scheduler, runner: ModelRunner, requests: list[Submit]) -> list[Answer]:
+    """The answers of requests with the ids 0, 1, 2, ..."""
     answers: list[Answer] = [[] for _ in requests]
-    for number, (tokens, params) in enumerate(requests):
-        scheduler.submit(Submit(number, tokens, params))
+    for request in requests:
+        scheduler.submit(request)
     while scheduler.has_work:
         for update in scheduler.commit(runner.step(scheduler.plan())):
             answers[update.id] += zip(update.tokens, update.logprobs, strict=True)

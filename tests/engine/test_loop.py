@@ -1,6 +1,7 @@
 """The loop with a runner that runs ahead: two steps in flight, and the same answers as with one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -232,6 +233,14 @@ def test_an_engine_whose_every_sequence_is_faulty_is_given_up(kind: type[FakeRun
     with pytest.raises(RuntimeError, match=f"for every sequence: {BROKEN_NUMBERS}"):
         Client(kind(INFO), script)
     assert set(Client(kind(INFO), script[:-3]).finished.values()) == {"error"}
+
+
+def test_adapters_whose_every_sequence_is_faulty_are_no_fault_of_the_engine() -> None:
+    script: list[list[ToEngine]] = [
+        [Submit(i, [40, FAULTY], SamplingParams(), 0, adapter=1)] for i in range(2 * MAX_FAILED_STEPS)
+    ]
+    client = Client(FakeRunner(replace(INFO, max_adapters=1)), [part for one in script for part in (one, [], [])])
+    assert client.finished == dict.fromkeys(range(2 * MAX_FAILED_STEPS), "error")
 
 
 def test_a_grammar_process_that_is_lost_is_no_fault_of_the_engine() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 
 import pytest
@@ -24,13 +25,14 @@ from service.engine.messages import (
     Stats,
     Stop,
     Submit,
+    ToEngine,
     UnloadAdapter,
     Update,
     data_of,
     from_json,
     to_json,
 )
-from service.engine.wire import MessageProtocol, frame
+from service.engine.wire import PIECE, MessageProtocol, Wire, frame
 from tests.fakes import make_info
 
 SCORED = TokenLogprob(7, -0.25, ((7, -0.25), (9, -2.0)))
@@ -105,3 +107,29 @@ def test_nothing_is_taken_after_a_fault() -> None:
 
     asyncio.run(main())
     assert taken == [Report((Update(0),))]
+
+
+def test_a_message_with_many_pixels_keeps_its_place_and_lets_the_loop_run() -> None:
+    """The engine reads nothing at first. Then it gets all messages, in order, while the loop goes on."""
+    large = Submit(2, [1], SamplingParams(), images=(ImageSpan(0, 2, 2, "d"),), pixels=bytes(range(256)) * 2**15)
+    sent: list[ToEngine] = [Abort(1), large, Abort(2)]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        transport, protocol = await loop.create_unix_connection(lambda: MessageProtocol(print), sock=ours)
+        for message in sent:
+            protocol.send(message)
+        await asyncio.sleep(0.01)
+        assert transport.get_write_buffer_size() < 2 * PIECE  # the rest is not copied
+        wire, turns = Wire(theirs), 0
+        reading = loop.run_in_executor(None, lambda: [wire.receive() for _ in sent])
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert reading.result() == sent
+        assert turns > 10
+        transport.close()
+        wire.release()
+
+    asyncio.run(main())

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from model.errors import OptionError
 from service import cli
+from service.generation.adapters import given_adapters
 from service.settings import Settings
+from tests.model.checkpoint.published import written
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,6 +188,14 @@ def test_plan(mistral: Path) -> None:
     assert "│ 32,768 │       772.00 MiB │                  9 │" in done.stdout
 
 
+def test_plan_of_a_model_with_images(tmp_path: Path) -> None:
+    """The encoder has 434,957,312 weights of 2 bytes; 256 MiB hold 26,214 vectors of 5,120; an image takes 36 MiB."""
+    done = noria("plan", str(written("Pixtral 12B", tmp_path)), "--device", "cuda", "--memory", "80GiB")
+    assert done.returncode == 0, done.stderr
+    assert "images        829.62 MiB of the weights are the image encoder" in done.stdout
+    assert "292.03 MiB for 26,214 tokens of embeddings and the encoding of one image" in done.stdout
+
+
 def planned(*arguments: str, **env: str) -> tuple[dict[str, Any], str]:
     """The plan as JSON, and the error after it."""
     result = CliRunner().invoke(cli.build(["plan"]), ["plan", "--json", *arguments], env=env)
@@ -265,3 +275,37 @@ def test_serve_imports_little_before_the_engine_starts() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--lora", "sql"), ["--lora sql", "NAME=PATH"]),
+        (("--lora", "=x"), ["printable"]),
+        (("--lora", "sql="), ["NAME=PATH"]),
+        (("--lora", "sql=/nowhere/at/all"), ["--lora sql=/nowhere/at/all", "no such"]),
+        (("--lora", f"{'a' * 257}=."), ["at most 256", "257"]),
+        (("--lora", "a\tb=."), ["printable", r"'a\tb'"]),
+        (("--lora", "sql=.", "--lora", "sql=."), ["'sql'", "another adapter"]),
+        (("--lora", "own=.", "--served-model-name", "own"), ["'own'", "the model"]),
+        (("--lora", "alias=.", "--served-model-name", "own", "--served-model-name", "alias"), ["'alias'", "the model"]),
+        (("--lora", "org/name=.", "org/name"), ["'org/name'", "the model"]),
+        (("--lora-dir", "/nowhere/at/all"), ["--lora-dir /nowhere/at/all", "no such directory"]),
+    ],
+    ids=str,
+)
+def test_a_wrong_adapter_is_refused_before_the_start(
+    seen: list[Settings], flags: tuple[str, ...], words: list[str]
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        invoke(*flags)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert not seen
+
+
+def test_adapters_are_numbered_in_their_order(seen: list[Settings], tmp_path: Path) -> None:
+    """A path may hold an equals sign."""
+    (tmp_path / "b=c").mkdir()
+    assert invoke("--lora", f"a={tmp_path}", "--lora", f"b={tmp_path / 'b=c'}")[0] == 0
+    given = [(adapter.number, adapter.name, adapter.path) for adapter in given_adapters(seen[0])]
+    assert given == [(1, "a", tmp_path), (2, "b", tmp_path / "b=c")]

@@ -49,7 +49,7 @@ class InputMessage(Body):
 
     @model_validator(mode="after")
     def _check_images(self) -> Self:
-        check_image_role(self.role, any(isinstance(part, InputImage) for part in self.content))
+        check_image_role(self.role, self.content, InputImage)
         return self
 
 

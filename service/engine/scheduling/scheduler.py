@@ -17,11 +17,12 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.images import ImagePlan, ImageStore
+from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
+from service.engine.scheduling.step import Step
 from service.engine.scheduling.trail import Trail
 from service.engine.scheduling.view import View
 
@@ -29,33 +30,6 @@ log = logging.getLogger("noria.engine")
 
 MAX_ANSWERS = 64
 """The latest answers whose lengths the scheduler remembers."""
-
-
-class _Step:
-    """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
-
-    `images` is its work on images, once all is planned.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.parts: dict[Sequence, tuple[int, int]] = {}
-        self.drafts: dict[Sequence, list[int]] = {}
-        self.images = ImagePlan((), (), waits=False)
-
-    @property
-    def encoded(self) -> frozenset[int]:
-        """Numbers of the images on which there is work."""
-        return frozenset(work.image for work in self.images.work)
-
-    def add(self, sequence: Sequence, n_tokens: int) -> None:
-        self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
-        self.budget -= n_tokens
-
-    def drop(self, sequence: Sequence) -> None:
-        if sequence in self.parts:
-            start, stop = self.parts.pop(sequence)
-            self.budget += stop - start
 
 
 class Scheduler:
@@ -90,7 +64,7 @@ class Scheduler:
         self._adapters = AdapterPlaces(info.max_adapters, self._queue)
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
-        self._planned: deque[_Step] = deque()  # not yet committed, oldest first
+        self._planned: deque[Step] = deque()  # not yet committed, oldest first
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: str | None = None  # why the latest plan admitted no more
         self._answers: deque[int] = deque(maxlen=MAX_ANSWERS)
@@ -124,7 +98,7 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        step = _Step(self._max_step_tokens)
+        step = Step(self._max_step_tokens)
         for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
@@ -228,7 +202,7 @@ class Scheduler:
         samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
         return samples and stop - start == 1 and sequence.params.independent_of_output
 
-    def _why_blocked(self, step: _Step) -> str:
+    def _why_blocked(self, step: Step) -> str:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
         if len(self._running) >= self._max_sequences:
             return "sequences"
@@ -236,7 +210,7 @@ class Scheduler:
             return "tokens"
         return "pages" if self._adapters.first() else "adapters"
 
-    def _extend(self, sequence: Sequence, step: _Step) -> None:
+    def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
         limit = sequence.uncomputed
         if sequence.computed < sequence.images.end:
@@ -256,7 +230,7 @@ class Scheduler:
             table.grow(sequence.computed + n_tokens)
         step.add(sequence, n_tokens)
 
-    def _add_drafts(self, step: _Step) -> None:
+    def _add_drafts(self, step: Step) -> None:
         """Add draft tokens that pay, from the budget and the pages that are left."""
         budget = DraftBudget(self._max_step_tokens - step.budget)
         for sequence, (_, stop) in step.parts.items():
@@ -274,7 +248,7 @@ class Scheduler:
                 step.budget -= n_tokens
                 self._totals["draft_tokens"] += n_tokens
 
-    def _behind_images(self, step: _Step) -> list[Sequence]:
+    def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
         waits = step.images.work or step.images.waits
         return [item for item in self._running if item.uncomputed > 1] if waits else []

@@ -8,7 +8,7 @@ from typing import Any
 from model.errors import NoriaError
 from service.engine.messages import Beat, Failed, FromEngine, LoadModel, Ready, ToEngine
 from service.engine.supervision.process import EngineHandle
-from service.engine.wire import MessageProtocol, frame
+from service.engine.wire import MessageProtocol
 
 log = logging.getLogger("noria.engine")
 
@@ -55,8 +55,8 @@ class Connection:
 
     def send(self, message: ToEngine) -> None:
         """Write a message. What is written to an engine that has ended is lost."""
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._protocol is not None:
+            self._protocol.send(message)
 
     async def ended(self, within: float) -> bool:
         """Whether the wire closes within so many seconds. Raises what `take` raises."""

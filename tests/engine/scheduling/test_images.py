@@ -135,6 +135,16 @@ def test_a_store_of_one_image_serves_everybody_in_turn() -> None:
     assert len(engine.runner.done) == 1
 
 
+def test_an_image_that_others_use_all_the_time_gives_way_to_the_one_that_waits() -> None:
+    """Each step of 20 tokens ends inside of RED, so that somebody always holds it. The large image has no place."""
+    engine = drive(image_tokens=9, max_step_tokens=20)
+    for number in range(8):
+        prompt = prompt_of(Picture(3, 3, b"\x02") if number == 1 else RED, [4])
+        engine.ask(number, prompt, SamplingParams(max_tokens=1), cache_salt=str(number))
+    engine.run()
+    assert [*engine.finished] == [*range(8)]
+
+
 def test_a_preempted_sequence_keeps_no_image_that_is_unfinished() -> None:
     """The older sequence takes the last page while the younger encodes its second image."""
     engine = drive(pages=10, length=36, max_step_tokens=2, max_sequences=2)
@@ -269,6 +279,20 @@ def test_a_runner_that_runs_ahead_waits_for_images() -> None:
     client = Client(runner, [*script, *[[]] * 12])
     assert client.answers == {number: expected(item.prompt, params) for number, item in prompts.items()}
     assert client.n_ahead > 0
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_no_step_follows_one_with_images_before_that_is_read(evicted: bool) -> None:
+    """Of the second request an end token alone is to be computed, but the image before it may be gone."""
+    engine = drive(image_tokens=6, max_step_tokens=64)
+    for number, picture in enumerate((RED, BLUE) if evicted else (RED,)):
+        engine.ask(number, prompt_of([1], picture), PARAMS)
+        engine.run()
+    engine.ask(2, prompt_of([1], RED), PARAMS)
+    batch = engine.scheduler.plan()
+    assert [(item.start, item.stop) for item in batch.slices] == [(8, 9)]
+    assert bool(batch.images) == evicted
+    assert engine.scheduler.assume() is not evicted
 
 
 @dataclass

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import loading
-from model.batch import PageTable, Slice, SliceOutput, StepBatch
+from model.batch import BROKEN_NUMBERS, PageTable, Slice, SliceOutput, StepBatch
 from model.errors import ModelError
 from model.loading import create
 from model.memory import sizes as memory
@@ -182,6 +183,18 @@ def test_an_adapter_beyond_the_memory_is_refused(base: Any, monkeypatch: pytest.
     monkeypatch.setattr(network_adapters, "free_bytes", lambda device: 1000)
     with pytest.raises(ModelError, match=r"the adapter '1' needs .* KiB, 1.0 KiB are free; unload another"):
         runner.load_adapter(1, str(base[0] / "1"))
+
+
+def test_an_adapter_whose_numbers_overflow_breaks_its_own_requests_alone(base: Any, tmp_path: Path) -> None:
+    shutil.copytree(base[0] / "1", tmp_path / "large")
+    tensors = load_file(tmp_path / "large" / "adapter_model.safetensors")
+    save_file({name: value * 1e30 for name, value in tensors.items()}, tmp_path / "large" / "adapter_model.safetensors")
+    runner = start(base, (2,))
+    runner.load_adapter(1, str(tmp_path / "large"))
+    first, second, third = step(runner, 2, 1, 0)
+    check(base, first, 2)
+    check(base, third, 0)
+    assert second == SliceOutput(fault=BROKEN_NUMBERS)
 
 
 def test_what_a_step_uses_stays_in_memory() -> None:

@@ -1,0 +1,132 @@
+"""Two images over the three chat APIs of a real server, against transformers with the same weights."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from tests.e2e.server import LiveServer, serving
+from tests.model import pixtral
+from tests.model.pixtral import IMG, IMG_BREAK, IMG_END, NAMES
+
+Json = dict[str, Any]
+N_TOKENS = 12
+PATCHES = {"mistral3": (14, 2, 140), "llava": (16, 1, 128)}
+"""Pixels of a patch, patches of a token's side, and the longest side of an image."""
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    """Colours that change smoothly, so that each filter gives other pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    small = torch.randint(0, 256, (5, 5, 3), generator=generator, dtype=torch.uint8)
+    return Image.fromarray(small.numpy()).resize((width, height), Image.Resampling.BILINEAR)
+
+
+IMAGES = [photograph(100, 60, 1), photograph(170, 300, 2)]
+"""The second is longer than either model takes."""
+
+
+def data_of(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def characters(text: str) -> list[int]:
+    return [len(NAMES) + byte for byte in text.encode()]
+
+
+def expected(kind: str) -> list[int]:
+    """The tokens that transformers generates for "a IMAGE b IMAGE c"."""
+    patch, merge, longest = PATCHES[kind]
+    side = patch * merge
+    processor = PixtralImageProcessorPil(size={"longest_edge": longest}, patch_size={"height": side, "width": side})
+    images = processor(IMAGES, return_tensors="pt")
+    begin, end = NAMES.index("[INST]"), NAMES.index("[/INST]")
+    ids = [NAMES.index("<s>"), begin, *characters("a")]
+    for size, text in zip(images["image_sizes"], ("b", "c"), strict=True):
+        rows, columns = (int(pixels) // side for pixels in size)
+        ids += ([IMG] * columns + [IMG_BREAK]) * rows
+        ids[-1] = IMG_END
+        ids += characters(text)
+    ids.append(end)
+    with torch.no_grad():
+        found = pixtral.build(kind).generate(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            pixel_values=images["pixel_values"],
+            image_sizes=images["image_sizes"],
+            max_new_tokens=N_TOKENS,
+            do_sample=False,
+        )
+    tokens: list[int] = found[0, len(ids) :].tolist()
+    return [len(ids), *tokens]
+
+
+def chat(server: LiveServer, data: Sequence[str]) -> Json:
+    images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in data]
+    a, b, c = ({"type": "text", "text": text} for text in "abc")
+    content = [a, images[0], b, images[1], c]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": N_TOKENS, "return_token_ids": True}
+    return posted(server, "/v1/chat/completions", body)
+
+
+def responses(server: LiveServer, data: Sequence[str]) -> Json:
+    images = [{"type": "input_image", "image_url": f"data:image/png;base64,{each}"} for each in data]
+    a, b, c = ({"type": "input_text", "text": text} for text in "abc")
+    content = [a, images[0], b, images[1], c]
+    return posted(
+        server, "/v1/responses", {"input": [{"role": "user", "content": content}], "max_output_tokens": N_TOKENS}
+    )
+
+
+def messages(server: LiveServer, data: Sequence[str]) -> Json:
+    sources = [{"type": "base64", "media_type": "image/png", "data": each} for each in data]
+    images = [{"type": "image", "source": source} for source in sources]
+    a, b, c = ({"type": "text", "text": text} for text in "abc")
+    content = [a, images[0], b, images[1], c]
+    return posted(server, "/v1/messages", {"messages": [{"role": "user", "content": content}], "max_tokens": N_TOKENS})
+
+
+def posted(server: LiveServer, path: str, body: Json) -> Json:
+    response = server.http.post(path, json={**body, "temperature": 0})
+    assert response.status_code == 200, response.text
+    answer: Json = response.json()
+    return answer
+
+
+@pytest.fixture(scope="module", params=[("mistral3", pixtral.save_hf), ("llava", pixtral.save_native)])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LiveServer]]:
+    kind: str
+    save: Callable[[str, Path], Path]
+    kind, save = request.param
+    directory = save(kind, tmp_path_factory.mktemp(kind))
+    with serving(str(directory), "--quantize", "none", "--dtype", "float32") as server:
+        yield kind, server
+
+
+def test_all_apis_answer_as_transformers_does(served: tuple[str, LiveServer]) -> None:
+    kind, server = served
+    data = [*map(data_of, IMAGES)]
+    n_prompt, *tokens = expected(kind)
+    whole = chat(server, data)
+    assert whole["choices"][0]["token_ids"] == tokens
+    text = whole["choices"][0]["message"]["content"]
+    assert whole["usage"]["prompt_tokens"] == n_prompt
+    assert whole["usage"]["prompt_tokens_details"]["image_tokens"] == n_prompt - 6  # <s>[INST]a..b..c[/INST]
+    response = responses(server, data)
+    assert response["output"][0]["content"][0]["text"] == text
+    message = messages(server, data)
+    assert message["content"][0]["text"] == text
+    assert message["usage"]["cache_read_input_tokens"] > 0, "the images are the same: their pages are reused"
+    other = chat(server, [data[0], data_of(photograph(170, 300, 3))])
+    assert other["usage"]["prompt_tokens"] == n_prompt
+    assert other["choices"][0]["token_ids"] != tokens

@@ -1,0 +1,80 @@
+"""Adapters on their way to the engine: callers that go away, engines that die, files that change."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from model.errors import ModelError
+from model.sampling_params import SamplingParams
+from service.engine.client import EngineClient
+from service.engine.mailbox import EngineDied, EngineUnavailable
+from service.engine.supervision.adapters import files_state
+from tests.engine.driving import expected
+from tests.engine.hosting import PARAMS, Hosts, collect, process, thread, until, with_client
+from tests.fakes import EngineThread, WaitingRunner, make_info, shade
+
+
+def test_a_load_whose_caller_has_gone_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = WaitingRunner(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+    monkeypatch.setattr(runner, "may", threading.Event(), raising=False)
+    monkeypatch.setattr("tests.fakes.WAITING", runner)
+
+    async def body(client: EngineClient) -> None:
+        constrained = client.submit([1, 2], SamplingParams(max_tokens=2, grammar="g"))
+        load = asyncio.create_task(client.load_adapter(1, str(tmp_path)))  # behind the grammar, which takes its time
+        await asyncio.sleep(0)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        runner.may.set()
+        await collect(constrained)
+        await client.load_adapter(2, str(tmp_path))
+        await collect(client.submit([1], PARAMS))  # the unloading came before it
+        assert [*runner.adapters] == [2]
+
+    with_client(lambda: EngineThread("tests.fakes:create_waiting"), body)
+
+
+def test_an_engine_that_dies_fails_the_load_and_a_later_one_does_not_know_it(tmp_path: Path) -> None:
+    hosts = Hosts(process)
+
+    async def body(client: EngineClient) -> None:
+        await client.load_adapter(1, str(tmp_path))
+        os.kill(hosts.pid(0), 9)
+        with pytest.raises(EngineDied):
+            await client.load_adapter(2, str(tmp_path))
+        with pytest.raises(EngineUnavailable):
+            await client.load_adapter(3, str(tmp_path))
+        await until(lambda: client.state == "ready")
+        adapted = expected([7], PARAMS, shade(str(tmp_path)))
+        assert await collect(client.submit([7], PARAMS, adapter=1)) == adapted
+        assert await collect(client.submit([7], PARAMS, adapter=2)) == []
+
+    with_client(hosts, body)
+
+
+def test_what_the_engine_cannot_read_is_a_model_error(tmp_path: Path) -> None:
+    async def body(client: EngineClient) -> None:
+        with pytest.raises(ModelError, match="no LoRA adapter"):
+            await client.load_adapter(1, str(tmp_path / "nothing"))
+        assert await collect(client.submit([7], PARAMS)) == expected([7], PARAMS)
+
+    with_client(thread, body)
+
+
+def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
+    states = [files_state(tmp_path / "nothing"), files_state(tmp_path)]
+    file = tmp_path / "adapter_model.safetensors"
+    for text in ("a", "bb"):
+        file.write_text(text)
+        states.append(files_state(tmp_path))
+    assert files_state(tmp_path) == states[-1]
+    os.utime(file, ns=(1, 1))
+    states.append(files_state(tmp_path))
+    file.rename(tmp_path / "other")
+    states.append(files_state(tmp_path))
+    states.append(files_state(tmp_path / "other"))
+    assert len(set(states)) == len(states) - 1, "a directory with one file has the state of the file"
+    assert states[0] == ""

@@ -1,0 +1,139 @@
+"""Images in the runner: rows of a step, faults, memory that runs out, and graphs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.batch import ImageSpan, ImageWork, PageTable, PlacedImage, Slice, StepBatch
+from model.loading import create
+from model.sampling_params import SamplingParams
+from model.step import images
+from model.step.runner import ModelRunner, _only_decodes
+from tests.model import pixtral
+from tests.model.pixtral import IMG, IMG_BREAK, IMG_END
+
+TOKENS = [1, 3, IMG, IMG, IMG_BREAK, IMG, IMG, IMG_END, 50, 4]
+SPAN = ImageSpan(2, 2, 2, "d")
+N_PATCHES, N_BYTES = 16, 4 * 28 * 28 * 3
+PARAMS = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    model: Path = pixtral.save_native("mistral3", tmp_path_factory.mktemp("images"))
+    options = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "cache_memory": 2**20}
+    return create(lambda stage, done: None, model=str(model), **options)
+
+
+def work(number: int, start: int = 0, stop: int = N_PATCHES, color: int = 7) -> ImageWork:
+    return ImageWork(number, 2, 2, bytes([color]) * N_BYTES, start, stop, N_PATCHES)
+
+
+def item(sequence_id: int, *numbers: int, start: int = 0, stop: int = len(TOKENS)) -> Slice:
+    placed = tuple(PlacedImage(number, SPAN) for number in numbers)
+    return Slice(sequence_id, TOKENS, len(TOKENS), start, stop, (PageTable(0, (sequence_id,)),), PARAMS, images=placed)
+
+
+def ran(runner: ModelRunner, slices: Sequence[Slice], *works: ImageWork) -> list[Any]:
+    output = runner.step(StepBatch(tuple(slices), works))
+    assert not output.image_faults
+    return [(result.tokens, result.logprobs) for result in output.slices]
+
+
+def test_rows_and_embeddings_of_a_step_by_hand() -> None:
+    """The worked example of `_parts`, behind a slice of 5 tokens; and an end token alone."""
+    placed = (PlacedImage(4, ImageSpan(10, 2, 3, "d")),)
+    tokens, tables = [0] * 20, (PageTable(0, (0,)),)
+    first = Slice(1, tokens, 20, 0, 5, tables, PARAMS)
+    second = Slice(2, tokens, 20, 12, 17, tables, PARAMS, images=placed)
+    third = Slice(3, tokens, 20, 17, 19, tables, PARAMS, images=placed)
+    found = [
+        (number, [*rows], [*entries]) for number, rows, entries in images._parts(StepBatch((first, second, third)))
+    ]
+    assert found == [(4, [5, 7, 8, 9], [2, 3, 4, 5]), (4, [], [])]
+
+
+def test_work_in_parts_gives_what_the_whole_gives(runner: ModelRunner) -> None:
+    whole = ran(runner, [item(0, 1)], work(1))
+    ran(runner, [], work(2, 0, 5))
+    ran(runner, [], work(2, 5, 15))
+    assert ran(runner, [item(0, 2)], work(2, 15, 16)) == whole
+    assert ran(runner, [item(0, 3)], work(3, color=200)) != whole
+    parts = [item(0, 2, stop=4), item(0, 2, start=4, stop=5), item(0, 2, start=5)]
+    (*_, (tokens, (scored,))) = [ran(runner, [part])[0] for part in parts]
+    assert tokens == whole[0][0]
+    assert scored.logprob == pytest.approx(whole[0][1][0].logprob, abs=1e-5)
+
+
+def test_an_image_with_a_fault_ends_those_who_read_it(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = ran(runner, [item(1, 11), item(2)], work(11))
+    begin = runner._images._encoder.begin  # type: ignore[union-attr]
+
+    def fail(pixels: torch.Tensor, rows: int, columns: int) -> Any:
+        if pixels[0, 0, 0] == 9:
+            raise RuntimeError("bad")
+        return begin(pixels, rows, columns)
+
+    monkeypatch.setattr(runner._images._encoder, "begin", fail)
+    batch = StepBatch((item(0, 12), item(1, 13), item(2)), (work(12, color=9), work(13)))
+    output = runner.step(batch)
+    fault = "the engine could not encode an image of this request (RuntimeError)"
+    assert output.image_faults == {12: fault}
+    assert output.slices[0].fault == fault
+    assert [(result.tokens, result.logprobs) for result in output.slices[1:]] == sound
+    assert runner.step(StepBatch((), (work(14, color=9),))).image_faults == {14: fault}
+
+
+def test_an_image_for_which_memory_runs_out_is_tried_once_more(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ran(runner, [item(0, 21)], work(21))
+    advance, failures = runner._images._encoder.advance, [1, 1]  # type: ignore[union-attr]
+
+    def fail(*args: Any) -> None:
+        if failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("no memory")
+        advance(*args)
+
+    monkeypatch.setattr(runner._images._encoder, "advance", fail)
+    assert 22 in runner.step(StepBatch((), (work(22),))).image_faults
+    failures.append(1)
+    assert ran(runner, [item(0, 23)], work(23)) == plain
+
+
+def test_a_step_that_is_computed_in_parts_encodes_once(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second slice reads an image that nobody has encoded: it ends alone, whatever its place."""
+    plain = ran(runner, [item(0, 31)], work(31))
+    calls, advance = [], runner._images._advance
+
+    def counted(part: ImageWork) -> None:
+        calls.append(part.image)
+        advance(part)
+
+    monkeypatch.setattr(runner._images, "_advance", counted)
+    output = runner.step(StepBatch((item(0, 32), item(1, 99), item(2)), (work(32),)))
+    assert [(result.tokens, result.logprobs) for result in output.slices[:1]] == plain
+    assert [result.fault is None for result in output.slices] == [True, False, True]
+    assert calls == [32]
+
+
+def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
+    store = runner._images
+    runner.step(StepBatch((), (work(41), work(42, 0, 3))))
+    assert 41 in store._embeddings
+    assert 42 in store._encodings
+    runner.step(StepBatch((), (), (41, 42, 43)))
+    assert not {41, 42} & (store._embeddings.keys() | store._encodings.keys())
+
+
+def test_no_graph_computes_an_image() -> None:
+    assert _only_decodes(StepBatch((item(0, start=9),)))
+    assert not _only_decodes(StepBatch((item(0, 1, start=9),)))
+
+
+def test_warming_up_leaves_no_image(runner: ModelRunner) -> None:
+    assert not {0} & (runner._images._embeddings.keys() | runner._images._encodings.keys())
