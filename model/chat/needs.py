@@ -14,10 +14,27 @@ from model.errors import ParameterError
 
 Render = Callable[..., str]
 USER = {"role": "user", "content": "Hello"}
-IMAGE_PARTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"image": {"type": "image"}, "image_url": {"type": "image_url", "image_url": {"url": ""}}}
+
+
+class ImageForm(NamedTuple):
+    """How a template takes a content with images: the part of an image, and the key of the text in a part of text."""
+
+    image: Mapping[str, Any]
+    key: str
+
+    def part(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A part as the template takes it."""
+        if part["type"] == "image":
+            return self.image
+        return {"type": "text", self.key: part["text"]} if part["type"] == "text" else part
+
+
+IMAGE_FORMS = (
+    ImageForm({"type": "image"}, "text"),
+    ImageForm({"type": "image_url", "image_url": {"url": ""}}, "text"),
+    ImageForm({"type": "image"}, "content"),  # the first template of Pixtral 12B for transformers
 )
-"""The forms in which templates take an image, by type."""
+"""The forms of published templates; the first that a template writes is used."""
 
 
 class Needs(NamedTuple):
@@ -30,7 +47,7 @@ class Needs(NamedTuple):
     `parts`: it loses contents that are strings; each becomes a list with one part, as for models with images.
     `efforts`: the values of `reasoning_effort` that it takes, empty if it takes any.
     `system_thoughts`: it writes the thinking parts of a system message.
-    `images`: the role of each message in which it writes images as `[IMG]` -> the type of the part.
+    `images`: the role of each message in which it writes images as `[IMG]` -> the form in which it takes them.
     """
 
     merged_system: bool = False
@@ -40,7 +57,7 @@ class Needs(NamedTuple):
     parts: bool = False
     efforts: tuple[str, ...] = ()
     system_thoughts: bool = False
-    images: Mapping[str, str] = MappingProxyType({})
+    images: Mapping[str, ImageForm] = MappingProxyType({})
 
     def fitted(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template takes them. Raises ParameterError("messages") for parts that it cannot write."""
@@ -52,17 +69,16 @@ class Needs(NamedTuple):
                     f"messages[{index}] of role {message['role']} has a thinking part, which this model's chat "
                     "template cannot write there: send it as text, or leave it out",
                 )
-        fitted = [self._with_images(message) for message in messages]
-        fitted = _merged(fitted) if self.merged_system else fitted
+        fitted = _merged(messages) if self.merged_system else messages
+        fitted = [self._with_images(message) for message in fitted]
         return [*map(_with_text_arguments, fitted)] if self.text_arguments else fitted
 
     def _with_images(self, message: Message) -> Message:
-        """The message with each image in the form that the template takes."""
+        """The message with its images, and the text beside them, in the form that the template takes."""
         form = self.images.get(message["role"])
         if form is None or PARTS not in message:
             return message
-        parts = [IMAGE_PARTS[form] if part["type"] == "image" else part for part in message[PARTS]]
-        return {**message, PARTS: parts}
+        return {**message, PARTS: [*map(form.part, message[PARTS])]}
 
 
 def needs_of(render: Render, tools: Any = None) -> Needs:
@@ -128,21 +144,22 @@ def _takes_system_thoughts(render: Render, values: Mapping[str, Any]) -> bool:
     return -1 < places[0] < places[1] < places[2] and "closed" not in text
 
 
-def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> Mapping[str, str]:
-    """The roles in which the template writes images -> the type of part that it takes."""
+def _image_forms(render: Render, values: Mapping[str, Any], arguments: Any) -> Mapping[str, ImageForm]:
+    """The roles in which the template writes images -> the form in which it takes them."""
     trials: Mapping[str, Sequence[Message]] = {"user": [USER], "tool": _called(arguments)}
     return {
         role: form
         for role, messages in trials.items()
-        for form in ("image_url", "image")  # the last one that it takes
+        for form in reversed(IMAGE_FORMS)
         if _writes_image(render, messages, form, values)
     }
 
 
-def _writes_image(render: Render, messages: Sequence[Message], form: str, values: Mapping[str, Any]) -> bool:
+def _writes_image(render: Render, messages: Sequence[Message], form: ImageForm, values: Mapping[str, Any]) -> bool:
     """Whether an image in the last of the messages is one `[IMG]` between the texts beside it."""
     before, after = (secrets.token_hex(8) for _ in range(2))
-    content = [{"type": "text", "text": before}, IMAGE_PARTS[form], {"type": "text", "text": after}]
+    parts = ({"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after})
+    content = [*map(form.part, parts)]
     text = _rendered(render, [*messages[:-1], {**messages[-1], "content": content}], **values)
     return text is not None and f"{before}{IMAGE}{after}" in text
 

@@ -15,10 +15,12 @@ ACCEPTANCE_SMOOTHING = 1 / 8
 class PromptLookup:
     """Drafts the tokens that followed the latest earlier occurrence of the last ones, and learns how many are accepted.
 
-    It compares drafts that were never computed as well, because that costs nothing. O(1) a token.
+    It compares drafts that were never computed as well, because that costs nothing. O(1) a token. No draft has the
+    token `image`, which stands for embeddings in a prompt: what followed it there follows it in no answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, image: int | None = None) -> None:
+        self._image = image
         self.acceptance = FIRST_ACCEPTANCE  # chance that a draft token is accepted if all before it are
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> the position after its latest occurrence
         self._n_indexed = NGRAM
@@ -27,10 +29,15 @@ class PromptLookup:
     def draft(self, tokens: Sequence[int], n_tokens: int) -> list[int]:
         """Up to `n_tokens` draft tokens after `tokens`, which only ever grow. A repetition is continued."""
         for end in range(self._n_indexed, len(tokens)):
-            self._ends[tuple(tokens[end - NGRAM : end])] = end
+            if tokens[end] != self._image:
+                self._ends[tuple(tokens[end - NGRAM : end])] = end
         self._n_indexed = max(self._n_indexed, len(tokens))
         end = self._ends.get(tuple(tokens[-NGRAM:]), len(tokens))
-        self._draft = list(islice(cycle(tokens[end : end + n_tokens]), n_tokens))
+        followed = tokens[end : end + n_tokens]
+        if self._image in followed:
+            followed = followed[: followed.index(self._image)]
+            n_tokens = len(followed)
+        self._draft = list(islice(cycle(followed), n_tokens))
         return self._draft
 
     def observe(self, sampled: Sequence[int]) -> None:

@@ -77,7 +77,7 @@ class Sequence:
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
         self.images = ImageTable(images, submit)
-        self.lookup = PromptLookup()
+        self.lookup = PromptLookup(submit.prompt[submit.images[0].start] if submit.images else None)
         self.pooled: tuple[float, ...] = ()
         self._page_size = pools[0].page_size
         self.salted = bool(submit.cache_salt)

@@ -123,6 +123,17 @@ def test_page_names_have_place_and_digest_of_each_image() -> None:
     assert page_name(b"", [IMG] * 4, ((1, "a"),)) == names[2]
 
 
+def test_no_draft_has_tokens_of_an_image() -> None:
+    """The answer repeats 5, 6; an image follows these in the prompt."""
+    engine = drive(max_step_tokens=64, say=lambda tokens, choice: 11 - tokens[-1] if tokens[-1] in (5, 6) else 5)
+    engine.ask(1, prompt_of([5, 6], RED, 7), SamplingParams(max_tokens=12, prompt_lookup_num_tokens=4))
+    engine.run()
+    assert engine.answers[1] == [5, 6] * 6
+    drafts = [item.tokens[item.stop - item.n_draft : item.stop] for step in engine.runner.steps for item in step.slices]
+    assert any(drafts)
+    assert all(IMG not in draft for draft in drafts)
+
+
 def test_a_store_of_one_image_serves_everybody_in_turn() -> None:
     """The oldest that waits gets the place, although younger sequences with the image that is there keep coming."""
     engine = drive(image_tokens=6, max_step_tokens=6, max_sequences=4)

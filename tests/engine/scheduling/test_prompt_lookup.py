@@ -37,6 +37,22 @@ def test_acceptance_follows_the_draft_tokens_that_were_right() -> None:
     assert lookup.acceptance == after
 
 
+IMAGE = 9
+
+
+@pytest.mark.parametrize(
+    ("tokens", "draft"),
+    [
+        ([1, 2, 3, 4, IMAGE, IMAGE, 5, 6, 1, 2], [3, 4]),  # it ends before the image
+        ([1, 2, IMAGE, IMAGE, 5, 6, 1, 2], []),
+        ([1, 2, 7, 1, 2, IMAGE, IMAGE, 5, 1, 2], [7, 1, 2]),  # the earlier place, which an image does not follow
+        ([1, 2, 3, IMAGE, 5, 5, 5], [5, 5, 5, 5]),
+    ],
+)
+def test_no_draft_has_tokens_of_an_image(tokens: list[int], draft: list[int]) -> None:
+    assert PromptLookup(IMAGE).draft(tokens, 4) == draft
+
+
 def test_draft_tokens_never_computed_count_as_well() -> None:
     lookup = PromptLookup()
     for _ in range(40):

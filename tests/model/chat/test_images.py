@@ -46,6 +46,8 @@ TEMPLATE = """
     {%- endif %}
 {%- endfor %}"""
 """As published templates of Pixtral and Mistral Small 3.1 write images."""
+CONTENT = TEMPLATE.replace("block['text']", "block['content']")
+"""As the first published template of Pixtral 12B for transformers: it has another key for text beside images."""
 
 
 def message(*parts: str | Json, role: str = "user", **others: str) -> Json:
@@ -167,12 +169,13 @@ IMAGE_URL = """
     ("source", "roles"),
     [
         (TEMPLATE, {"user"}),
+        (CONTENT, {"user"}),
         (IMAGE_URL, {"user", "tool"}),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", set()),
         (TEMPLATE.replace("'[IMG]'", "'<image>'"), set()),
         (TEMPLATE.replace("'[IMG]'", "'[IMG][IMG_END]'"), set()),
     ],
-    ids=["image", "image_url", "text", "another token", "two tokens"],
+    ids=["image", "content", "image_url", "text", "another token", "two tokens"],
 )
 def test_trials_find_the_roles_with_images(source: str, roles: set[str], tokens: Tokenizer) -> None:
     chat = chat_of(source, tokens)
@@ -191,10 +194,11 @@ def test_a_tokenizer_without_the_tokens_has_no_images(tokenizer: Tokenizer) -> N
     assert chat_of(TEMPLATE, tokenizer).image_roles == frozenset()
 
 
-def test_a_merged_system_message_comes_before_the_images(tokens: Tokenizer) -> None:
+@pytest.mark.parametrize("source", [TEMPLATE, CONTENT])
+def test_a_merged_system_message_comes_before_the_images(source: str, tokens: Tokenizer) -> None:
     """The template refuses system messages: their text goes into the first user message."""
     system = {"role": "system", "content": "Be brief."}
-    assert chat_of(TEMPLATE, tokens).render([system, message(IMAGE, "What?")]) == "[INST]Be brief.\n\n[IMG]What?[/INST]"
+    assert chat_of(source, tokens).render([system, message(IMAGE, "What?")]) == "[INST]Be brief.\n\n[IMG]What?[/INST]"
 
 
 def test_what_a_caller_writes_beside_the_type_is_not_seen(tokens: Tokenizer) -> None:
