@@ -22,7 +22,8 @@ from service.api.responses.schema import ResponsesBody
 from service.generation.order import Order
 from service.generation.served import ServedModel, longest_piece
 from service.http.errors import InvalidRequest
-from service.images.images import DecodedImage, Images
+from service.images.decoder import DecodedImage
+from service.images.images import Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
 
