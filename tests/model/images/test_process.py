@@ -63,7 +63,7 @@ def test_the_time_of_an_image_depends_on_its_own_pixels() -> None:
         for limit in (SHORT, LONG):
             with limited(timer, limit) as add_pixels:
                 add_pixels(10**6)
-    assert armed == pytest.approx([0.5, 0.6, 0.5, 0, 2.0, 2.25, 2.0, 0])
+    assert armed == pytest.approx([0.25, 0.27, 0.25, 0, 1.0, 1.15, 1.0, 0])
 
 
 def test_an_image_that_takes_too_much_memory_ends_it(process: ImageProcess) -> None:
