@@ -31,8 +31,8 @@ class TimeLimit(NamedTuple):
 
 SHORT = TimeLimit(0.25, 0.02e-6)
 LONG = TimeLimit(1.0, 0.15e-6)
-"""A photograph needs up to 0.02e-6 s a pixel, and what takes longest 0.035e-6 s (docs/images.md). An image beyond SHORT is
-decoded apart: other images do not wait for it."""
+"""A photograph needs up to 0.02e-6 s a pixel, and what takes longest 0.035e-6 s (docs/images.md). An image beyond SHORT
+is decoded apart: other images do not wait for it."""
 DECODE_BYTES = 64 * 2**20
 PIXEL_BYTES = 24
 """Limits of memory: a part for each image, and a part for each pixel that it may have. Pillow's pixels have 4 bytes;
