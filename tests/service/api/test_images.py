@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import io
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from model.batch import ImageSpan
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
+from service.api.body import SMALL_BYTES
 from service.api.chat_request import ChatRequest
 from service.api.images import Pending, Spanned
 from service.api.openai.schema import ChatBody
@@ -26,6 +29,7 @@ from service.images.decoder import DecodedImage
 from service.images.images import Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -426,3 +430,31 @@ def test_the_time_of_a_request_covers_its_images(seeing: Live, monkeypatch: pyte
 def test_a_request_without_images_is_not_pending() -> None:
     request = ChatRequest([{"role": "user", "content": "a"}], max_tokens=1)
     assert isinstance(ordered_chat(request, served(ImageChat())), Order)
+
+
+def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as large bodies until their images are decoded; the one too many gets a 429."""
+    state = seeing.server.config.app.state.noria  # type: ignore[union-attr]
+    waits = threading.Event()
+    decode = Images.decode
+
+    async def slow(self: Images, *arguments: Any) -> list[DecodedImage]:
+        await asyncio.to_thread(waits.wait)
+        return await decode(self, *arguments)
+
+    monkeypatch.setattr(Images, "decode", slow)
+    monkeypatch.setattr(state.admission, "_max_body_bytes", 3 * 100_000)
+    padding = " " * (100_000 + SMALL_BYTES)  # white space in base64 counts too
+    content = [{"type": "image_url", "image_url": {"url": URLS[0] + padding}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(seeing.http.post, CHAT, json=body) for _ in range(2)]
+            eventually(lambda: state.admission._body_bytes > 200_000, "two bodies wait")
+            error = refused(seeing, CHAT, body, status=429)
+            assert "bytes of large bodies are in memory" in error["message"]
+            waits.set()
+            assert [response.result().status_code for response in asked] == [200, 200]
+    finally:
+        waits.set()
+    assert state.admission._body_bytes == 0
