@@ -100,8 +100,9 @@ class Images:
         Raises InvalidRequest, naming the field, for an image that cannot be used; Unavailable without a process.
         """
         if len(sources) > self._max_images:
-            message = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
-            raise InvalidRequest(message, param=sources[self._max_images].param)
+            field = sources[self._max_images].param
+            limit = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
+            raise InvalidRequest(f"{field} is one too many: {limit}", param=field)
         known = [self._recent.find((source.digest, format)) for source in sources]
         if all(known):  # they wait for nobody
             return [image for image in known if image is not None]

@@ -378,7 +378,7 @@ REMOTE = {"type": "url", "url": "https://x.y/z"}
         (RESPONSES, asked("user", item("https://x.y/z")), f"{ASKED}.image_url", ["never fetches"]),
         (RESPONSES, asked("user", {**item(URLS[0]), "file_id": "f1"}), f"{ASKED}.file_id", ["f1", "null"]),
         (RESPONSES, asked("assistant", item(URLS[0])), "input[0].content", ["assistant", "user or tool"]),
-        (MESSAGES, in_message(REMOTE), None, [f"{FIRST}[0].source.type", '"url"', 'only "base64"']),
+        (MESSAGES, in_message(REMOTE), None, [f"{FIRST}[0].source.type", '"url"', 'only "base64"', "never fetches"]),
         (MESSAGES, in_message({**DATA, "data": "%%"}), None, [f"{FIRST}[0].source.data", "base64"]),
         (MESSAGES, in_message(TIFF), None, [f"{FIRST}[0].source.media_type", "image/tiff"]),
         (MESSAGES, answered(block(WIDE)), None, ["assistant", "image"]),
@@ -435,10 +435,11 @@ def test_a_request_without_images_is_not_pending() -> None:
 def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as large bodies until their images are decoded; the one too many gets a 429."""
     state = seeing.server.config.app.state.noria  # type: ignore[union-attr]
-    waits = threading.Event()
+    waits, waiting = threading.Event(), []
     decode = Images.decode
 
     async def slow(self: Images, *arguments: Any) -> list[DecodedImage]:
+        waiting.append(arguments)
         await asyncio.to_thread(waits.wait)
         return await decode(self, *arguments)
 
@@ -450,7 +451,7 @@ def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.
     try:
         with ThreadPoolExecutor(2) as pool:
             asked = [pool.submit(seeing.http.post, CHAT, json=body) for _ in range(2)]
-            eventually(lambda: state.admission._body_bytes > 200_000, "two bodies wait")
+            eventually(lambda: len(waiting) == 2, "the images of two bodies wait")
             error = refused(seeing, CHAT, body, status=429)
             assert "bytes of large bodies are in memory" in error["message"]
             waits.set()
