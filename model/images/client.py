@@ -9,11 +9,14 @@ from model.machine.helper import ONE_ARENA, First, HelperProcess
 
 
 class ImageProcess(HelperProcess):
-    """A ready process. One thread uses it; any thread may call `kill`. `max_pixels` is the limit for an image."""
+    """A ready process. One thread uses it; any thread may call `kill`.
 
-    def __init__(self, max_pixels: int) -> None:
+    `max_pixels` is the limit for an image. A `patient` process gives it more time (`process.LONG`).
+    """
+
+    def __init__(self, max_pixels: int, *, patient: bool = False) -> None:
         """Start it and wait until it is ready. Raises CannotStart."""
-        first = First({"max_pixels": max_pixels})
+        first = First({"max_pixels": max_pixels, "patient": patient})
         super().__init__("model.images.process", "decodes images", first, environment=ONE_ARENA)
 
     def decode(self, data: bytes, format: ImageFormat) -> Pixels:

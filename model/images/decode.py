@@ -4,6 +4,7 @@ The data may be hostile: this runs in a process of its own (`model/images/proces
 transformers and mistral-common ignore them. Of an animation the first frame is used.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -40,13 +41,17 @@ HIGH_BYTES = [value >> 8 for value in range(2**16)]
 Image.MAX_IMAGE_PIXELS = None  # `_open` has the limit; Pillow's own only warns up to twice its value
 
 
-def decode(data: bytes, format: ImageFormat, max_pixels: int) -> Pixels:
+def decode(
+    data: bytes, format: ImageFormat, max_pixels: int, on_size: Callable[[int], None] = lambda n_pixels: None
+) -> Pixels:
     """The pixels of an image file, upright, on white where it is transparent, resized once. Raises ImageError.
 
-    MemoryError is not caught: the limit of memory ends the process.
+    `on_size` gets the number of its pixels before they are decoded. MemoryError is not caught: the limit of
+    memory ends the process.
     """
     try:
         with _open(data, max_pixels) as image:
+            on_size(image.width * image.height)
             image.load()
             upright = _upright(_rgb(image), _orientation(image))
     except (ImageError, MemoryError):

@@ -13,6 +13,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.api.admission import State
+from service.api.body import SMALL_BYTES
 from service.api.images import Pending, then
 from service.api.orders import order_late
 from service.api.writing import written
@@ -153,9 +154,11 @@ async def _worked(state: State, served: ServedModel, work: Callable[[], T | Pend
     if not isinstance(result, Pending):
         return result
     assert served.info.images is not None, "a model without images refuses them at once"
-    images = await state.images.decode(result.sources, served.info.images)
-    make = result.make
-    return await state.admission.work.run(lambda: make(images), size)
+    with state.admission.holding_body() as take:  # it waits for images of others
+        take(max(0, size - SMALL_BYTES))
+        images = await state.images.decode(result.sources, served.info.images)
+        make = result.make
+        return await state.admission.work.run(lambda: make(images), size)
 
 
 async def whole_response(

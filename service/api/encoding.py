@@ -16,7 +16,7 @@ from service.api.images import Spanned, expanded
 from service.api.reasoning import reasoning_variables
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.images.images import DecodedImage
+from service.images.decoder import DecodedImage
 from service.schema.sampling import SamplingBody
 from service.structured.call_style import style_of
 from service.structured.tool_prompt import explained

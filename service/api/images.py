@@ -10,7 +10,7 @@ from model.chat.reasoning import PARTS
 from service.api.chat_request import ChatRequest
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.images.images import DecodedImage
+from service.images.decoder import DecodedImage
 from service.images.source import Source, read_source
 
 T = TypeVar("T")

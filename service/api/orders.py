@@ -11,7 +11,7 @@ from service.api.reasoning import check_reasoning, reasoning_of, with_thought
 from service.generation.order import Order, Prompt
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest
-from service.images.images import DecodedImage
+from service.images.decoder import DecodedImage
 from service.schema.generation import GenerationBody
 from service.structured.call_grammar import call_constraint
 from service.structured.call_style import style_of

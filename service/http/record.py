@@ -67,7 +67,7 @@ class RequestRecord:
     def waits_for(self) -> str:
         """What a request waits for that is not finished."""
         if self.prompt_tokens is None:
-            return "its body or the tokenizer"
+            return "its body, its images or the tokenizer"
         if self.queue_seconds is None:
             return "the queue or the prefill of its prompt"
         return "its first token" if self.first_token_seconds is None else "its last token"

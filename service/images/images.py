@@ -1,18 +1,14 @@
 """Images of requests, decoded in a child process: a hostile image may kill that process, and nothing else."""
 
 import asyncio
-import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from model.batch import ImageFormat
 from model.errors import ImageError
-from model.images.client import ImageProcess
-from model.machine.helper import ATTEMPTS, ProcessLost
-from service.http.errors import InvalidRequest, Unavailable
+from service.http.errors import InvalidRequest
+from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
 from service.images.source import Source
 
 CACHE_BYTES = 64 * 2**20
@@ -20,17 +16,8 @@ CACHE_BYTES = 64 * 2**20
 REQUESTS = 4
 """As many requests may have images decoded that the engine's queue does not count yet: pixels can be far larger than a
 request's body."""
+MAX_SUSPECTS = 1024
 TOO_MUCH = "takes too much time or memory to decode"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedImage:
-    """RGB bytes [rows * token_side, columns * token_side, 3]. Equal digests have equal sizes and pixels."""
-
-    rows: int
-    columns: int
-    digest: str
-    pixels: bytes = field(repr=False)
 
 
 Key = tuple[bytes, ImageFormat]
@@ -57,11 +44,39 @@ class Recent:
             self._left += len(self._images.popitem(last=False)[1].pixels)
 
 
-class Images:
-    """The decoder of images. It decodes one at a time, and keeps the last ones. One per server.
+class Suspects:
+    """The images that exceeded their limits last, and whether they exceeded the longer limit too."""
 
-    A thread of its own talks to the process, because the process dies with the thread that starts it. The process
-    starts at the first image. `on_decoded` gets the seconds from an image's turn to its pixels.
+    def __init__(self) -> None:
+        self._blamed: OrderedDict[Key, bool] = OrderedDict()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._blamed
+
+    def is_blamed(self, key: Key) -> bool:
+        return self._blamed.get(key, False)
+
+    def note(self, key: Key, *, blamed: bool) -> None:
+        self._blamed[key] = blamed
+        self._blamed.move_to_end(key)
+        if len(self._blamed) > MAX_SUSPECTS:
+            self._blamed.popitem(last=False)
+
+
+class Suspected(Exception):
+    """An image has to be decoded apart."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+
+
+class Images:
+    """The images of all requests. It decodes one at a time, and keeps the last ones. One per server.
+
+    An image that exceeds the short limit of time, or that of memory, is a suspect. A second process decodes suspects
+    with the long limit, one at a time, while the first goes on with other images. `on_decoded` gets the seconds from an
+    image's turn to its pixels.
     """
 
     def __init__(
@@ -72,15 +87,12 @@ class Images:
         on_decoded: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._max_images = max_images
-        self._max_pixels = max_pixels
-        self._on_restart = on_restart
         self._on_decoded = on_decoded
         self._recent = Recent()
+        self._suspects = Suspects()
         self._turns = asyncio.Semaphore(REQUESTS)
-        self._thread = ThreadPoolExecutor(1, "noria-images")
-        self._thread.submit(int)  # start the thread now: later the system may allow no more threads
-        self._process: ImageProcess | None = None
-        self._closed = False
+        self._decoder, self._decoder_turn = Decoder(max_pixels, on_restart), asyncio.Lock()
+        self._patient, self._patient_turn = Decoder(max_pixels, patient=True), asyncio.Lock()
 
     async def decode(self, sources: Sequence[Source], format: ImageFormat) -> list[DecodedImage]:
         """The pixels of a request's images, resized for the model.
@@ -88,73 +100,61 @@ class Images:
         Raises InvalidRequest, naming the field, for an image that cannot be used; Unavailable without a process.
         """
         if len(sources) > self._max_images:
-            message = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
-            raise InvalidRequest(message, param=sources[self._max_images].param)
-        async with self._turns:
-            return [await self._one(source, format) for source in sources]  # others' images come between
+            field = sources[self._max_images].param
+            limit = f"a request may have at most {self._max_images} images (--max-images), got {len(sources)}"
+            raise InvalidRequest(f"{field} is one too many: {limit}", param=field)
+        known = [self._recent.find((source.digest, format)) for source in sources]
+        if all(known):  # they wait for nobody
+            return [image for image in known if image is not None]
+        apart: dict[bytes, DecodedImage] = {}
+        while True:
+            try:
+                async with self._turns:
+                    return [apart.get(source.digest) or await self._one(source, format) for source in sources]
+            except Suspected as suspected:  # it waits without a turn: others' images go on
+                source = suspected.source
+            apart[source.digest] = await self._one_apart(source, format)
 
     async def close(self) -> None:
-        """End the process and the thread."""
-        self._closed = True
-        if self._process is not None:
-            self._process.kill()
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._end)
-        self._thread.shutdown(wait=False)
+        """End the processes and the threads."""
+        await asyncio.gather(self._decoder.close(), self._patient.close())
 
     async def _one(self, source: Source, format: ImageFormat) -> DecodedImage:
+        """The pixels of an image. Raises InvalidRequest, Unavailable and Suspected."""
         key = (source.digest, format)
-        if (found := self._recent.find(key)) is not None:
-            return found
-        image, seconds = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, source, format)
-        self._recent.note(key, image)
-        self._on_decoded(seconds)
-        return image
-
-    def _timed(self, source: Source, format: ImageFormat) -> tuple[DecodedImage, float]:
-        began = time.monotonic()
-        image = self._decoded(source, format)
-        return image, time.monotonic() - began
-
-    def _decoded(self, source: Source, format: ImageFormat) -> DecodedImage:
-        """The image. Raises InvalidRequest and Unavailable.
-
-        A process that exceeds its limits, and then a fresh one that does too, say something of the image. Any other end
-        of a process says nothing.
-        """
-        losses, suspected = 0, False
-        while losses < ATTEMPTS and not self._closed:
+        async with self._decoder_turn:  # others' images come between those of a request
+            if (found := self._recent.find(key)) is not None:
+                return found
+            if key in self._suspects:
+                raise Suspected(source)
             try:
-                pixels = self._running().decode(source.data, format)
-            except ImageError as error:
-                raise _refusal(source, str(error)) from None
-            except ProcessLost as lost:
-                if not lost.by_limits:
-                    losses += 1
-                elif suspected:
-                    raise _refusal(source, TOO_MUCH) from None
-                else:
-                    suspected = True
-            else:
-                digest = hashlib.blake2b(f"{pixels.rows} {pixels.columns} ".encode(), digest_size=16)
-                digest.update(pixels.pixels)
-                return DecodedImage(pixels.rows, pixels.columns, digest.hexdigest(), pixels.pixels)
-        raise Unavailable("the process that decodes images was lost; try again", "image_unavailable")
+                return await self._decoded(self._decoder, source, format)
+            except LimitsExceeded:
+                self._suspects.note(key, blamed=False)
+                raise Suspected(source) from None
 
-    def _running(self) -> ImageProcess:
-        """The process; a new one if it has ended. Raises CannotStart."""
-        before = self._process
-        if before is not None:
-            if not before.ended:
-                return before
-            before.end()
-        self._process = ImageProcess(self._max_pixels)
-        if before is not None:
-            self._on_restart()
-        return self._process
+    async def _one_apart(self, source: Source, format: ImageFormat) -> DecodedImage:
+        """The pixels of a suspect. Raises InvalidRequest and Unavailable."""
+        key = (source.digest, format)
+        async with self._patient_turn:
+            if (found := self._recent.find(key)) is not None:
+                return found
+            try:
+                if not self._suspects.is_blamed(key):
+                    return await self._decoded(self._patient, source, format)
+            except LimitsExceeded:
+                self._suspects.note(key, blamed=True)
+            raise _refusal(source, TOO_MUCH)
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
+    async def _decoded(self, decoder: Decoder, source: Source, format: ImageFormat) -> DecodedImage:
+        began = time.monotonic()
+        try:
+            image = await decoder.decode(source.data, format)
+        except ImageError as error:
+            raise _refusal(source, str(error)) from None
+        self._recent.note((source.digest, format), image)
+        self._on_decoded(time.monotonic() - began)
+        return image
 
 
 def _refusal(source: Source, problem: str) -> InvalidRequest:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.drill.rest import Rest, wait_for_rest
 from tests.drill.row import UNEXPECTED, Broken, LoneRow, NotPossible, Result, Row, observed
 from tests.drill.stage import Stage
-from tests.drill.target import Target
+from tests.drill.target import SETUPS, Target
 
 Rows = list[Row | LoneRow]
 
@@ -23,7 +23,7 @@ class Drill:
         self._tell = tell
         self._setup = ""
         self._stage: Stage | None = None
-        self._alone: list[str] = []
+        self._alone: dict[str, list[str]] = {}  # by the model of a setup
         self._aside: list[Result] = []
         self._thread: threading.Thread | None = None
 
@@ -78,13 +78,13 @@ class Drill:
     def _enter(self, setup: str) -> Stage:
         if self._stage is None or setup != self._setup or not self._stage.target.alive():
             self.leave_stage()
-            self._stage, self._setup = staged(setup, self._alone), setup
-            self._alone = self._stage.canary.alone
+            self._stage, self._setup = staged(setup, self._alone.get(SETUPS[setup].model, [])), setup
+            self._alone[SETUPS[setup].model] = self._stage.canary.alone
         return self._stage
 
     def _run_aside(self, rows: list[Row]) -> None:
         try:
-            stage = staged("aside", self._alone)
+            stage = staged("aside", self._alone[SETUPS["aside"].model])
         except (Broken, *UNEXPECTED) as error:
             self._aside = [Result(row, "", [str(error)]) for row in rows]
             return

@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = {"service.engine": "engine", "model.grammar.process": "follower"}
+KINDS = {
+    "service.engine": "engine",
+    "model.grammar.process": "follower",
+    "model.images.process": "image decoder",
+}
 """What a child's command line names -> its kind. See `tree` for the trial process and the spare engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as /proc shows it. `kind` is service, engine, spare engine, trial, follower or other."""
+    """A process as /proc shows it. `kind` is service, engine, spare engine, trial, follower, image
+    decoder or other.
+    """
 
     pid: int
     parent: int

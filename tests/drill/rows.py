@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tests.drill.attacks import bodies, connections, forms, generated, heads, protocol, queue
-from tests.drill.faults import clock, deaths, disk, limits, steps
+from tests.drill.faults import clock, deaths, disk, images, limits, steps
 from tests.drill.row import LoneRow, Row
 
 FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
@@ -13,6 +13,7 @@ FAMILIES: Mapping[str, Sequence[Row | LoneRow]] = {
     "Bodies": bodies.ROWS,
     "Hostile forms": forms.ROWS,
     "Processes": deaths.ROWS,
+    "Images": images.ROWS,
     "Limits of the machine": limits.ROWS,
     "Disk": disk.ROWS,
     "Generated requests and files": generated.ROWS,

@@ -58,12 +58,23 @@ def _clock(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [*SERVE], variables | own
 
 
+def _images(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """It serves a small random model with an image encoder."""
+    from tests.model.pixtral import save_hf  # it imports torch
+
+    return [*SERVE, str(save_hf("mistral3", folder / "model"))], {"NORIA_MAX_MODEL_LEN": "2048"}
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a server is started: `prepare` gives its command and variables for the server's own folder."""
+    """How a server is started: `prepare` gives its command and variables for the server's own folder.
+
+    Servers of one `model` give the same answers.
+    """
 
     prepare: Callable[[Path], tuple[list[str], dict[str, str]]]
     headers: dict[str, str] = field(default_factory=dict)
+    model: str = MODEL
 
 
 SETUPS = {
@@ -75,6 +86,7 @@ SETUPS = {
     ),
     "faulty runner": Setup(lambda folder: ([sys.executable, "-m", "tests.drill.faulty"], {})),
     "clock": Setup(_clock),
+    "images": Setup(_images, model="images"),
 }
 
 

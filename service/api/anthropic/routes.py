@@ -18,7 +18,7 @@ from service.api.routes import post
 from service.generation.served import ServedModel
 from service.http.dialects import ANTHROPIC
 from service.http.policy import Policy
-from service.images.images import DecodedImage
+from service.images.decoder import DecodedImage
 from service.structured.call_reader import reader_of
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from model.errors import quoted
 from service.http.errors import InvalidRequest
@@ -57,6 +57,14 @@ class ImageSource(Body):
         description="image/jpeg, image/png, image/gif or image/webp. The data decide."
     )
     data: str = Field(description="The bytes in base64.")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _remote(cls, value: Any) -> Any:
+        if value in ("url", "file"):
+            what = "Noria never fetches images: send the bytes in data"
+            raise unsupported(None, f'{quoted(value)} is not supported: only "base64". {what}')
+        return value
 
 
 class ImageBlock(Body):

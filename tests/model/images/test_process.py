@@ -1,9 +1,11 @@
 """The process that decodes images, as its parent sees it."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -11,7 +13,9 @@ from model.batch import ImageFormat
 from model.errors import ImageError
 from model.images.client import ImageProcess
 from model.images.decode import decode
+from model.images.process import LONG, SHORT, limited
 from model.machine.helper import ProcessLost
+from model.machine.limits import Timer
 from tests.model.images.files import END, header, noise, progressive, saved, texts, webp
 from tests.waiting import ended, eventually
 
@@ -50,6 +54,16 @@ def test_an_image_that_takes_too_long_ends_it(process: ImageProcess) -> None:
         process.decode(SLOW, FORMAT)
     assert caught.value.by_limits
     assert process.ended
+
+
+def test_the_time_of_an_image_depends_on_its_own_pixels() -> None:
+    """The header has a limit of its own, then the pixels add to it."""
+    timer, armed = Timer(), []
+    with mock.patch.object(signal, "setitimer", lambda kind, seconds: armed.append(seconds)):
+        for limit in (SHORT, LONG):
+            with limited(timer, limit) as add_pixels:
+                add_pixels(10**6)
+    assert armed == pytest.approx([0.25, 0.27, 0.25, 0, 1.0, 1.15, 1.0, 0])
 
 
 def test_an_image_that_takes_too_much_memory_ends_it(process: ImageProcess) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import io
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from model.batch import ImageSpan
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
 from service.api.anthropic.schema import MessagesBody
+from service.api.body import SMALL_BYTES
 from service.api.chat_request import ChatRequest
 from service.api.images import Pending, Spanned
 from service.api.openai.schema import ChatBody
@@ -22,9 +25,11 @@ from service.api.responses.schema import ResponsesBody
 from service.generation.order import Order
 from service.generation.served import ServedModel, longest_piece
 from service.http.errors import InvalidRequest
-from service.images.images import DecodedImage, Images
+from service.images.decoder import DecodedImage
+from service.images.images import Images
 from tests.fakes import END, IMAGES, IntegerTokenizer, make_info
 from tests.service.live import FakeChat, Live, answer, refused, running
+from tests.waiting import eventually
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -373,7 +378,7 @@ REMOTE = {"type": "url", "url": "https://x.y/z"}
         (RESPONSES, asked("user", item("https://x.y/z")), f"{ASKED}.image_url", ["never fetches"]),
         (RESPONSES, asked("user", {**item(URLS[0]), "file_id": "f1"}), f"{ASKED}.file_id", ["f1", "null"]),
         (RESPONSES, asked("assistant", item(URLS[0])), "input[0].content", ["assistant", "user or tool"]),
-        (MESSAGES, in_message(REMOTE), None, [f"{FIRST}[0].source.type", '"url"', 'only "base64"']),
+        (MESSAGES, in_message(REMOTE), None, [f"{FIRST}[0].source.type", '"url"', 'only "base64"', "never fetches"]),
         (MESSAGES, in_message({**DATA, "data": "%%"}), None, [f"{FIRST}[0].source.data", "base64"]),
         (MESSAGES, in_message(TIFF), None, [f"{FIRST}[0].source.media_type", "image/tiff"]),
         (MESSAGES, answered(block(WIDE)), None, ["assistant", "image"]),
@@ -425,3 +430,32 @@ def test_the_time_of_a_request_covers_its_images(seeing: Live, monkeypatch: pyte
 def test_a_request_without_images_is_not_pending() -> None:
     request = ChatRequest([{"role": "user", "content": "a"}], max_tokens=1)
     assert isinstance(ordered_chat(request, served(ImageChat())), Order)
+
+
+def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as large bodies until their images are decoded; the one too many gets a 429."""
+    state = seeing.server.config.app.state.noria  # type: ignore[union-attr]
+    waits, waiting = threading.Event(), []
+    decode = Images.decode
+
+    async def slow(self: Images, *arguments: Any) -> list[DecodedImage]:
+        waiting.append(arguments)
+        await asyncio.to_thread(waits.wait)
+        return await decode(self, *arguments)
+
+    monkeypatch.setattr(Images, "decode", slow)
+    monkeypatch.setattr(state.admission, "_max_body_bytes", 3 * 100_000)
+    padding = " " * (100_000 + SMALL_BYTES)  # white space in base64 counts too
+    content = [{"type": "image_url", "image_url": {"url": URLS[0] + padding}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(seeing.http.post, CHAT, json=body) for _ in range(2)]
+            eventually(lambda: len(waiting) == 2, "the images of two bodies wait")
+            error = refused(seeing, CHAT, body, status=429)
+            assert "bytes of large bodies are in memory" in error["message"]
+            waits.set()
+            assert [response.result().status_code for response in asked] == [200, 200]
+    finally:
+        waits.set()
+    assert state.admission._body_bytes == 0

@@ -3,9 +3,9 @@
 import asyncio
 import base64
 import hashlib
-import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -15,7 +15,8 @@ from PIL import Image
 from model.batch import ImageFormat
 from model.machine import helper
 from service.http.errors import ApiError, InvalidRequest, Unavailable
-from service.images.images import DecodedImage, Images, Recent
+from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
+from service.images.images import MAX_SUSPECTS, REQUESTS, Images, Recent, Suspects
 from service.images.source import Source, read_base64
 from tests.faults import failing
 from tests.model.images.files import noise, saved, texts
@@ -37,7 +38,7 @@ def new() -> Source:
     return source(saved(noise(16, 24, seed=next(SEEDS))))
 
 
-class Decoder:
+class Decoding:
     """The images of a server, and what its metrics would hear."""
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class Decoder:
 
     @property
     def pid(self) -> int:
-        process = self.images._process
+        process = self.images._decoder._process
         assert process is not None
         return process.pid
 
@@ -72,20 +73,20 @@ class Decoder:
 
 
 @pytest.fixture
-def decoder() -> Iterator[Decoder]:
-    started = Decoder()
+def decoder() -> Iterator[Decoding]:
+    started = Decoding()
     yield started
     started.close()
 
 
-def test_an_image_has_its_pixels_and_their_digest(decoder: Decoder) -> None:
+def test_an_image_has_its_pixels_and_their_digest(decoder: Decoding) -> None:
     image = noise(16, 24)
     (found,) = decoder.decode(source(saved(image)))
     assert (found.rows, found.columns, found.pixels) == (3, 2, image.tobytes())
     assert found.digest == hashlib.blake2b(b"3 2 " + image.tobytes(), digest_size=16).hexdigest()
 
 
-def test_equal_pixels_have_equal_digests_in_any_file(decoder: Decoder) -> None:
+def test_equal_pixels_have_equal_digests_in_any_file(decoder: Decoding) -> None:
     image, other = noise(16, 24), noise(16, 24, seed=1)
     turned = Image.frombytes("RGB", (24, 16), image.tobytes())
     digests = [
@@ -99,7 +100,7 @@ def test_equal_pixels_have_equal_digests_in_any_file(decoder: Decoder) -> None:
     assert len(set(digests)) == 3
 
 
-def test_an_image_that_is_sent_again_is_not_decoded_again(decoder: Decoder) -> None:
+def test_an_image_that_is_sent_again_is_not_decoded_again(decoder: Decoding) -> None:
     first, second = source(saved(noise(16, 24))), source(saved(noise(24, 16)))
     expected = decoder.decode(first, second)
     assert len(decoder.seconds) == 2
@@ -121,20 +122,20 @@ def test_the_memory_of_images_is_bounded() -> None:
     assert [recent.find((bytes([n]), FORMAT)) for n in range(4)] == [None] * 4
 
 
-def test_no_process_starts_before_the_first_image(decoder: Decoder) -> None:
-    assert decoder.images._process is None
+def test_no_process_starts_before_the_first_image(decoder: Decoding) -> None:
+    assert decoder.images._decoder._process is None
     assert decoder.decode() == []
-    assert decoder.images._process is None
+    assert decoder.images._decoder._process is None
 
 
-def test_too_many_images_are_refused(decoder: Decoder) -> None:
+def test_too_many_images_are_refused(decoder: Decoding) -> None:
     images = [source(b"x", f"input[{n}]") for n in range(5)]
     error = decoder.refused(*images)
-    assert error.message == "a request may have at most 3 images (--max-images), got 5"
+    assert error.message == "input[3] is one too many: a request may have at most 3 images (--max-images), got 5"
     assert error.param == "input[3]"
 
 
-def test_a_bad_image_names_its_field(decoder: Decoder) -> None:
+def test_a_bad_image_names_its_field(decoder: Decoding) -> None:
     error = decoder.refused(new(), source(b"<svg/>", "messages[2].content[0].image_url.url"))
     assert error.param == "messages[2].content[0].image_url.url"
     assert error.message == (
@@ -146,26 +147,93 @@ def test_a_bad_image_names_its_field(decoder: Decoder) -> None:
     assert decoder.restarts == 0
 
 
-def test_an_image_that_breaks_two_processes_is_refused_and_others_are_not(decoder: Decoder) -> None:
+def test_an_image_that_exceeds_both_limits_is_refused_and_others_are_not(decoder: Decoding) -> None:
     error = decoder.refused(new(), source(texts(), "x"))
     assert error.message == "the image in x takes too much time or memory to decode"
-    assert decoder.restarts == 1
+    assert decoder.images._patient._process is None
     assert decoder.decode(new())[0].rows == 3
+    assert decoder.restarts == 1
+
+
+def test_a_refused_image_costs_no_process_when_it_comes_again(decoder: Decoding) -> None:
+    bomb = source(texts(), "x")
+    error = decoder.refused(bomb)
+    decoder.decode(new())
+    pid = decoder.pid
+    with failing("fork", 11, lasting=True):
+        again = decoder.refused(replace(bomb, param="y"))
+    assert again.message == error.message.replace("x", "y", 1)
+    assert (decoder.pid, decoder.restarts) == (pid, 1)
+
+
+def test_an_image_that_needs_the_long_limit_is_decoded(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is above the short limit. When it comes again, the first process does not try it again."""
+    image, tried = new(), []
+    decode = Decoder.decode
+
+    async def slow(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
+        tried.append(self._patient)
+        if data == image.data and not self._patient:
+            raise LimitsExceeded
+        return await decode(self, data, format)
+
+    monkeypatch.setattr(Decoder, "decode", slow)
+    found = decoder.decode(new(), image, new())
+    assert [picture.rows for picture in found] == [3, 3, 3]
+    assert tried == [False, False, True, False]
+    decoder.images._recent = Recent()
+    assert decoder.decode(image) == found[1:2]
+    assert tried[4:] == [True]
+
+
+def test_images_do_not_wait_for_suspects(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More suspects than requests may decode at a time wait for the patient process, which hangs."""
+    decode, hangs = Decoder.decode, asyncio.Event()
+
+    async def slow(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
+        if self._patient:
+            await hangs.wait()
+        if data.startswith(b"slow"):
+            raise LimitsExceeded
+        return await decode(self, data, format)
+
+    async def serve() -> list[DecodedImage]:
+        suspects = [decoder.images.decode([source(b"slow%d" % n)], FORMAT) for n in range(2 * REQUESTS)]
+        waiting = asyncio.gather(*suspects, return_exceptions=True)
+        found = await decoder.images.decode([new()], FORMAT)
+        assert not waiting.done()
+        hangs.set()
+        assert {type(error) for error in await waiting} == {InvalidRequest}
+        return found
+
+    monkeypatch.setattr(Decoder, "decode", slow)
+    assert decoder.run(serve())[0].rows == 3
+
+
+def test_the_memory_of_suspects_is_bounded() -> None:
+    suspects = Suspects()
+    keys = [(b"%d" % n, FORMAT) for n in range(MAX_SUSPECTS + 1)]
+    for key in keys:
+        suspects.note(key, blamed=True)
+    assert [key in suspects for key in keys[:2]] == [False, True]
+    assert suspects.is_blamed(keys[1])
+    assert not suspects.is_blamed(keys[0])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_an_idle_process_that_is_lost_costs_nobody_an_image(decoder: Decoder, number: signal.Signals) -> None:
+def test_an_idle_process_that_is_lost_costs_nobody_an_image(decoder: Decoding, number: signal.Signals) -> None:
     decoder.decode(new())
     old = decoder.pid
     strike(old, number)
     decoder.decode(new())
     assert ended(old)
+    decoder.decode(new())  # after a signal like that of a limit the patient process has decoded the first
     assert decoder.restarts == 1
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_process_lost_with_an_image_is_tried_again(
-    decoder: Decoder, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoding, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal arrives between the request for the pixels and the answer."""
     decoder.decode(new())
@@ -179,10 +247,11 @@ def test_a_process_lost_with_an_image_is_tried_again(
     monkeypatch.setattr(helper.Link, "send", hit)
     assert decoder.decode(new())[0].rows == 3
     assert not left
+    decoder.decode(new())
     assert decoder.restarts == 1
 
 
-def test_without_a_process_nothing_is_blamed_and_nothing_remembered(decoder: Decoder) -> None:
+def test_without_a_process_nothing_is_blamed_and_nothing_remembered(decoder: Decoding) -> None:
     image = new()
     with failing("fork", 11, lasting=True):
         error = decoder.refused(image, kind=Unavailable)
@@ -190,16 +259,18 @@ def test_without_a_process_nothing_is_blamed_and_nothing_remembered(decoder: Dec
     assert decoder.decode(image)[0].rows == 3
 
 
-def test_images_of_two_requests_alternate(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    decoded: Callable[..., DecodedImage] = Images._decoded
+    names: dict[bytes, str] = {}
+    decode = Decoder.decode
 
-    def noted(images: Images, source: Source, format: ImageFormat) -> DecodedImage:
-        order.append(source.param)
-        return decoded(images, source, format)
+    async def noted(self: Decoder, data: bytes, format: ImageFormat) -> DecodedImage:
+        order.append(names[data])
+        return await decode(self, data, format)
 
-    monkeypatch.setattr(Images, "_decoded", noted)
-    requests = [[Source(new().data, name, os.urandom(16)) for _ in range(3)] for name in "ab"]
+    monkeypatch.setattr(Decoder, "decode", noted)
+    requests = [[new() for _ in range(3)] for _ in "ab"]
+    names |= {image.data: name for name, images in zip("ab", requests, strict=True) for image in images}
 
     async def both() -> None:
         await asyncio.gather(*(decoder.images.decode(sources, FORMAT) for sources in requests))
@@ -211,6 +282,6 @@ def test_images_of_two_requests_alternate(decoder: Decoder, monkeypatch: pytest.
 def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
     images: Images = live.server.config.app.state.noria.images  # type: ignore[union-attr]
     images._on_decoded(0.25)
-    images._on_restart()
+    images._decoder._on_restart()
     assert live.metric("noria_image_process_restarts_total") == 1
     assert live.metric("noria_image_decode_seconds_sum") == 0.25

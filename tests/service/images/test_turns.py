@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from model.batch import ImageFormat
-from service.images.images import REQUESTS, DecodedImage, Images
+from service.images.decoder import DecodedImage
+from service.images.images import REQUESTS, Images
 from service.images.source import Source
 
 
