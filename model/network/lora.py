@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from model.kernels import cuda as triton
 from model.kernels.cpu import low_rank, native
 from model.kernels.cpu.low_rank import PackedLowRank, PackedRows
 from model.kernels.cpu.records import LowRankRecord
 from model.linear.base import GateUp, Projection, RMSNorm, swiglu
 from model.linear.floats import TILE, Floats
 from model.machine.transfers import upload
+
+if TYPE_CHECKING:
+    from model.kernels.cuda.adapters import Grouped
 
 TARGETS = ("wqkv", "wo", "w13", "w2")
 """The products of a layer to which an adapter may add, as the network fuses them. The output head is one more."""
@@ -85,6 +89,16 @@ class Adapter:
         return _records(products)
 
     @cached_property
+    def entries(self) -> NDArray[np.int64]:
+        """The entries for the GPU's kernels of all products, those of each layer by target, then the head's."""
+        from model.kernels.cuda import adapters
+
+        products = [layer.get(target) for layer in self.layers for target in TARGETS] + [self.head]
+        plain = [one if isinstance(one, LowRank) else None for one in products]
+        rows = [[0] * adapters.ENTRY if one is None else adapters.entry(one.a, one.parts) for one in plain]
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
     def n_bytes(self) -> int:
         products = [product for layer in self.layers for product in layer.values()]
         return sum(product.n_bytes for product in (*products, *([self.head] if self.head else [])))
@@ -106,7 +120,15 @@ class Use(NamedTuple):
     rows: Tensor
 
 
-LayerUses = Mapping[str, Sequence[Use]]
+class GroupedUses(NamedTuple):
+    """All uses of a product, number `product` of `grouped`, for the GPU's kernels."""
+
+    grouped: "Grouped"
+    product: int
+
+
+Uses = Sequence[Use] | GroupedUses
+LayerUses = Mapping[str, Uses]
 """The uses of one layer, by target. A target that no adapter has is missing."""
 NO_USES: LayerUses = {}
 
@@ -116,13 +138,15 @@ class StepAdapters:
     """Which rows [T] of a step use which adapter; there is at least one.
 
     `rows[i]` [n] int64 are those of `adapters[i]`, in order. `owners` [T] int32 has the index of each row's adapter in
-    `adapters`, -1 for none, on the host. Worked example: slices of 2, 1 and 3 tokens whose second has no adapter and
-    whose others share one: rows (0, 1, 3, 4, 5), owners 0 0 -1 0 0 0.
+    `adapters`, -1 for none, on the host. `grouped` is the same for the GPU's kernels, where they serve. Worked example:
+    slices of 2, 1 and 3 tokens whose second has no adapter and whose others share one: rows (0, 1, 3, 4, 5), owners
+    0 0 -1 0 0 0.
     """
 
     adapters: tuple[Adapter, ...]
     rows: tuple[Tensor, ...]
     owners: NDArray[np.int32]
+    grouped: "Grouped | None" = None
 
     @classmethod
     def of(
@@ -134,11 +158,15 @@ class StepAdapters:
             return None
         index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
         owners = np.repeat(np.array([index.get(one, -1) for one in adapters], dtype=np.int32), lengths)
-        rows = upload([np.flatnonzero(owners == i) for i in range(len(distinct))], device)
-        return cls(distinct, tuple(rows), owners)
+        found = [np.flatnonzero(owners == i) for i in range(len(distinct))]
+        rows = upload(found, device)
+        return cls(distinct, tuple(rows), owners, _group(distinct, found, device) if triton.serves(rows[0]) else None)
 
     def layer(self, number: int) -> LayerUses:
         """The uses of a layer."""
+        if self.grouped is not None:
+            first = number * len(TARGETS)
+            return {target: GroupedUses(self.grouped, first + i) for i, target in enumerate(TARGETS)}
         return {
             target: uses
             for target in TARGETS
@@ -146,8 +174,10 @@ class StepAdapters:
         }
 
     @property
-    def head(self) -> Sequence[Use]:
+    def head(self) -> Uses:
         """The uses of the output head."""
+        if self.grouped is not None:
+            return GroupedUses(self.grouped, len(self.grouped.table) - 1)
         return self._uses([one.head for one in self.adapters])
 
     def packed(self) -> PackedRows:
@@ -158,14 +188,21 @@ class StepAdapters:
         return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]
 
 
-def add(
-    y: Tensor, uses: Sequence[Use], projection: Projection, x: Tensor | GateUp, norm: RMSNorm | None = None
-) -> Tensor:
+def _group(adapters: Sequence[Adapter], rows: Sequence[NDArray[np.int64]], device: torch.device) -> "Grouped":
+    from model.kernels.cuda.adapters import group
+
+    return group(rows, np.stack([one.entries for one in adapters], axis=1), device)
+
+
+def add(y: Tensor, uses: Uses, projection: Projection, x: Tensor | GateUp, norm: RMSNorm | None = None) -> Tensor:
     """y [T, n_out] = `projection(x, norm)`, to which the adapters are added in place: `y[rows] += B (A norm(x[rows]))`.
 
     Where the base computes in fixed tiles, adapters do too: a row's bits then depend on no other row.
-    The compiled kernels add packed ones.
+    The compiled kernels add packed ones, the GPU's kernels grouped ones.
     """
+    if isinstance(uses, GroupedUses):
+        _add_grouped(y, uses, x, norm)
+        return y
     if uses and isinstance(uses[0].product, PackedLowRank):
         _add_packed(y, uses, x, norm)
         return y
@@ -188,6 +225,13 @@ def _add_packed(y: Tensor, uses: Sequence[Use], x: Tensor | GateUp, norm: RMSNor
     else:
         scale, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         kernels.adapt(rows, x, y, norm=scale, eps=eps)
+
+
+def _add_grouped(y: Tensor, uses: GroupedUses, x: Tensor | GateUp, norm: RMSNorm | None) -> None:
+    from model.kernels.cuda import adapters
+
+    assert isinstance(x, Tensor), "only the compiled kernels leave the gate to the next product"
+    adapters.add(y, x if norm is None else norm(x), *uses)
 
 
 def _inputs(x: Tensor | GateUp, rows: Tensor, norm: RMSNorm | None) -> Tensor:

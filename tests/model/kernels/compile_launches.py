@@ -8,6 +8,7 @@ finds errors that the interpreter does not see: in layouts, shared memory, assem
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -15,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
-from model.kernels.cuda import convert, gate, norm, product, routing
+from model.kernels.cuda import adapters, convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import DeviceWeights
 from tests.model.kernels.triton_case import weights_of
 
@@ -71,6 +72,13 @@ def experts() -> None:
     routing.join(torch.empty(6, 1024).bfloat16(), plan.shares, x)
 
 
+def lora() -> None:
+    a, b, x = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((16, 1024), (64, 16), (3, 1024)))
+    table = np.array([[adapters.entry(a, [(0, 0, b)])]])
+    grouped = adapters.group([np.arange(3)], table, torch.device("cpu"))
+    adapters.add(torch.empty(3, 64, dtype=torch.bfloat16), x, grouped, 0)
+
+
 def around() -> None:
     x = torch.randn(3, 4096).bfloat16()
     norm.rms_norm(x, x[0], 1e-5)
@@ -91,6 +99,7 @@ def main() -> None:
         products(torch.bfloat16, "plain", "fp8", "int8", "int4")
         products(torch.bfloat16, "int4", n_rows=64)
         experts()
+        lora()
         around()
 
 

@@ -38,3 +38,14 @@ INLINE float inverse_rms(const float *x, int n, float eps) {
     }
     return 1.0f / sqrtf(sum(total) / (float)n + eps);
 }
+
+/* The number of blocks in a task: a multiple of `step`, at most `most` or 4, whichever is greater. It minimizes the
+ * number of blocks of the thread with the most work. */
+INLINE int balanced(int n, int most, int step) {
+    int threads = noria_thread_count(), best = 0, least = 0;
+    for (int grain = (most < 4 ? 4 : most) / step * step; grain > 0; grain -= step) {
+        int tasks = (n + grain - 1) / grain, longest = (tasks + threads - 1) / threads * grain;
+        if (!best || longest < least) best = grain, least = longest;
+    }
+    return best;
+}

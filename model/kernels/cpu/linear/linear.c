@@ -161,7 +161,7 @@ INLINE void slab(const call *c, const int FORMAT, int row, int block) {
 }
 #endif
 
-enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128, EXPANDED = 4 };
+enum { TASK_BYTES = 48 * 1024, TASK_ROWS = 128 };
 #define TASKS(c) ((c)->n_grains * (((c)->n_rows + TASK_ROWS - 1) / TASK_ROWS))
 
 /* Computes rows top..end-1 of blocks first..last-1. It reads weights from memory once, and rows from the cache. */
@@ -192,24 +192,15 @@ INLINE void columns(const call *c, const int FORMAT, int first, int last, int to
     }
 }
 
-/* `columns` for a single row. */
-INLINE void one_row(const call *c, const int FORMAT, int first, int last) {
-    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE);
-    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, 1);
-}
-
 INLINE void products(const call *c, const int FORMAT, int task) {
     int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
     int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    int step = c->n_runs ? EXPANDED : last - first;
-    if (c->n_runs) fetch(c, first, first + step, row, end);
-    for (int stop; first < last; first = stop) {
-        stop = first + step < last ? first + step : last;
-        if (c->n_runs && stop < last) fetch(c, stop, stop + step, row, end);
-        if (c->n_rows > 1) columns(c, FORMAT, first, stop, row, end);
-        else one_row(c, FORMAT, first, stop);
-        if (c->n_runs) expand(c, first, stop, row, end);
+    if (c->n_rows > 1) {
+        columns(c, FORMAT, first, last, row, end);
+        return;
     }
+    for (; first + BROAD_ONE <= last; first += BROAD_ONE) tile(c, FORMAT, 1, BROAD_ONE, 0, first, BROAD_ONE);
+    for (; first < last; first++) tile(c, FORMAT, 1, 1, 0, first, 1);
 }
 
 #define PRODUCTS(FORMAT) \
@@ -234,15 +225,14 @@ static void prepare_some(void *context, int task, int thread) {
     else quantize_some(context, task - first, thread);
 }
 
-/* The number of blocks in a task: a multiple of `step`, at most `most` or 4, whichever is greater. It minimizes the
- * number of blocks of the thread with the most work. */
-static int balanced(int n, int most, int step) {
-    int threads = noria_thread_count(), best = 0, least = 0;
-    for (int grain = (most < 4 ? 4 : most) / step * step; grain > 0; grain -= step) {
-        int tasks = (n + grain - 1) / grain, longest = (tasks + threads - 1) / threads * grain;
-        if (!best || longest < least) best = grain, least = longest;
-    }
-    return best;
+static void expand_some(void *context, int task, int thread) {
+    (void)thread;
+    expand_task(*(const call *const *)context, task);
+}
+
+/* Adds what adapters give to the result of a call, whose u is computed. */
+static void expand_all(const call *c) {
+    if (c->n_runs) noria_parallel(expand_some, &c, expand_tasks(c));
 }
 
 void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
@@ -267,6 +257,7 @@ void GLUE(multiply, VARIANT)(call *calls, int n, void *scratch) {
     }
     noria_parallel(prepare_some, &calls, shrink_tasks(calls) + row_tasks);
     noria_parallel(by_format[format], &calls, tasks);
+    expand_all(calls);
 }
 
 void GLUE(adapted, VARIANT)(const weights *w, const float *x, int64_t n_rows, int64_t kind, const float *norm, float eps,
@@ -281,21 +272,12 @@ void EXPORT(linear)(const weights *w, const float *x, int64_t n_rows, int64_t ki
     GLUE(adapted, VARIANT)(w, x, n_rows, kind, norm, eps, y, add, 0, 0, 0, scratch);
 }
 
-static void expand_some(void *context, int task, int thread) {
-    const call *c = *(const call *const *)context;
-    int first = task % c->n_grains * c->grain, last = first + c->grain < c->n_blocks ? first + c->grain : c->n_blocks;
-    int row = task / c->n_grains * TASK_ROWS, end = row + TASK_ROWS < c->n_rows ? row + TASK_ROWS : c->n_rows;
-    (void)thread;
-    expand(c, first, last, row, end);
-}
-
 void EXPORT(adapt)(const float *x, int64_t n_in, int64_t kind, const float *norm, float eps, float *y, int64_t n_rows,
                    int64_t n_out, const lora_rows *runs, int64_t n_runs) {
     weights w = {.n_in = n_in, .n_out = n_out};
-    int n_blocks = (int)((n_out + BLOCK - 1) / BLOCK), grain = balanced(n_blocks, n_blocks, 1);
     call c = {.w = &w, .x = x, .norm = norm, .y = y, .eps = eps, .kind = (int)kind, .n_rows = (int)n_rows, .runs = runs,
-              .n_runs = (int)n_runs, .n_blocks = n_blocks, .grain = grain, .n_grains = (n_blocks + grain - 1) / grain};
+              .n_runs = (int)n_runs};
     const call *calls = &c;
     noria_parallel(prepare_some, &calls, shrink_tasks(&c));
-    noria_parallel(expand_some, &calls, TASKS(&c));
+    expand_all(&c);
 }

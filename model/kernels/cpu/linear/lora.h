@@ -1,7 +1,7 @@
 /* LoRA adapters (arXiv 2106.09685): y += B (A f(x)) for the rows of a step that have one, beside the base's product.
  *
- * u = A f(x) is computed while the base's activations are converted, as tasks of the same job. The task that computes
- * outputs of the base's product then adds B u to them. There is no further pass over the threads.
+ * u = A f(x) is computed while the base's activations are converted, as tasks of the same job. B u is added in a job of
+ * its own after the base's product: matrices that come from memory in long pieces come faster.
  *
  * Factors are bfloat16: both of them if the processor multiplies pairs, else only the weights. Sums are float. Each entry
  * of u is one chain of additions over vectors of channels, whose lanes are then added in a fixed order. Each output of
@@ -47,7 +47,6 @@ INLINE void shrink_tile(const int ROWS, vf acc[][LORA_TASK], float x[][LORA_CHAN
     for (int i = 0; i < n; i += VECTOR) {
         const uint16_t *w = a + i / LORA_GROUP * LORA_GROUP * LORA_PAD + i % LORA_GROUP;
         vf v[LORA_ROWS];
-        UNROLL for (int k = 0; k < LORA_TILE; k++) __builtin_prefetch(w + k * LORA_GROUP + 1024, 0, 2);
         UNROLL for (int r = 0; r < ROWS; r++) v[r] = load((char *)x[r] + i * FACTOR);
         UNROLL for (int k = 0; k < LORA_TILE; k++) UNROLL for (int r = 0; r < ROWS; r++)
             totals[r][k] = add_channels(totals[r][k], v[r], w + k * LORA_GROUP);
@@ -131,31 +130,38 @@ INLINE void expand_tile(const call *c, const int ROWS, const lora_rows *run, con
     }
 }
 
-/* Brings what `expand` will read of B into the cache, while the base's product is computed. */
-static void fetch(const call *c, int first, int last, int top, int end) {
-    for (const lora_rows *run = c->runs; run < c->runs + c->n_runs; run++) {
-        const lora *l = run->targets + c->target;
-        if (!l->rank || first >= l->n_blocks || run->rows[0] >= end || run->rows[run->n_rows - 1] < top) continue;
-        int stop = last < l->n_blocks ? last : (int)l->n_blocks;
-        const char *b = (const char *)l->b + (int64_t)l->begins[first] * LORA_BLOCK * 4;
-        const char *behind = (const char *)l->b + (int64_t)l->begins[stop] * LORA_BLOCK * 4;
-        for (; b < behind; b += 64) __builtin_prefetch(b, 0, 1);
+/* y += B u for all rows of a run and blocks first..last-1. */
+static void expand(const call *c, const lora_rows *run, int first, int last) {
+    const lora *l = run->targets + c->target;
+    for (int block = first; block < last; block++) {
+        int64_t i = 0;
+        if (l->begins[block] == l->begins[block + 1]) continue;
+        for (; i + EXPAND_ROWS <= run->n_rows; i += EXPAND_ROWS) expand_tile(c, EXPAND_ROWS, run, l, i, block);
+        for (; i < run->n_rows; i++) expand_tile(c, 1, run, l, i, block);
     }
 }
 
-/* Adds what adapters give to rows top..end-1 of blocks first..last-1, which the base's product has written. */
-static void expand(const call *c, int first, int last, int top, int end) {
-    for (const lora_rows *run = c->runs; run < c->runs + c->n_runs; run++) {
-        const lora *l = run->targets + c->target;
-        int64_t begin = 0, stop;
-        if (!l->rank) continue;
-        while (begin < run->n_rows && run->rows[begin] < top) begin++;
-        for (stop = begin; stop < run->n_rows && run->rows[stop] < end;) stop++;
-        for (int block = first; block < last && block < l->n_blocks; block++) {
-            int64_t i = begin;
-            if (l->begins[block] == l->begins[block + 1]) continue;
-            for (; i + EXPAND_ROWS <= stop; i += EXPAND_ROWS) expand_tile(c, EXPAND_ROWS, run, l, i, block);
-            for (; i < stop; i++) expand_tile(c, 1, run, l, i, block);
-        }
-    }
+/* Number of blocks in a task. Where there are enough runs, a task has all blocks: B then comes from memory in order. */
+INLINE int expand_grain(const call *c, const lora_rows *run) {
+    int n = (int)run->targets[c->target].n_blocks;
+    return run->n_rows <= EXPAND_ROWS && c->n_runs >= 2 * noria_thread_count() ? n : balanced(n, n, 1);
+}
+
+INLINE int run_tasks(const call *c, const lora_rows *run) {
+    const lora *l = run->targets + c->target;
+    int grain = l->rank ? expand_grain(c, run) : 1;
+    return l->rank ? ((int)l->n_blocks + grain - 1) / grain : 0;
+}
+
+static int expand_tasks(const call *c) {
+    int n = 0;
+    for (int i = 0; i < c->n_runs; i++) n += run_tasks(c, c->runs + i);
+    return n;
+}
+
+static void expand_task(const call *c, int task) {
+    const lora_rows *run = c->runs;
+    for (; task >= run_tasks(c, run); run++) task -= run_tasks(c, run);
+    int grain = expand_grain(c, run), n = (int)run->targets[c->target].n_blocks;
+    expand(c, run, task * grain, (task + 1) * grain < n ? (task + 1) * grain : n);
 }
