@@ -101,6 +101,14 @@ def test_a_tied_head_may_have_an_adapter(tmp_path: Path) -> None:
     assert not any(adapter.layers)
 
 
+def test_the_head_of_the_base_beside_an_adapter_of_it_is_not_read(peft: Path) -> None:
+    """PEFT saves it whenever target_modules has lm_head."""
+    plain = read(peft)
+    change(peft, lambda tensors: tensors.update({"base_model.model.lm_head.base_layer.weight": torch.ones(64, 32)}))
+    assert len(open_adapter(peft).pairs) == 2 * 7 + 1
+    assert torch.equal(read(peft).head.parts[0].b, plain.head.parts[0].b)
+
+
 FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"peft_type": "LOHA"}, "peft_type 'LOHA'; Noria supports 'LORA'"),
     ({"peft_type": None}, "peft_type None"),
