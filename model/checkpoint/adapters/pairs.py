@@ -28,7 +28,7 @@ _REFUSED = (
 
 
 _BASE_HEAD = re.compile(r"(?:.+\.)?lm_head\.base_layer\.weight")
-"""PEFT saves the base's own head, which training leaves as it is, beside an adapter of the head (issue 2092 of peft)."""
+"""PEFT saves the base's own head, which training leaves as it is, beside an adapter of the head (peft issue 2092)."""
 
 
 class Side(NamedTuple):
