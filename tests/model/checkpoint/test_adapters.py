@@ -1,6 +1,7 @@
 """Files of adapters: what is read, and every fault with its message."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,20 @@ def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
     assert "only as pickle (adapter_model.bin)" in (fault(lambda: open_adapter(peft)) or "")
     (peft / "adapter_model.bin").unlink()
     assert f"has no {WEIGHTS}" in (fault(lambda: open_adapter(peft)) or "")
+
+
+def test_a_training_directory_without_a_configuration_lacks_only_that(peft: Path) -> None:
+    (peft / "optimizer.pt").touch()
+    (peft / CONFIG).unlink()
+    assert f"has no {CONFIG}" in (fault(lambda: open_adapter(peft)) or "")
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_pipe_is_not_opened(name: str, peft: Path) -> None:
+    """It would block until somebody writes to it."""
+    (peft / name).unlink()
+    os.mkfifo(peft / name)
+    assert f"has no {name}" in (fault(lambda: open_adapter(peft)) or "")
 
 
 def test_damaged_files(peft: Path) -> None:
