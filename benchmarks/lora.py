@@ -3,7 +3,8 @@
 A step is the network and the head for rows that decode after 256 tokens, or for a prompt of 512 tokens. Sampling and
 scheduling are not in it. Adapters have all seven projections of a layer. Row i uses adapter i modulo 8. Steps without
 and with adapters take turns. Times are the least of all repeats; the ratio is the median of the ratios of neighbours.
-"large" is Mistral 7B's shape with 4 of its 32 layers.
+"large" is Mistral 7B's shape with 4 of its 32 layers. On a busy machine use --clock processor with OMP_NUM_THREADS=1,
+which counts the time of the one thread.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from model.step.runner import ModelRunner
 
 CPU = torch.device("cpu")
 RANKS, ROWS, ADAPTERS, CONTEXT, PROMPT = (8, 16, 64), (1, 8, 32), 8, 256, 512
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.thread_time}
 LARGE = replace(MISTRAL_7B, n_layers=4, windows=(4096,) * 4)
 
 
@@ -78,37 +81,38 @@ def step(runner: ModelRunner, work: StepBatch) -> Callable[[list[Adapter]], None
     return compute
 
 
-def measure(compute: Callable[[list[Adapter]], None], adapters: list[Adapter], repeats: int) -> tuple[float, ...]:
+def measure(
+    compute: Callable[[list[Adapter]], None], adapters: list[Adapter], repeats: int, clock: Clock
+) -> tuple[float, ...]:
     """Least ms without and with adapters, and the median ratio of two neighbours."""
-    pairs = []
-    for _ in range(repeats):
-        pairs.append((seconds(compute, []), seconds(compute, adapters)))
+
+    def seconds(used: list[Adapter]) -> float:
+        started = clock()
+        compute(used)
+        return clock() - started
+
+    pairs = [(seconds([]), seconds(adapters)) for _ in range(repeats)]
     base, adapted = (1000 * min(column) for column in zip(*pairs, strict=True))
     return base, adapted, statistics.median(after / before for before, after in pairs)
 
 
-def seconds(compute: Callable[[list[Adapter]], None], adapters: list[Adapter]) -> float:
-    started = time.perf_counter()
-    compute(adapters)
-    return time.perf_counter() - started
-
-
-def cases(runner: ModelRunner, repeats: int) -> Iterator[tuple[str, tuple[float, ...]]]:
+def cases(runner: ModelRunner, repeats: int, clock: Clock) -> Iterator[tuple[str, tuple[float, ...]]]:
     for rank in RANKS:
         adapters = [random_adapter(runner._model.config, rank) for _ in range(ADAPTERS)]
         for rows in ROWS:
             compute = step(runner, batch(runner, rows, CONTEXT + 1, CONTEXT))
             yield (
                 f"rank {rank}, {rows} rows of {min(rows, ADAPTERS)} adapters",
-                measure(compute, adapters[:rows], repeats),
+                measure(compute, adapters[:rows], repeats, clock),
             )
         prompt = step(runner, batch(runner, 1, PROMPT, 0))
-        yield f"rank {rank}, prompt of {PROMPT}", measure(prompt, adapters[:1], max(3, repeats // 20))
+        yield f"rank {rank}, prompt of {PROMPT}", measure(prompt, adapters[:1], max(3, repeats // 20), clock)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("embedded", "large"), default="embedded")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--repeats", type=int, default=200)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -118,7 +122,7 @@ def main() -> None:
         options = RunnerOptions(model=".", quantize="int8", max_sequences=32, max_model_len=1024)
         runner = load_from(checkpoint(LARGE, CPU), options, lambda stage, done: None)
     table = Table("step", "ms without", "ms with", "difference", "ratio")
-    for name, (base, adapted, ratio) in cases(runner, args.repeats):
+    for name, (base, adapted, ratio) in cases(runner, args.repeats, CLOCKS[args.clock]):
         table.add_row(name, f"{base:.2f}", f"{adapted:.2f}", f"{adapted - base:.2f}", f"{ratio:.2f}")
     Console(width=100).print(table)
 

@@ -4,6 +4,8 @@ The encoder has the size of Mistral Small 3.1's and random weights. The time of 
 and of attending; the products are the rest. The cosine is that of the embeddings in bfloat16 and int8 to float32, over
 all tokens, the mean and the least. Only --check computes it, which takes a slow float32 encoder for each size.
 With `--threads 1` the processor's seconds (CPU s) do not depend on what else the machine does.
+
+`--attention 4096` instead measures the attention of one layer over so many patches, also in PyTorch.
 """
 
 import argparse
@@ -14,11 +16,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.images import RandomEncoder, photo, pixels
+from benchmarks.images import TOWER, RandomEncoder, photo, pixels
 from benchmarks.step import Clock
-from model.attention.image import CompiledImageAttention, PlainImageAttention
+from model.attention.image import CompiledImageAttention, ImageAttention, PlainImageAttention, image_attention
 from model.kernels.cpu import native
 from model.machine.host import choose_threads
+from model.network.vision.encoder import TILE
 
 SIZES = (256, 512, 1024, 1540)
 COLUMNS = ("scheme", "pixels", "patches", "tokens", "seconds", "CPU s", "attention", "products", "cosine")
@@ -49,6 +52,29 @@ def encode(
 
 
 @torch.inference_mode()
+def attend(n_patches: int, threads: int, repeats: int) -> None:
+    """Print the least processor seconds of one layer's attention, by the kernels and by PyTorch."""
+    qkv = torch.randn(n_patches, 3 * TOWER.n_heads, TOWER.head_dim)
+    turns = torch.randn(n_patches, 2, TOWER.head_dim // 2)
+    torch.set_num_threads(threads)
+    for dtype in (torch.bfloat16, torch.float32):
+        kinds: list[ImageAttention] = [
+            image_attention(turns, TOWER.n_heads, dtype),
+            PlainImageAttention(turns, TOWER.n_heads, dtype),
+        ]
+        for attention in kinds:
+            found = []
+            for _ in range(repeats):
+                started = time.process_time()
+                for first in range(0, n_patches, TILE):
+                    attention.store(first, qkv[first : first + TILE])
+                for first in range(0, n_patches, TILE):
+                    attention.attend(first, min(TILE, n_patches - first))
+                found.append(time.process_time() - started)
+            print(f"{n_patches} patches, {dtype}, {type(attention).__name__}: {min(found):.3f} s", flush=True)
+
+
+@torch.inference_mode()
 def measure(schemes: Sequence[str], sizes: Sequence[int], repeats: int, table: Table, *, check: bool) -> None:
     weights, clock = RandomEncoder(), clock_attention()
     exact = weights.load("none") if check else None
@@ -72,9 +98,13 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--attention", type=int, metavar="PATCHES")
     parser.add_argument("--check", action="store_true", help="compare with float32")
     args = parser.parse_args()
     threads = native.use_threads(choose_threads(args.threads))
+    if args.attention:
+        attend(args.attention, threads, args.repeats)
+        return
     torch.set_num_threads(1)  # as the engine does beside the kernels' threads
     table = Table(*COLUMNS, title=f"{native.describe(native.kernels())}, {threads} threads")
     measure(args.schemes, args.sizes, args.repeats, table, check=args.check)

@@ -88,7 +88,7 @@ def adjacent(products: Sequence[PackedLowRank]) -> list[PackedLowRank]:
     A step reads every matrix once. Separate small pieces would cost more misses of address translation.
     """
     sizes = [padded(part.nbytes, LINE) for product in products for part in (product.a, product.b)]
-    memory = mmap.mmap(-1, max(1, sum(sizes)))
+    memory = mmap.mmap(-1, max(1, sum(sizes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without large pages
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -86,12 +86,15 @@ def test_two_large_images_fit_by_default(tmp_path: Path) -> None:
     assert (sizes.tokens, sizes.cache) == (6050, 2 * 3025 * 12_288 * 4)
 
 
-def test_the_encoder_is_not_in_four_bits(tmp_path: Path) -> None:
+def test_the_encoder_takes_two_bytes_a_weight(tmp_path: Path) -> None:
+    """Beside every compiled scheme, and in a bfloat16 model."""
     config = read_config(written("Ministral 3 8B", tmp_path))
     assert config.vision is not None
     n = config.vision.n_parameters(4096)
-    assert encoder_bytes(config, SCHEMES["int4"], "bfloat16") == -(-n * (8 * 1024 + 32) // (8 * 1024))
-    assert encoder_bytes(config, SCHEMES["int4-weights"], "bfloat16") == 2 * n
+    for scheme in ("int4", "int8", "bfloat16", "int4-weights"):
+        assert encoder_bytes(config, SCHEMES[scheme], "bfloat16") == 2 * n
+    assert encoder_bytes(config, SCHEMES["int4"], "float32") == 2 * n
+    assert encoder_bytes(config, SCHEMES["none"], "float32") == 4 * n
     assert encoder_bytes(tiny(), SCHEMES["int8"], "bfloat16") == 0
 
 
