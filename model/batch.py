@@ -4,7 +4,7 @@ A step computes the next tokens of several sequences. Prefill and decode are not
 a `Slice` of five hundred differ only in length.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -296,6 +296,17 @@ class Runner(Protocol):
 
     def unload_adapter(self, number: int) -> None:
         """Forget an adapter that no sequence uses any more. It may run beside `launch`."""
+        ...
+
+    def has_adapter(self, number: int) -> bool:
+        """Whether a LoRA adapter is in memory: the next step need not read it."""
+        ...
+
+    def read_adapter(self, number: int, running: Collection[int]) -> None:
+        """Read a LoRA adapter again that has left the memory. None of `running` leaves it.
+
+        As `prepare`, it may run beside `launch`. Raises ModelError if the adapter cannot be read.
+        """
         ...
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:

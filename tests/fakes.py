@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +107,12 @@ class FakeRunner:
             raise ModelError(f"{path}: no LoRA adapter")
         assert number not in self.adapters, "a number is used twice"
         self.adapters[number] = path
+
+    def has_adapter(self, number: int) -> bool:
+        return True
+
+    def read_adapter(self, number: int, running: Collection[int]) -> None:
+        pass
 
     def unload_adapter(self, number: int) -> None:
         self.adapters.pop(number, None)

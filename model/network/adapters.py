@@ -127,7 +127,7 @@ class Known(NamedTuple):
 class AdapterStore:
     """Adapters by number, at most `capacity` in memory. The least recently used one is read again when it is needed.
 
-    `load` and `unload` may run on another thread than the others.
+    `begin_step` and `get` are called by one thread. All else may run on another one meanwhile.
     """
 
     def __init__(self, read: OpenAndRead, capacity: int) -> None:
@@ -148,7 +148,26 @@ class AdapterStore:
         with self._lock:
             self._known[number] = Known(path, fingerprint)
             if len(self._in_step) < self._capacity:
-                self._keep(number, adapter)
+                self._keep(number, adapter, self._in_step)
+
+    def has(self, number: int) -> bool:
+        """Whether an adapter is in memory."""
+        return number in self._in_memory
+
+    def read_again(self, number: int, running: Collection[int]) -> None:
+        """Read an adapter that has left the memory; those that are `running` stay, one fewer than fit at most.
+
+        Steps may begin while it is read. Raises ModelError.
+        """
+        with self._lock:
+            known = self._known.get(number)
+            if known is None or number in self._in_memory:
+                return
+            self._make_room(running)
+        adapter = _read_same(self._read, known)
+        with self._lock:
+            if number in self._known:
+                self._keep(number, adapter, running)
 
     def unload(self, number: int) -> None:
         """Forget an adapter that no request uses."""
@@ -163,7 +182,7 @@ class AdapterStore:
             self._in_step = frozenset(numbers)
             for number in sorted(self._in_step):
                 try:
-                    self._keep(number, self._get(number))
+                    self._keep(number, self._get(number), self._in_step)
                 except ModelError as error:
                     log.warning("adapter %d cannot be used: %s", number, error)
                     faults[number] = f"the request's adapter cannot be read again: {error}"
@@ -179,22 +198,26 @@ class AdapterStore:
             return adapter
         if number not in self._known:
             raise ModelError(f"no adapter has the number {number}")
-        known = self._known[number]
-        self._make_room()
-        fingerprint, adapter = self._read(known.path)
-        if fingerprint != known.fingerprint:
-            raise ModelError(f"the files of {known.path.name!r} have changed since it was loaded; load it again")
-        return adapter
+        self._make_room(self._in_step)
+        return _read_same(self._read, self._known[number])
 
-    def _keep(self, number: int, adapter: Adapter) -> None:
-        """Put an adapter in memory, as the most recently used one."""
+    def _keep(self, number: int, adapter: Adapter, used: Collection[int]) -> None:
+        """Put an adapter in memory, as the most recently used one, beside those that are `used`."""
         if number not in self._in_memory:
-            self._make_room()
+            self._make_room(used)
         self._in_memory[number] = adapter
         self._in_memory.move_to_end(number)
 
-    def _make_room(self) -> None:
-        """Drop adapters that the present step does not use until one more fits."""
-        idle = [number for number in self._in_memory if number not in self._in_step]
+    def _make_room(self, used: Collection[int]) -> None:
+        """Drop adapters that are not `used` until one more fits, those of the present step last."""
+        idle = [number for number in self._in_memory if number not in used]
+        idle.sort(key=self._in_step.__contains__)
         for number in idle[: max(0, len(self._in_memory) - self._capacity + 1)]:
             del self._in_memory[number]
+
+
+def _read_same(read: OpenAndRead, known: Known) -> Adapter:
+    fingerprint, adapter = read(known.path)
+    if fingerprint != known.fingerprint:
+        raise ModelError(f"the files of {known.path.name!r} have changed since it was loaded; load it again")
+    return adapter

@@ -137,15 +137,13 @@ NO_USES: LayerUses = {}
 class StepAdapters:
     """Which rows [T] of a step use which adapter; there is at least one.
 
-    `rows[i]` [n] int64 are those of `adapters[i]`, in order. `owners` [T] int32 has the index of each row's adapter in
-    `adapters`, -1 for none, on the host. `grouped` is the same for the GPU's kernels, where they serve. Worked example:
-    slices of 2, 1 and 3 tokens whose second has no adapter and whose others share one: rows (0, 1, 3, 4, 5), owners
-    0 0 -1 0 0 0.
+    `rows[i]` [n] int64 are those of `adapters[i]`, in order. `grouped` is the same for the GPU's kernels, where they
+    serve. Worked example: slices of 2, 1 and 3 tokens whose second has no adapter and whose others share one: rows
+    (0, 1, 3, 4, 5).
     """
 
     adapters: tuple[Adapter, ...]
     rows: tuple[Tensor, ...]
-    owners: NDArray[np.int32]
     grouped: "Grouped | None" = None
 
     @classmethod
@@ -157,10 +155,10 @@ class StepAdapters:
         if not distinct:
             return None
         index: dict[Adapter | None, int] = {one: i for i, one in enumerate(distinct)}
-        owners = np.repeat(np.array([index.get(one, -1) for one in adapters], dtype=np.int32), lengths)
+        owners = np.repeat([index.get(one, -1) for one in adapters], lengths)
         found = [np.flatnonzero(owners == i) for i in range(len(distinct))]
         rows = upload(found, device)
-        return cls(distinct, tuple(rows), owners, _group(distinct, found, device) if triton.serves(rows[0]) else None)
+        return cls(distinct, tuple(rows), _group(distinct, found, device) if triton.serves(rows[0]) else None)
 
     def layer(self, number: int) -> LayerUses:
         """The uses of a layer."""

@@ -1,6 +1,6 @@
 """ModelRunner: compute the steps of a loaded model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -106,6 +106,14 @@ class ModelRunner:
     def load_adapter(self, number: int, path: str) -> None:
         """Read an adapter. Any thread may call it."""
         self._adapters.load(number, Path(path))
+
+    def has_adapter(self, number: int) -> bool:
+        """Whether an adapter is in memory. Any thread may call it."""
+        return self._adapters.has(number)
+
+    def read_adapter(self, number: int, running: Collection[int]) -> None:
+        """Read an adapter again, beside the `running` ones. Any thread may call it."""
+        self._adapters.read_again(number, running)
 
     def unload_adapter(self, number: int) -> None:
         """Forget an adapter. Any thread may call it."""

@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput
-from service.engine.messages import Abort, FromEngine, Look, Report, Stop, Submit, ToEngine, UnloadAdapter, Update
+from service.engine.messages import (
+    Abort,
+    AdapterRead,
+    FromEngine,
+    Look,
+    Report,
+    Stop,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+    Update,
+)
 from service.engine.progress import StallClock
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.steps import StepRecorder
@@ -57,6 +68,7 @@ class EngineLoop:
         self._steps = StepRecorder()
         self._looks: list[Look] = []  # to be answered after the present step
         self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
+        self._waits_for_adapter = False  # and for nothing else
         self._failed_steps = 0
         self._landed_at = 0.0
         self._landed = (0, 0.0)  # tokens of the step that was read since the last report, and its seconds
@@ -100,6 +112,8 @@ class EngineLoop:
                 self._looks.append(message)
             elif isinstance(message, UnloadAdapter):
                 self._runner.unload_adapter(message.adapter)
+            elif isinstance(message, AdapterRead):
+                self._scheduler.note_adapter(message.adapter)
             elif isinstance(message, Submit):
                 try:
                     self._scheduler.submit(message)
@@ -110,7 +124,7 @@ class EngineLoop:
 
     def _idle(self) -> bool:
         """Whether nothing is left to do but to wait for messages."""
-        if self._scheduler.has_work or self._flights:
+        if self._flights or (self._scheduler.has_work and not self._waits_for_adapter):
             return False
         self._scheduler.check_idle()
         self._landed_at = 0.0  # the next step begins with its launch
@@ -120,6 +134,7 @@ class EngineLoop:
         """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         self._clock.note(self._scheduler.due)
+        self._waits_for_adapter = not batch and not self._flights and self._scheduler.waits_for_adapter
         if batch:
             if log.isEnabledFor(logging.DEBUG):
                 counts = batch.n_tokens, len(batch.slices), len(batch.images)

@@ -1,6 +1,6 @@
 """The messages between service and engine: plain data as JSON, never pickles.
 
-To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, Stop
+To the engine:    LoadModel, Submit, Abort, Look, LoadAdapter, UnloadAdapter, AdapterRead, Stop
 From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-up error), Report (one a step), Beat,
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
@@ -81,6 +81,13 @@ class LoadAdapter:
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter:
     """Forget an adapter. The service sends it once no sequence uses the adapter, and none will."""
+
+    adapter: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRead:
+    """An adapter that had left the memory has been read again, or cannot be. The engine's preparing thread sends it."""
 
     adapter: int
 
@@ -218,7 +225,7 @@ class Report:
     stats: Stats = field(default_factory=Stats)
 
 
-ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Stop
+ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | AdapterRead | Stop
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 

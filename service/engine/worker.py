@@ -6,8 +6,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from model.batch import Runner
 from model.errors import NoriaError
@@ -16,6 +17,7 @@ from service.engine.loop import EngineLoop
 from service.engine.messages import (
     Abort,
     AdapterLoaded,
+    AdapterRead,
     Beat,
     Failed,
     LoadAdapter,
@@ -59,6 +61,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._runner: Runner | None = None
+        self._reading: set[int] = set()  # adapters that are read again
         self._preparing: dict[int, int] = {}  # ids of sequences, with the lengths of their prompts
         self._clock = StallClock()
         self._n_received = 0
@@ -110,7 +113,12 @@ class Worker:
         runner = create(lambda stage, fraction: self._wire.send(Loading(stage, fraction)), **load.options)
         info = runner.info
         log.debug("the model is loaded: %s", info)
-        return runner, Scheduler(info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens)
+        return runner, Scheduler(
+            info,
+            max_sequences=info.max_sequences,
+            max_step_tokens=info.max_step_tokens,
+            adapter_ready=partial(self._adapter_ready, runner),
+        )
 
     def _receive(self, block: bool) -> list[ToEngine]:
         self._n_received += 1
@@ -167,6 +175,23 @@ class Worker:
         self._n_prepared += 1
         self._wire.send(AdapterLoaded(message.adapter, problem))
 
+    def _adapter_ready(self, runner: Runner, adapter: int, running: Collection[int]) -> bool:
+        """Whether an adapter is in memory. If not, the preparing thread reads it, beside the `running` ones."""
+        if runner.has_adapter(adapter):
+            return True
+        self._reading.add(adapter)
+        self._preparer.submit(self._read_adapter, runner, adapter, running)
+        return False
+
+    def _read_adapter(self, runner: Runner, adapter: int, running: Collection[int]) -> None:
+        try:
+            runner.read_adapter(adapter, running)
+        except Exception as error:  # the first step meets the same fault and reports it
+            log.warning("adapter %d cannot be read: %s", adapter, error)
+        self._inbox.put(AdapterRead(adapter))
+        self._reading.discard(adapter)
+        self._n_prepared += 1
+
     def _beat(self) -> None:
         last = time.monotonic()
         while not self._ended.wait(BEAT_SECONDS):
@@ -182,6 +207,6 @@ class Worker:
         """The seconds without progress in the loop, on the preparing thread, or of messages that the loop leaves."""
         return self._clock.tick(
             passed,
-            preparing=self._n_prepared if self._preparing else None,
+            preparing=self._n_prepared if self._preparing or self._reading else None,
             inbox=None if self._inbox.empty() else self._n_received,
         )

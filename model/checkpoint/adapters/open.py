@@ -14,22 +14,24 @@ def open_adapter(path: Path) -> AdapterFile:
     Raises ModelError, one line without the path, for what is no adapter or one that Noria does not support.
     """
     if path.is_dir():
-        return _open_directory(path, file_names(path))
+        return _open_directory(path)
     if not path.is_file():
         raise ModelError(f"there is no adapter {path.name!r}: expected a directory or a .safetensors file")
     if path.name == peft.WEIGHTS:
-        return _open_directory(path.parent, file_names(path.parent))
+        return _open_directory(path.parent)
     if path.suffix == ".safetensors":
         return mistral.open_native(path)
     raise ModelError(f"{path.name!r} is not an adapter: expected a directory or a .safetensors file")
 
 
-def _open_directory(directory: Path, names: set[str]) -> AdapterFile:
+def _open_directory(directory: Path) -> AdapterFile:
+    names = {name for name in file_names(directory) if (directory / name).is_file()}  # to open a pipe would block
     if {peft.CONFIG, peft.WEIGHTS} <= names:
         return peft.open_peft(directory)
     if mistral.WEIGHTS in names:
         return mistral.open_native(directory / mistral.WEIGHTS)
-    if pickles := sorted(name for name in names if name.lower().endswith(PICKLES)):
+    pickles = sorted(name for name in names if name.lower().endswith(PICKLES))
+    if pickles and peft.WEIGHTS not in names:
         raise ModelError(
             f"{directory.name!r} has its adapter only as pickle ({pickles[0]}), a format that runs code when it is "
             f"read; Noria reads safetensors: save the adapter as {peft.WEIGHTS}"

@@ -27,6 +27,10 @@ _REFUSED = (
 """Tensors that Noria knows and does not serve."""
 
 
+_BASE_HEAD = re.compile(r"(?:.+\.)?lm_head\.base_layer\.weight")
+"""PEFT saves the base's own head, which training leaves as it is, beside an adapter of the head (peft issue 2092)."""
+
+
 class Side(NamedTuple):
     """One tensor of a pair: the native name of the weight, None if it is not known, and "A" or "B"."""
 
@@ -89,7 +93,7 @@ def read_pairs(
     """
     shard = read_shard(path)
     sides: dict[str, dict[str, str]] = {}
-    for name in shard.shapes:
+    for name in (name for name in shard.shapes if not _BASE_HEAD.fullmatch(name)):
         weight, letter = _side(shard, name, parse(name))
         if letter in (found := sides.setdefault(weight, {})):
             raise ModelError(

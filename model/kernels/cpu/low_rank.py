@@ -5,7 +5,6 @@ import mmap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -51,26 +50,34 @@ def pack(a: Tensor, parts: Sequence[tuple[int, int, Tensor]]) -> PackedLowRank:
     dense = torch.zeros(n_blocks * OUTPUTS, len(whole), dtype=torch.bfloat16)
     for first, rank, b in parts:
         dense[first : first + len(b), rank : rank + b.shape[1]] = b
-    ranks = [_ranks(block * OUTPUTS, parts) for block in range(n_blocks)]
-    begins = [0, *accumulate((end - least) // 2 for least, end in ranks)]
-    numbers = [torch.tensor(each, dtype=torch.int32) for each in (begins, [least for least, _ in ranks])]
-    return PackedLowRank.of(tiles, _pairs(dense, ranks), *numbers)
+    runs = _runs(parts, n_blocks)
+    blocks, least, end = (torch.tensor(column) for column in zip(*runs, strict=True))
+    begins = pad(((end - least) // 2).repeat_interleave(blocks).cumsum(0), (1, 0))
+    return PackedLowRank.of(tiles, _pairs(dense, runs), begins.int(), least.repeat_interleave(blocks).int())
 
 
-def _ranks(output: int, parts: Sequence[tuple[int, int, Tensor]]) -> tuple[int, int]:
-    """The even ranks between which those of outputs output..output+15 are."""
-    there = [(rank, b.shape[1]) for first, rank, b in parts if first < output + OUTPUTS and output < first + len(b)]
-    least, end = min((rank for rank, _ in there), default=0), max((rank + n for rank, n in there), default=0)
-    return least // 2 * 2, padded(end, 2)
+def _runs(parts: Sequence[tuple[int, int, Tensor]], n_blocks: int) -> list[tuple[int, int, int]]:
+    """Blocks of 16 outputs whose outputs have the same ranks: their number, and the even ranks between which those are.
+
+    Two parts may meet within a block. So a run ends at each block in which a part begins or ends, and after it.
+    """
+    spans = [(first, first + len(b), rank, rank + b.shape[1]) for first, rank, b in parts]
+    edges = {edge // OUTPUTS for first, stop, _, _ in spans for edge in (first, stop - 1)}
+    starts = sorted({0, *edges, *(edge + 1 for edge in edges)} - {n_blocks})
+    runs = []
+    for start, stop in zip(starts, [*starts[1:], n_blocks], strict=True):
+        output = start * OUTPUTS
+        there = [(rank, end) for first, last, rank, end in spans if first < output + OUTPUTS and output < last]
+        least, end = min((rank for rank, _ in there), default=0), max((end for _, end in there), default=0)
+        runs.append((stop - start, least // 2 * 2, padded(end, 2)))
+    return runs
 
 
-def _pairs(dense: Tensor, ranks: Sequence[tuple[int, int]]) -> Tensor:
-    """Block i of dense [outputs, ranks] between its `ranks`, block after block -> [pairs, 16, 2]."""
-    starts = [i for i in range(len(ranks)) if i == 0 or ranks[i] != ranks[i - 1]]
+def _pairs(dense: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """dense [outputs, ranks], of each run of blocks between its ranks, block after block -> [pairs, 16, 2]."""
     found = []
-    for start, stop in zip(starts, [*starts[1:], len(ranks)], strict=True):
-        some = dense[start * OUTPUTS : stop * OUTPUTS, slice(*ranks[start])]
-        tiles = some.reshape(stop - start, OUTPUTS, -1, 2).transpose(1, 2)
+    for rows, (blocks, least, end) in zip(dense.split([run[0] * OUTPUTS for run in runs]), runs, strict=True):
+        tiles = rows[:, least:end].reshape(blocks, OUTPUTS, -1, 2).transpose(1, 2)
         found.append(tiles.reshape(-1, OUTPUTS, 2))
     return torch.cat(found)
 

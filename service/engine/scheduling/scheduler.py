@@ -11,7 +11,7 @@ old place.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -37,6 +37,7 @@ class Scheduler:
 
     Each `plan` is followed by its `commit`; one more `plan` may come before that if `assume` returns True. `submit` and
     `abort` may come between. `advanced` has the ids of the sequences that the latest `commit` brought forward.
+    `adapter_ready` is `ready` of `AdapterPlaces`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         clock: Callable[[], float] = time.monotonic,
+        adapter_ready: Callable[[int, Collection[int]], bool] = lambda adapter, running: True,
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
@@ -61,7 +63,7 @@ class Scheduler:
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._queue = WaitingQueue()
-        self._adapters = AdapterPlaces(info.max_adapters, self._queue)
+        self._adapters = AdapterPlaces(info.max_adapters, self._queue, adapter_ready)
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
         self._planned: deque[Step] = deque()  # not yet committed, oldest first
@@ -72,6 +74,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._running or self._queue)
+
+    @property
+    def waits_for_adapter(self) -> bool:
+        """Whether there is nothing to plan before an adapter has been read, if the latest plan was empty."""
+        return not self._running and self._adapters.reading
 
     @property
     def due(self) -> list[int]:
@@ -95,6 +102,10 @@ class Scheduler:
         """Forget a sequence and release its pages. An unknown id is no error."""
         if (sequence := self._sequences.get(sequence_id)) is not None:
             self._forget(sequence)
+
+    def note_adapter(self, adapter: int) -> None:
+        """Take note that an adapter, which was not in memory, has been read, or cannot be."""
+        self._adapters.note_read(adapter)
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""

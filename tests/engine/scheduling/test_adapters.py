@@ -1,5 +1,7 @@
 """Places for LoRA adapters: how many run at a time, who is passed over, and that nobody waits for ever."""
 
+from collections.abc import Callable, Collection
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +22,17 @@ PATHS = {number: f"/adapters/{name}" for number, name in enumerate("abcdef", sta
 class Adapters(Drive):
     """An engine with a few places for adapters; all of PATHS are loaded."""
 
-    def __init__(self, n_places: int, *, max_sequences: int = 8, n_pages: int = 64) -> None:
+    def __init__(
+        self,
+        n_places: int,
+        *,
+        max_sequences: int = 8,
+        n_pages: int = 64,
+        ready: Callable[[int, Collection[int]], bool] = lambda adapter, running: True,
+    ) -> None:
         info = make_info(pools=((None, n_pages),), max_adapters=n_places)
         super().__init__(info, max_sequences=max_sequences, max_step_tokens=32)
+        self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=32, adapter_ready=ready)
         self.runner.adapters = dict(PATHS)
         self.n_places = n_places
 
@@ -138,3 +148,44 @@ def test_random_loads_end_and_every_answer_is_right(data: st.DataObject) -> None
         if number in drive.finished:
             prompt = [1 + (number + i) % 200 for i in range(length)]
             assert drive.answers[number] == answer(prompt, SamplingParams(max_tokens=n), adapter)
+
+
+class Store:
+    """The adapters in memory of an engine that reads others when the test says so."""
+
+    def __init__(self, *adapters: int) -> None:
+        self.adapters, self.asked = set(adapters), list[tuple[int, tuple[int, ...]]]()
+
+    def ready(self, adapter: int, running: Collection[int]) -> bool:
+        if adapter not in self.adapters:
+            self.asked.append((adapter, tuple(running)))
+        return adapter in self.adapters
+
+
+def test_only_the_sequences_of_an_adapter_wait_until_it_is_read() -> None:
+    store = Store(1, 2)
+    drive = Adapters(2, ready=store.ready)
+    for number, adapter in enumerate((1, 3, 3, 2, 0)):
+        drive.submit(number, [7, number], LONG, adapter=adapter)
+    assert drive.running() == [0, 4], "the second place is kept for 3"
+    assert drive.running() == [0, 4]
+    assert store.asked == [(3, (1,))]
+    drive.scheduler.note_adapter(3)
+    assert drive.running() == [0, 4, 1, 2]
+    drive.run()
+    assert [drive.answers[n] for n in range(5)] == [answer([7, n], LONG, a) for n, a in enumerate((1, 3, 3, 2, 0))]
+
+
+def test_an_adapter_that_nobody_waits_for_any_more_gives_its_place_back() -> None:
+    store = Store(2)
+    drive = Adapters(1, ready=store.ready)
+    drive.submit(0, [7], SHORT, adapter=1)
+    drive.submit(1, [8], SHORT, adapter=2)
+    assert drive.running() == []
+    assert drive.scheduler.waits_for_adapter
+    drive.scheduler.abort(0)
+    assert drive.running() == []
+    drive.scheduler.note_adapter(1)
+    assert drive.running() == [1]
+    assert not drive.scheduler.waits_for_adapter
+    drive.run()

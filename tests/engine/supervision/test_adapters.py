@@ -3,10 +3,12 @@
 import asyncio
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from model.batch import StepBatch, StepOutput
 from model.errors import ModelError
 from model.sampling_params import SamplingParams
 from service.engine.client import EngineClient
@@ -78,3 +80,49 @@ def test_the_state_of_files_changes_with_each_of_them(tmp_path: Path) -> None:
     states.append(files_state(tmp_path / "other"))
     assert len(set(states)) == len(states) - 1, "a directory with one file has the state of the file"
     assert states[0] == ""
+
+
+class ForgetfulRunner(WaitingRunner):
+    """A runner whose adapters have left the memory. It reads one again when the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__(make_info(page_size=16, pools=((None, 512),), max_model_len=512))
+        self.may = threading.Event()
+        self.present: set[int] = set()
+        self.asked = 0
+        self.waited = False
+
+    def has_adapter(self, number: int) -> bool:
+        self.asked += 1
+        return number in self.present
+
+    def idle(self) -> bool:
+        self.waited |= bool(self.asked) and not self.may.is_set()
+        return super().idle()
+
+    def read_adapter(self, number: int, running: Collection[int]) -> None:
+        self.may.wait(30)
+        if number not in self.adapters:
+            raise ModelError("gone")
+        self.present.add(number)
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        assert self.present.issuperset({item.adapter for item in batch.slices} & self.adapters.keys())
+        return super().step(batch)
+
+
+def test_others_are_served_while_an_adapter_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ForgetfulRunner()
+    monkeypatch.setattr("tests.fakes.WAITING", runner)
+
+    async def body(client: EngineClient) -> None:
+        await client.load_adapter(1, str(tmp_path))
+        adapted, unknown = client.submit([7], PARAMS, adapter=1), client.submit([7], PARAMS, adapter=9)
+        assert await collect(client.submit([1, 2], PARAMS)) == expected([1, 2], PARAMS)
+        await until(lambda: runner.waited)  # the loop waits for messages
+        runner.may.set()
+        assert await collect(adapted) == expected([7], PARAMS, shade(str(tmp_path)))
+        assert await collect(unknown) == []
+        assert runner.asked == 2, "each was read once"
+
+    with_client(lambda: EngineThread("tests.fakes:create_waiting"), body)

@@ -1,6 +1,7 @@
 """Files of adapters: what is read, and every fault with its message."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ def test_a_tied_head_may_have_an_adapter(tmp_path: Path) -> None:
     adapter = read(tmp_path, tiny(tied_head=True))
     assert adapter.head is not None
     assert not any(adapter.layers)
+
+
+def test_the_head_of_the_base_beside_an_adapter_of_it_is_not_read(peft: Path) -> None:
+    """PEFT saves it whenever target_modules has lm_head."""
+    plain = read(peft)
+    change(peft, lambda tensors: tensors.update({"base_model.model.lm_head.base_layer.weight": torch.ones(64, 32)}))
+    assert len(open_adapter(peft).pairs) == 2 * 7 + 1
+    assert torch.equal(read(peft).head.parts[0].b, plain.head.parts[0].b)
 
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -267,6 +276,20 @@ def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
     assert "only as pickle (adapter_model.bin)" in (fault(lambda: open_adapter(peft)) or "")
     (peft / "adapter_model.bin").unlink()
     assert f"has no {WEIGHTS}" in (fault(lambda: open_adapter(peft)) or "")
+
+
+def test_a_training_directory_without_a_configuration_lacks_only_that(peft: Path) -> None:
+    (peft / "optimizer.pt").touch()
+    (peft / CONFIG).unlink()
+    assert f"has no {CONFIG}" in (fault(lambda: open_adapter(peft)) or "")
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_pipe_is_not_opened(name: str, peft: Path) -> None:
+    """It would block until somebody writes to it."""
+    (peft / name).unlink()
+    os.mkfifo(peft / name)
+    assert f"has no {name}" in (fault(lambda: open_adapter(peft)) or "")
 
 
 def test_damaged_files(peft: Path) -> None:

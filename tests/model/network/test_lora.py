@@ -238,5 +238,4 @@ def test_rows_of_a_step() -> None:
     assert step is not None
     assert step.adapters == (first,), "an adapter without rows takes no part"
     assert [rows.tolist() for rows in step.rows] == [[0, 1, 3, 4, 5]]
-    assert step.owners.tolist() == [0, 0, -1, 0, 0, 0, -1]
     assert StepAdapters.of([None, first], [3, 0], CPU) is None

@@ -222,3 +222,19 @@ def test_what_a_step_uses_stays_in_memory() -> None:
     store.load(5, Path("5"))
     store.get(5)
     assert reads[6:] == ["5"]
+
+
+def test_an_adapter_is_read_again_while_steps_run(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of the one that no running sequence uses, and the step that uses it reads nothing."""
+    runner = start(base, (1, 2, 3), max_loras=2)
+    step(runner, 2)
+    step(runner, 3)  # its sequence ends
+    store = runner._adapters
+    inner = store._read
+    monkeypatch.setattr(store, "_read", lambda path: (step(runner, 2), inner(path))[1])
+    runner.read_adapter(1, {2})
+    assert [runner.has_adapter(number) for number in (1, 2, 3)] == [True, True, False]
+    monkeypatch.setattr(store, "_read", lambda path: pytest.fail("a step reads no adapter"))
+    check(base, step(runner, 1)[0], 1)
+    runner.read_adapter(9, ())
+    assert not runner.has_adapter(9), "it has been unloaded meanwhile"
