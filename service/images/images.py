@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.machine.helper import ATTEMPTS, ProcessLost
 from service.http.errors import InvalidRequest, Unavailable

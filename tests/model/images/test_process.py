@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.images.decode import decode
 from model.machine.helper import ProcessLost

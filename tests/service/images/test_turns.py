@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from service.images.images import REQUESTS, DecodedImage, Images
 from service.images.source import Source
 
