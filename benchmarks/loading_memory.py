@@ -112,11 +112,12 @@ def load(directory: Path, quantize: str) -> dict[str, int]:
     from model.checkpoint.resolve import resolve
     from model.memory import sizes
     from model.options import RunnerOptions
+    from model.setup import choose
 
     if (gguf := directory / "model.gguf").exists():
         directory = resolve(str(gguf), cache_dir=directory)
     checkpoint = open_checkpoint(directory)
-    setup = loading.choose(checkpoint, RunnerOptions(str(directory), device="cpu", quantize=quantize))
+    setup = choose(checkpoint, RunnerOptions(str(directory), device="cpu", quantize=quantize))
     torch.randn(256, 256) @ torch.randn(256, 256)  # PyTorch's own buffers
     before, done, seen = anonymous(), threading.Event(), [0]
 

@@ -1,7 +1,6 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -9,32 +8,31 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model import attention
-from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import ImageWork, PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix, QuantizedMatrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.config import ModelConfig
 from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
+from model.image_spans import ImageWork
 from model.kernels.cpu import native
 from model.linear import selection as linear
-from model.linear.schemes import Scheme, cache_format, nearest, serving, stored_as
-from model.machine.device import DTYPES, choose_device, choose_dtype, free_bytes, name_of, of_memory
+from model.linear.schemes import stored_as
+from model.machine.device import choose_device, free_bytes, name_of, of_memory
 from model.machine.helper import First
-from model.machine.host import choose_threads, return_free_memory
+from model.machine.host import return_free_memory
 from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
-from model.memory.images import ImageSizes, check_images, image_sizes
+from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, most_values, read_adapter
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
+from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
@@ -82,63 +80,11 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     return runner
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """How a model runs: every choice that `options` leaves open is made.
-
-    `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
-    `dtype` is the format of the embeddings, `activations` the format of the values between layers.
-    """
-
-    options: RunnerOptions
-    device: torch.device
-    chosen: Scheme
-    scheme: Scheme
-    dtype: torch.dtype
-    activations: torch.dtype
-    kv_dtype: torch.dtype
-    attention_name: str
-    attention: Attention
-    pool_sizes: memory.PoolSizes
-    images: ImageSizes | None
-
-    @property
-    def adapter_dtype(self) -> torch.dtype:
-        """The format of LoRA adapters."""
-        return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's configuration, with the windows that it is served with."""
-        return self.pool_sizes.config
-
-
 class Sizes(NamedTuple):
     """The longest sequence to serve, in tokens, and the bytes for keys and values."""
 
     length: int
     cache: int
-
-
-def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
-    """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
-
-    Raises OptionError for options that do not fit together, or not this machine.
-    """
-    device = choose_device(options.device)
-    kind = nearest(checkpoint.kind, device.type, checkpoint.config)
-    chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
-    _use_threads(choose_threads(options.threads))
-    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
-    scheme = serving(chosen, name_of(dtype), device.type)
-    activations = torch.float32 if scheme.compiled else dtype
-    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
-    name, backend = attention.choose(
-        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
-    )
-    sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
-    images = image_sizes(checkpoint.config, options, activations.itemsize)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
 
 
 def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int) -> Sizes:
@@ -208,11 +154,6 @@ def warm(runner: ModelRunner, setup: Setup) -> None:
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
     runner.warmed()
-
-
-def _use_threads(threads: int) -> None:
-    native.use_threads(threads)
-    torch.set_num_threads(threads)
 
 
 def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from model.batch import (
     BROKEN_NUMBERS,
     UNKNOWN,
-    ImageFormat,
     PoolSpec,
     RunnerInfo,
     Slice,
@@ -21,6 +20,7 @@ from model.batch import (
     TokenLogprob,
 )
 from model.errors import ModelError
+from model.image_spans import ImageFormat
 from model.options import STEP_LIMITS, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.tokenizers.pieces import decode_pieces

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
-ENGINE_MAY_USE |= {"model.ranges", "model.vision_config"}
+ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
@@ -25,11 +25,11 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; batch; ranges; vision_config; config
+    errors; sampling_params; image_spans; batch; ranges; vision_config; config
     machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
-    network; step; loading
+    network; step; setup; loading
 """
 SERVICE_ROOMS = """
     settings; logs

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.sizes import Pixels
 from model.machine.helper import ONE_ARENA, First, HelperProcess
 

@@ -17,8 +17,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from model.batch import ImageFormat
 from model.errors import ImageError, one_line
+from model.image_spans import ImageFormat
 from model.images.sizes import Pixels, grid
 
 FORMATS = [plugin.format for plugin in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile)]

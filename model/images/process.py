@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.decode import decode
 from model.machine.frames import receive, send
 from model.machine.host import return_free_memory

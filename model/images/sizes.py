@@ -3,7 +3,7 @@
 from math import floor
 from typing import NamedTuple
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 
 
 class Pixels(NamedTuple):

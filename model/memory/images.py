@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from model.batch import ImageFormat
 from model.config import ModelConfig
 from model.errors import OptionError, size
+from model.image_spans import ImageFormat
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
 from model.vision_config import VisionConfig
 

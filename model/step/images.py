@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from model.attention.inputs import PackedInputs
-from model.batch import ImageWork, StepBatch
+from model.batch import StepBatch
+from model.image_spans import ImageWork
 from model.machine.device import of_memory
 from model.machine.transfers import Ints, upload
 from model.network.vision.encoder import Encoding, ImageEncoder

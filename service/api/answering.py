@@ -19,9 +19,10 @@ from service.api.orders import order_late
 from service.api.writing import written
 from service.engine.mailbox import EngineDied
 from service.generation.choice import Delta, joined
-from service.generation.generation import Generation, Timings, Usage
+from service.generation.generation import Generation
 from service.generation.order import Order
 from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.errors import InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import EventStream, Framing, Json, while_connected

@@ -1,6 +1,6 @@
 """Values that several examples of requests and answers share."""
 
-from service.generation.generation import Timings
+from service.generation.usage import Timings
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 ARGUMENTS = '{"city": "Paris"}'

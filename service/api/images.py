@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
-from model.batch import ImageSpan
 from model.chat.images import ImageTokens, refused_image
 from model.chat.reasoning import PARTS
+from model.image_spans import ImageSpan
 from service.api.chat_request import ChatRequest
 from service.generation.served import ServedModel
 from service.http.errors import InvalidRequest

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from model.batch import ImageSpan, RunnerInfo
+from model.batch import RunnerInfo
 from model.errors import ModelError
+from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import EngineDied, EngineUnavailable, Mailbox
 from service.engine.messages import (

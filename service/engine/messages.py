@@ -12,7 +12,8 @@ from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from model.batch import ImageSpan, RunnerInfo, TokenLogprob
+from model.batch import RunnerInfo, TokenLogprob
+from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture
 

@@ -4,11 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, cast
-
-from typing_extensions import TypedDict  # pydantic, which reads it, needs this one before Python 3.12
+from typing import Self, cast
 
 from model.tokenizers.base import Tokenizer
 from service.engine.client import EngineClient
@@ -19,6 +16,7 @@ from service.generation.choice import Choice, Delta
 from service.generation.order import Order, Prompt
 from service.generation.text import StopString, TextStream
 from service.generation.thinking import CountingStream, ThinkingStream
+from service.generation.usage import CacheMiss, Timings, Usage, timings
 from service.http.errors import Cancelled
 from service.http.record import RequestRecord
 from service.http.sse import ClientGone
@@ -32,44 +30,6 @@ CUT_SHORT = ("abort", "timeout", "length")
 """Finish reasons that are the outcome of a request if one of its choices has them, the first before the others."""
 RESUBMIT_SECONDS = 30.0
 """How long a request waits for the next engine after the death of its engine."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """The tokens of a request so far. A prompt counts once, whatever its number of choices.
-
-    `reasoning` is the part of `completion` that is thought, and `images` the part of `prompt` that stands for images.
-    """
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    reasoning: int = 0
-    images: int = 0
-
-
-class CacheMiss(TypedDict):
-    """Where the prompt left the cached prefix: the first prompt token that did not come from it, and why."""
-
-    at: int
-    reason: Literal["new", "diverged", "evicted", "window", "salt", "bypassed"]
-
-
-class Timings(TypedDict):
-    """Tokens and milliseconds of a request, by llama.cpp's names: `prompt` until the first token, `predicted` after.
-
-    `cache_miss` is null if all full pages of the first prompt came from the cache.
-    """
-
-    queue_ms: float
-    cache_n: int
-    cache_miss: CacheMiss | None
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float
 
 
 class Generation:
@@ -88,11 +48,7 @@ class Generation:
         record: RequestRecord,
         backlog: Backlog,
     ) -> None:
-        spans = [span for prompt in order.prompts for span in prompt.images]
-        self.usage = Usage(
-            prompt=sum(len(prompt.tokens) for prompt in order.prompts),
-            images=sum(span.stop - span.start for span in spans),
-        )
+        self.usage = Usage.of(order.prompts)
         self.choices: list[Choice] = []
         self._order = order
         self._client = client
@@ -238,19 +194,7 @@ class Generation:
         first = self._first or time.perf_counter()
         last = max((choice.last_token or first for choice in self.choices), default=first)
         queue = self._record.queue_seconds or 0.0
-        prompt, predicted = max(0.0, first - self._submitted - queue), last - first
-        n_prompt = self.usage.prompt - self.usage.cached
-        return {
-            "queue_ms": _ms(queue),
-            "cache_n": self.usage.cached,
-            "cache_miss": self._miss,
-            "prompt_n": n_prompt,
-            "prompt_ms": _ms(prompt),
-            "prompt_per_second": round(n_prompt / prompt, 2) if prompt else 0.0,
-            "predicted_n": self.usage.completion,
-            "predicted_ms": _ms(predicted),
-            "predicted_per_second": round(self.usage.completion / predicted, 2) if predicted else 0.0,
-        }
+        return timings(self.usage, self._miss, queue, max(0.0, first - self._submitted - queue), last - first)
 
     async def _merged(self) -> AsyncIterator[Event]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=1)  # a slow reader slows the pumps
@@ -348,7 +292,3 @@ class Generation:
             self._record.outcome = "abort"
         else:
             self._record.outcome, self._record.failure = "error", type(error).__name__
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from model.batch import ImageSpan
+from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.generation.thinking import Reasoning
 from service.schema.generation import RequestOptions

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.machine.helper import ATTEMPTS, ProcessLost
 from service.http.errors import Unavailable

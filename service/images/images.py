@@ -5,8 +5,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from service.http.errors import InvalidRequest
 from service.images.decoder import DecodedImage, Decoder, LimitsExceeded
 from service.images.source import Source

@@ -73,13 +73,14 @@ def free_port() -> int:
 def serving(*flags: str, **variables: str) -> Iterator[LiveServer]:
     """Run `noria serve FLAGS` until the block ends, then end it as an orchestrator would: SIGTERM, exit code 0.
 
-    Of the environment's NORIA_ variables it sees `variables` only.
+    Of the environment's NORIA_ variables it sees `variables` only. It has no spare engine without --spare-engine.
     """
     port = free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         command = [sys.executable, "-m", "service", "serve", *flags, "--port", str(port)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NORIA_")}
-        environment |= {"OMP_NUM_THREADS": "1"} | variables  # two workers test at once
+        # Two workers test at once, and a spare engine's imports would take seconds of a core from each test.
+        environment |= {"OMP_NUM_THREADS": "1", "NORIA_SPARE_ENGINE": "false"} | variables
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
             server = LiveServer(process, port, Path(log.name))
             try:

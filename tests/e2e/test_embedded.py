@@ -24,7 +24,7 @@ LONG = {**STORY, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serving("--dtype", "float32", "--max-sequences", "32") as live:
+    with serving("--max-sequences", "32", "--spare-engine") as live:
         yield live
 
 
@@ -139,7 +139,7 @@ def test_plain_requests_survive_the_death_of_the_engine_and_the_loss_of_the_cach
     def text(body: dict[str, Any]) -> str:
         return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
-    with serving("--cache-dir", str(tmp_path / "cache")) as server, ThreadPoolExecutor(6) as pool:
+    with serving("--cache-dir", str(tmp_path / "cache"), "--spare-engine") as server, ThreadPoolExecutor(6) as pool:
         alone = list(pool.map(text, bodies))
         eventually(lambda: children(server.process.pid, "noria-spare"), "a spare engine")
         (spare,) = children(server.process.pid, "noria-spare")

@@ -26,7 +26,7 @@ def directory(short_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[LiveServer]:
-    with serving("--no-spare-engine", str(directory), "--max-sequences", "4") as started:
+    with serving(str(directory), "--max-sequences", "4") as started:
         yield started
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.batch import ImageSpan, PoolSpec
+from model.batch import PoolSpec
+from model.image_spans import ImageSpan
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step.runner import ModelRunner

@@ -22,6 +22,11 @@ SLOW = 8
 """Others where each row takes a whole tile of PyTorch's products."""
 
 
+def is_slow(options: dict[str, Any]) -> bool:
+    """Whether the products of this scheme take several times as long as those of int8."""
+    return "dtype" in options
+
+
 SERVED: list[dict[str, Any]] = [
     {"quantize": "auto"},
     {"quantize": "int8"},
@@ -78,7 +83,7 @@ def test_from_cached_pages(runner: ModelRunner, alone: list[Answer]) -> None:
 
 def test_with_speculation(runner: ModelRunner, options: dict[str, Any]) -> None:
     """Some prompts repeat themselves. Requests are greedy, seeded, or have penalties. Many draft tokens are wrong."""
-    slow = "deterministic" in options
+    slow = is_slow(options)
     n = 24 if slow else 40
     repeating = prompt(3, 12) * 4
     penalized = replace(SEEDED, temperature=0.3, repetition_penalty=1.05, frequency_penalty=0.02, min_tokens=5)
@@ -98,7 +103,7 @@ def test_after_preemption(options: dict[str, Any], runner: ModelRunner) -> None:
     head = {"int8": 68, "bfloat16": 128, "float32": 256}[runner.info.description["kv_dtype"]]
     five_pages = 5 * 32 * 2 * n_layers * 3 * head
     small = create(lambda stage, done: None, max_model_len=128, cache_memory=five_pages, **options)
-    n = 16 if "deterministic" in options else 60
+    n = 16 if is_slow(options) else 60
     requests = [(prompt(20 + i, 52), replace(GREEDY, max_tokens=n, ignore_eos=True)) for i in range(2)]
     requests.append((MINE[1][0], replace(SEEDED, ignore_eos=True)))
     answers, scheduler = serve(small, requests)

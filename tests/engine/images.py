@@ -4,17 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from model.batch import (
-    ImageFormat,
-    ImageSpan,
-    ImageWork,
-    PlacedImage,
-    RunnerInfo,
-    Slice,
-    SliceOutput,
-    StepBatch,
-    StepOutput,
-)
+from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput
+from model.image_spans import ImageFormat, ImageSpan, ImageWork, PlacedImage
 from model.sampling_params import SamplingParams
 from tests.engine.driving import Drive
 from tests.fakes import FakeRunner, Say, make_info, next_token

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from model.batch import ImageFormat, ImageSpan, TokenLogprob
+from model.batch import TokenLogprob
+from model.image_spans import ImageFormat, ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.mailbox import merge
 from service.engine.messages import (

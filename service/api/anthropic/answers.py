@@ -6,7 +6,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.examples import MODEL, TIMINGS
-from service.generation.generation import Timings
+from service.generation.usage import Timings
 
 StopReason = Annotated[str | None, WithJsonSchema({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]})]
 """None only while a stream begins."""

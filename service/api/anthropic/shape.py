@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from service.api.anthropic.answers import Content, Ending, MessageAnswer, MessageState, MessageUsage
 from service.generation.choice import Delta
-from service.generation.generation import Timings, Usage
+from service.generation.usage import Timings, Usage
 from service.http.dialects import ANTHROPIC
 from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents

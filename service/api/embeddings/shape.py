@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from service.api.examples import MODEL, TIMINGS
 from service.generation.choice import Delta
-from service.generation.generation import Timings, Usage
+from service.generation.usage import Timings, Usage
 
 
 class Embedding(TypedDict):

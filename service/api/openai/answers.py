@@ -7,7 +7,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.examples import ARGUMENTS, FINGERPRINT, MODEL, TIMINGS
-from service.generation.generation import Timings
+from service.generation.usage import Timings
 
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "timeout", "abort", "tool_calls"]})]
 """None only in the chunks of a stream."""

@@ -6,7 +6,7 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.examples import ARGUMENTS, MODEL, TIMINGS
-from service.generation.generation import Timings
+from service.generation.usage import Timings
 
 ItemStatus = Annotated[str, WithJsonSchema({"enum": ["completed", "incomplete"]})]
 """The status of an item. In events it may also be "in_progress"."""

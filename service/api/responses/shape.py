@@ -22,8 +22,8 @@ from service.api.responses.answers import (
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.tools import functions_of
 from service.generation.choice import Delta
-from service.generation.generation import Timings, Usage
 from service.generation.served import ServedModel
+from service.generation.usage import Timings, Usage
 from service.http.errors import ApiError
 from service.http.sse import Json, TypedEvents
 from service.schema.fields import Body

@@ -16,7 +16,8 @@ from collections.abc import Container, Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
-from model.batch import ImageFormat, ImageSpan, ImageWork, PlacedImage, RunnerInfo
+from model.batch import RunnerInfo
+from model.image_spans import ImageFormat, ImageSpan, ImageWork, PlacedImage
 from service.engine.messages import Submit
 
 NO_FORMAT = ImageFormat(patch_size=0, merge=0, longest_side=0)

@@ -19,7 +19,6 @@ from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
-from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
 from service.engine.scheduling.step import Step
@@ -118,11 +117,9 @@ class Scheduler:
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
-        self._add_drafts(step)
+        self._totals["draft_tokens"] += step.add_drafts(self._max_step_tokens - step.budget)
         step.images = self._images.take()
-        slices = (sequence.slice(stop, step.drafts.get(sequence, ())) for sequence, (_, stop) in step.parts.items())
-        batch = StepBatch(tuple(slices), step.images.work, step.images.forgotten)
-        if batch:
+        if batch := step.batch():
             self._planned.append(step)
         return batch
 
@@ -134,12 +131,7 @@ class Scheduler:
         because a sequence cannot be preempted while its token is not known. The step may have no work on images.
         """
         step = self._planned[-1]
-        if (
-            step.drafts
-            or step.images.work
-            or len(step.parts) != len(self._running)
-            or not all(map(self._samples_independently, step.parts.items()))
-        ):
+        if len(step.parts) != len(self._running) or not step.can_be_assumed:
             return False
         for index, pool in enumerate(self.pools):
             if sum(item.tables[index].missing(stop + 1) for item, (_, stop) in step.parts.items()) > pool.available:
@@ -207,12 +199,6 @@ class Scheduler:
         self._images.check()
         assert self.has_work or self._images.n_held == 0, f"{self._images.n_held} images are held by no sequence"
 
-    @staticmethod
-    def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
-        sequence, (start, stop) = planned
-        samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
-        return samples and stop - start == 1 and sequence.params.independent_of_output
-
     def _why_blocked(self, step: Step) -> str:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""
         if len(self._running) >= self._max_sequences:
@@ -240,24 +226,6 @@ class Scheduler:
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
         step.add(sequence, n_tokens)
-
-    def _add_drafts(self, step: Step) -> None:
-        """Add draft tokens that pay, from the budget and the pages that are left."""
-        budget = DraftBudget(self._max_step_tokens - step.budget)
-        for sequence, (_, stop) in step.parts.items():
-            params = sequence.params
-            limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
-            if limit < 1 or stop < sequence.length:
-                continue
-            draft = sequence.lookup.draft(sequence.tokens, limit)
-            available = min(table.capacity() for table in sequence.tables) - stop
-            n_tokens = budget.add(sequence.lookup.acceptance, min(len(draft), step.budget, available))
-            if n_tokens:
-                for table in sequence.tables:
-                    table.grow(stop + n_tokens)
-                step.drafts[sequence] = draft[:n_tokens]
-                step.budget -= n_tokens
-                self._totals["draft_tokens"] += n_tokens
 
     def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""

@@ -1,6 +1,8 @@
 """A step while the scheduler plans it, and until its result is committed."""
 
+from model.batch import StepBatch
 from service.engine.scheduling.images import ImagePlan
+from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
 
 
@@ -21,6 +23,16 @@ class Step:
         """Numbers of the images on which there is work."""
         return frozenset(work.image for work in self.images.work)
 
+    @property
+    def can_be_assumed(self) -> bool:
+        """Whether each of its sequences will get one token, whose sampling does not depend on earlier output."""
+        return not self.drafts and not self.images.work and all(map(_samples_independently, self.parts.items()))
+
+    def batch(self) -> StepBatch:
+        """The step as the runner gets it."""
+        slices = (sequence.slice(stop, self.drafts.get(sequence, ())) for sequence, (_, stop) in self.parts.items())
+        return StepBatch(tuple(slices), self.images.work, self.images.forgotten)
+
     def add(self, sequence: Sequence, n_tokens: int) -> None:
         self.parts[sequence] = (sequence.computed, sequence.computed + n_tokens)
         self.budget -= n_tokens
@@ -29,3 +41,31 @@ class Step:
         if sequence in self.parts:
             start, stop = self.parts.pop(sequence)
             self.budget += stop - start
+
+    def add_drafts(self, n_tokens: int) -> int:
+        """Add draft tokens that pay, from the budget and the pages that are left. Returns their number.
+
+        The step has `n_tokens` before.
+        """
+        added, pays = 0, DraftBudget(n_tokens)
+        for sequence, (_, stop) in self.parts.items():
+            params = sequence.params
+            limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
+            if limit < 1 or stop < sequence.length:
+                continue
+            draft = sequence.lookup.draft(sequence.tokens, limit)
+            available = min(table.capacity() for table in sequence.tables) - stop
+            n = pays.add(sequence.lookup.acceptance, min(len(draft), self.budget, available))
+            if n:
+                for table in sequence.tables:
+                    table.grow(stop + n)
+                self.drafts[sequence] = draft[:n]
+                self.budget -= n
+                added += n
+        return added
+
+
+def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
+    sequence, (start, stop) = planned
+    samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
+    return samples and stop - start == 1 and sequence.params.independent_of_output

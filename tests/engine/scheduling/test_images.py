@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.batch import ImageSpan, StepBatch
+from model.batch import StepBatch
+from model.image_spans import ImageSpan
 from model.sampling_params import SamplingParams
 from service.engine.messages import CacheMiss, Submit
 from service.engine.scheduling.images import ImageStore

@@ -18,7 +18,7 @@ from model.config import QueryTemperature, Rope
 from model.errors import OptionError
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention.attending import CPU, attend, forget, make, random_heads, unchecked
+from tests.model.attention.attending import CPU, attend, forget, look_for_overflow, make, random_heads, unchecked
 from tests.model.attention.dense import dense
 from tests.model.attention.two_sequences import attend as attend_step
 from tests.model.attention.two_sequences import two_sequences
@@ -185,7 +185,7 @@ def test_deterministic_gives_the_same_bits_in_any_chunks(window: int | None, par
 
 def test_positions_beyond_32_bits() -> None:
     """The same window, 2^31 and 2^32 positions later; the interpreter looks for overflow here."""
-    pytest.importorskip("triton")
+    look_for_overflow(True)
     backend = TritonAttention()
     cache, one, _ = two_sequences(backend, torch.float32, (96, 32))  # type: ignore[arg-type]
     steps = ((0, 60), (60, 80), (80, 96))

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from model.images.decode import decode
 from model.images.sizes import Pixels
 from tests.model.images.files import COLOUR, GREY, GREY_ALPHA, PALETTE, chunk, noise, png, saved

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from PIL import Image
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.decode import decode
 from tests.model.images.files import END, SIGNATURE, chunk, gif, header, noise, png, progressive, saved, webp
 

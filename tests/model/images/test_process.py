@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from model.batch import ImageFormat
 from model.errors import ImageError
+from model.image_spans import ImageFormat
 from model.images.client import ImageProcess
 from model.images.decode import decode
 from model.images.process import LONG, SHORT, limited

@@ -4,7 +4,7 @@ import pytest
 from transformers.image_utils import ChannelDimension
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from model.images.sizes import grid
 
 PIXTRAL = ImageFormat(patch_size=16, merge=1, longest_side=1024)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from model import loading
-from model.batch import ImageFormat
 from model.checkpoint.families import read_config
 from model.errors import OptionError
+from model.image_spans import ImageFormat
 from model.linear.schemes import SCHEMES
 from model.memory.images import image_sizes
 from model.memory.plan import make_plan

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from model.batch import ImageSpan, ImageWork, PageTable, PlacedImage, Slice, StepBatch
+from model.batch import PageTable, Slice, StepBatch
+from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.loading import create
 from model.sampling_params import SamplingParams
 from model.step import images

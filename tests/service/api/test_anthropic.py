@@ -10,7 +10,7 @@ from service.api.anthropic.shape import MessageShape
 from service.api.examples import TIMINGS
 from service.api.openai.schema import ChatBody
 from service.generation.choice import Delta
-from service.generation.generation import Usage
+from service.generation.usage import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from model.batch import ImageSpan
 from model.chat.conversation import checked
 from model.checkpoint.generation_config import GenerationDefaults
+from model.image_spans import ImageSpan
 from service.api.anthropic.schema import MessagesBody
 from service.api.body import SMALL_BYTES
 from service.api.chat_request import ChatRequest

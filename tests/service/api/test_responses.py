@@ -13,7 +13,7 @@ from service.api.openai.schema import ChatBody
 from service.api.responses.schema import ResponsesBody
 from service.api.responses.shape import ResponseShape, output_text
 from service.generation.choice import Delta
-from service.generation.generation import Usage
+from service.generation.usage import Usage
 from service.structured.call_reader import CallReader
 from service.structured.call_style import STYLES
 from tests.service.live import Live, answer, running

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from PIL import Image
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from model.machine import helper
 from service.http.errors import ApiError, InvalidRequest, Unavailable
 from service.images.decoder import DecodedImage, Decoder, LimitsExceeded

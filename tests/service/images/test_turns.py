@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model.batch import ImageFormat
+from model.image_spans import ImageFormat
 from service.images.decoder import DecodedImage
 from service.images.images import REQUESTS, Images
 from service.images.source import Source

@@ -1,0 +1,75 @@
+"""How a model runs: device, formats, weight scheme, attention backend, and what its memory must hold."""
+
+from dataclasses import dataclass
+
+import torch
+
+from model import attention
+from model.attention.base import Attention
+from model.checkpoint.open import Checkpoint
+from model.config import ModelConfig
+from model.kernels.cpu import native
+from model.linear import selection as linear
+from model.linear.schemes import Scheme, cache_format, nearest, serving
+from model.machine.device import DTYPES, choose_device, choose_dtype, name_of
+from model.machine.host import choose_threads
+from model.memory import sizes as memory
+from model.memory.images import ImageSizes, image_sizes
+from model.options import RunnerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a model runs: every choice that `options` leaves open is made.
+
+    `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
+    `dtype` is the format of the embeddings, `activations` the format of the values between layers.
+    """
+
+    options: RunnerOptions
+    device: torch.device
+    chosen: Scheme
+    scheme: Scheme
+    dtype: torch.dtype
+    activations: torch.dtype
+    kv_dtype: torch.dtype
+    attention_name: str
+    attention: Attention
+    pool_sizes: memory.PoolSizes
+    images: ImageSizes | None
+
+    @property
+    def adapter_dtype(self) -> torch.dtype:
+        """The format of LoRA adapters."""
+        return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's configuration, with the windows that it is served with."""
+        return self.pool_sizes.config
+
+
+def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
+    """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
+
+    Raises OptionError for options that do not fit together, or not this machine.
+    """
+    device = choose_device(options.device)
+    kind = nearest(checkpoint.kind, device.type, checkpoint.config)
+    chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
+    _use_threads(choose_threads(options.threads))
+    dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
+    scheme = serving(chosen, name_of(dtype), device.type)
+    activations = torch.float32 if scheme.compiled else dtype
+    kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
+    name, backend = attention.choose(
+        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
+    )
+    sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
+    images = image_sizes(checkpoint.config, options, activations.itemsize)
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
+
+
+def _use_threads(threads: int) -> None:
+    native.use_threads(threads)
+    torch.set_num_threads(threads)
