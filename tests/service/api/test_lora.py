@@ -23,12 +23,14 @@ NAMES = ("sql", "poems", "law", "maths")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters of the fake model, and what is none."""
     root = tmp_path_factory.mktemp("adapters") / "inside"
-    for name in (*NAMES, "later", "damaged"):
+    for name in (*NAMES, "later", "damaged", "borrowed"):
         (root / name).mkdir(parents=True)
     (root / "damaged" / BROKEN_ADAPTER).touch()
     (root.parent / "outside").mkdir()
     (root / "link").symlink_to(root.parent / "outside")
     (root / "other").symlink_to(root / "sql")
+    (root / "borrowed" / "adapter_config.json").symlink_to(root / "sql" / "adapter_config.json")
+    (root / "borrowed" / "adapter_model.safetensors").symlink_to(root.parent / "outside" / "adapter_model.safetensors")
     (root / "loop").symlink_to(root / "loop")
     return root
 
@@ -168,7 +170,9 @@ def test_a_name_in_use_is_a_409(live: Live, name: str) -> None:
     assert f'"{name}"' in error["message"]
 
 
-@pytest.mark.parametrize("path", ["link", "..", ".", "../outside", "../nowhere", "/etc", "/nowhere", "loop", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["link", "..", ".", "../outside", "../nowhere", "/etc", "/nowhere", "loop", "a\0b", "a" * 300]
+)
 def test_a_path_outside_is_refused_whether_it_exists_or_not(live: Live, path: str) -> None:
     error = refused(live, LOAD, {"name": "new", "path": path})
     assert error["message"].startswith("path must be a directory below --lora-dir, got ")
@@ -179,6 +183,12 @@ def test_a_link_inside_is_followed(live: Live) -> None:
     assert live.post(LOAD, {"name": "linked", "path": "other"}).status_code == 200
     assert said(live, "linked") == answer("hi", 12, adapter="sql")
     live.post(UNLOAD, {"name": "linked"})
+
+
+def test_files_that_are_links_out_of_the_directory_are_refused(live: Live) -> None:
+    error = refused(live, LOAD, {"name": "new", "path": "borrowed"})
+    assert error["param"] == "path"
+    assert '"adapter_model.safetensors" of "borrowed" is a link that leads out of --lora-dir' in error["message"]
 
 
 @pytest.mark.parametrize("path", ["damaged", "nothing"])
