@@ -16,7 +16,7 @@ from service.api.admission import State
 from service.api.examples import MODEL
 from service.api.lora.schema import LoadBody, UnloadBody, VllmLoadBody, VllmUnloadBody
 from service.api.routes import json_response, post
-from service.http.errors import AdapterExists, Forbidden, InvalidRequest, ModelNotFound
+from service.http.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import while_connected
 
@@ -118,7 +118,7 @@ def naming(field: str) -> Iterator[None]:
     """Errors about the adapter's name have the client's name of that field."""
     try:
         yield
-    except (AdapterExists, ModelNotFound) as error:
+    except (AdapterExists, AdapterNotFound) as error:
         error.param = field
         raise
 

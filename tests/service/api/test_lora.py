@@ -147,7 +147,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(live: Live) -> None:
     assert live.post(UNLOAD, {"name": "new"}).json() == {"id": "new", "object": "lora.unloaded"}
     assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "new"}, 404)["code"] == "model_not_found"
     error = refused(live, UNLOAD, {"name": "new"}, 404)
-    assert (error["param"], error["code"]) == ("name", "model_not_found")
+    assert (error["param"], error["code"]) == ("name", "adapter_not_found")
     assert live.http.get("/v1/models/new").status_code == 404
 
 
@@ -319,6 +319,15 @@ def test_an_unloading_while_no_engine_serves_reaches_the_next(directory: Path, m
         assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "sql"}, 404)
         assert said(live, "fake") == answer("hi", 12)
         assert live.post(LOAD, {"name": "sql", "path": "sql"}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["nobody", "fake"])
+def test_what_is_no_adapter_cannot_be_unloaded(live: Live, name: str) -> None:
+    """The model is none, and it does exist."""
+    error = refused(live, UNLOAD, {"name": name}, 404)
+    assert error["message"] == f'no adapter has the name "{name}"'
+    assert (error["param"], error["code"]) == ("name", "adapter_not_found")
+    assert refused(live, "/v1/unload_lora_adapter", {"lora_name": name}, 404)["param"] == "lora_name"
 
 
 def test_the_number_of_adapters_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
