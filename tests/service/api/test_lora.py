@@ -309,6 +309,18 @@ def test_an_adapter_whose_files_are_gone_keeps_no_engine_from_its_start(
         assert said(live, "changed") == answer("hi", 12, adapter="changed")
 
 
+def test_a_running_request_whose_adapters_files_are_gone_gets_a_503(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    with running(model="slow", lora=(f"gone={tmp_path / 'gone'}",)) as live, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(live.post, COMPLETIONS, {"prompt": "hi", "model": "gone", "max_tokens": 60})
+        eventually(lambda: live.metric("noria_lora_requests_running", adapter="gone") == 1, "it runs")
+        (tmp_path / "gone").rmdir()
+        live.hosts[-1].kill()
+        reply = asked.result()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_died")
+        assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "gone"}, 503)["code"] == "adapter_lost"
+
+
 def test_an_unloading_while_no_engine_serves_reaches_the_next(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(lora=(f"sql={directory / 'sql'}",), lora_dir=directory) as live:
         monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 1.0)
