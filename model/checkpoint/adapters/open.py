@@ -4,8 +4,8 @@ from pathlib import Path
 
 from model.checkpoint.adapters import mistral, peft
 from model.checkpoint.adapters.pairs import AdapterFile
-from model.checkpoint.files import PICKLES
-from model.errors import ModelError, one_line
+from model.checkpoint.files import PICKLES, file_names
+from model.errors import ModelError
 
 
 def open_adapter(path: Path) -> AdapterFile:
@@ -14,18 +14,17 @@ def open_adapter(path: Path) -> AdapterFile:
     Raises ModelError, one line without the path, for what is no adapter or one that Noria does not support.
     """
     if path.is_dir():
-        return _open_directory(path)
+        return _open_directory(path, file_names(path))
     if not path.is_file():
         raise ModelError(f"there is no adapter {path.name!r}: expected a directory or a .safetensors file")
     if path.name == peft.WEIGHTS:
-        return _open_directory(path.parent)
+        return _open_directory(path.parent, file_names(path.parent))
     if path.suffix == ".safetensors":
         return mistral.open_native(path)
     raise ModelError(f"{path.name!r} is not an adapter: expected a directory or a .safetensors file")
 
 
-def _open_directory(directory: Path) -> AdapterFile:
-    names = _regular_files(directory)
+def _open_directory(directory: Path, names: set[str]) -> AdapterFile:
     if {peft.CONFIG, peft.WEIGHTS} <= names:
         return peft.open_peft(directory)
     if mistral.WEIGHTS in names:
@@ -41,11 +40,3 @@ def _open_directory(directory: Path) -> AdapterFile:
     raise ModelError(
         f"{directory.name!r} is not an adapter: expected {peft.CONFIG} and {peft.WEIGHTS}, or {mistral.WEIGHTS}"
     )
-
-
-def _regular_files(directory: Path) -> set[str]:
-    """The names of the regular files: who opens a named pipe may wait for ever. Raises ModelError."""
-    try:
-        return {path.name for path in directory.iterdir() if path.is_file()}
-    except OSError as error:
-        raise ModelError(f"the directory {directory.name!r} cannot be read: {one_line(error)}") from error

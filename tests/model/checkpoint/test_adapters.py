@@ -1,7 +1,6 @@
 """Files of adapters: what is read, and every fault with its message."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,14 +267,6 @@ def test_directories_without_an_adapter(peft: Path, tmp_path: Path) -> None:
     assert "only as pickle (adapter_model.bin)" in (fault(lambda: open_adapter(peft)) or "")
     (peft / "adapter_model.bin").unlink()
     assert f"has no {WEIGHTS}" in (fault(lambda: open_adapter(peft)) or "")
-
-
-@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_a_named_pipe_is_no_file(name: str, peft: Path) -> None:
-    """Nobody writes into it: who opens it waits for ever."""
-    (peft / name).unlink()
-    os.mkfifo(peft / name)
-    assert f"has no {name}" in (fault(lambda: open_adapter(peft)) or "")
 
 
 def test_damaged_files(peft: Path) -> None:
