@@ -1,6 +1,7 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -28,7 +29,7 @@ from model.memory import profile
 from model.memory import sizes as memory
 from model.memory.images import check_images
 from model.network import weights
-from model.network.adapters import AdapterStore, most_values, read_adapter
+from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.sampling_params import SamplingParams
@@ -143,8 +144,18 @@ def _read_adapters(setup: Setup, progress: Progress) -> AdapterStore:
     store, chosen = AdapterStore(read, setup.options.max_loras), setup.options.adapters
     for done, (number, path) in enumerate(chosen):
         progress("loading adapters", done / len(chosen))
-        store.load(number, Path(path))
+        with _naming(path):
+            store.load(number, Path(path))
     return store
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Name the adapter in the errors inside: there may be many."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"adapter {path}: {error}") from error
 
 
 def warm(runner: ModelRunner, setup: Setup) -> None:
@@ -207,7 +218,10 @@ def _reserved(setup: Setup) -> int:
 
     Raises ModelError for one that cannot be opened or does not fit the model.
     """
-    largest = most_values((Path(path) for _, path in setup.options.adapters), setup.config)
+    largest = 0
+    for _, path in setup.options.adapters:
+        with _naming(path):
+            largest = max(largest, count_values(Path(path), setup.config))
     return setup.options.max_loras * largest * setup.adapter_dtype.itemsize
 
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,12 +51,11 @@ def read_adapter(
     return file.fingerprint, adapter.pack() if packed else adapter
 
 
-def most_values(paths: Iterable[Path], config: ModelConfig) -> int:
-    """Number of values in the largest of these adapters, 0 without any. Raises ModelError for one that does not fit."""
-    files = [open_adapter(path) for path in paths]
-    for file in files:
-        check_shapes(file, config)
-    return max((file.n_values for file in files), default=0)
+def count_values(path: Path, config: ModelConfig) -> int:
+    """Number of values in an adapter. Raises ModelError for one that does not fit."""
+    file = open_adapter(path)
+    check_shapes(file, config)
+    return file.n_values
 
 
 def check_shapes(file: AdapterFile, config: ModelConfig) -> None:

@@ -5,7 +5,7 @@ one is now. Two more replays give the error: with the shortest and the longest t
 A replay counts whole prompts, because what of them is cached is known at admission only. No sequence comes later.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +93,8 @@ class _Replay:
             for load in outlook.loads
         ]
         self._running = [item for item in items if item.load.place is None]
-        self._waiting = deque(item for item in items if item.load.place is not None)
+        self._waiting = {item.load.id: item for item in items if item.load.place is not None}  # in order
+        self._adapters = Counter(item.load.adapter for item in self._waiting.values())
         self._capacity = [
             available + sum(load.pages[pool] for load in outlook.loads)
             for pool, available in enumerate(outlook.available)
@@ -113,17 +114,33 @@ class _Replay:
         return start if awaits_start else None, first if awaits_first else None
 
     def _admit(self) -> list[_Item]:
-        """Admit the head of the queue as long as the step has tokens for it, and there are places and pages."""
+        """Admit the first that may run as long as the step has tokens for it, and there are places and pages."""
         admitted = []
-        while self._waiting and (not self._running or self._may_admit()):
-            admitted.append(item := self._waiting.popleft())
+        while (item := self._first()) is not None and (not self._running or self._may_admit(item)):
+            del self._waiting[item.load.id]
+            self._adapters -= Counter((item.load.adapter,))
+            admitted.append(item)
             self._running.append(item)
         return admitted
 
-    def _may_admit(self) -> bool:
+    def _first(self) -> _Item | None:
+        """The first that waits and whose adapter has a place or finds one, by the rule of `scheduling/adapters.py`."""
+        used = list(dict.fromkeys(item.load.adapter for item in self._running if item.load.adapter))
+        if len(used) < self._outlook.max_adapters:
+            return next(iter(self._waiting.values()), None)
+        may_run = {0, *used}
+        for item in self._waiting.values():
+            if item.load.adapter in may_run:
+                return item
+            may_run.discard(used[0])  # it takes no sequence that comes after one without a place
+            if not may_run & self._adapters.keys():
+                return None
+        return None
+
+    def _may_admit(self, first: _Item) -> bool:
         rows = sum(item.uncomputed for item in self._running)
         places = len(self._running) < self._outlook.max_sequences
-        return places and rows < self._outlook.max_step_tokens and self._fits(self._waiting[0])
+        return places and rows < self._outlook.max_step_tokens and self._fits(first)
 
     def _fits(self, head: _Item) -> bool:
         return all(

@@ -72,7 +72,8 @@ class SequencePicture(NamedTuple):
 class Load(NamedTuple):
     """What one sequence still costs: tokens to compute before its next one, and tokens that it has and may generate.
 
-    `pages` are its pages in each pool, `most_pages` the most that it holds at one time. `place` is as above.
+    `uncomputed` includes the tokens that work on its images costs. `pages` are its pages in each pool, `most_pages` the
+    most that it holds at one time. `place` is as above. `adapter` is its LoRA adapter, 0 for none.
     """
 
     id: int
@@ -83,6 +84,7 @@ class Load(NamedTuple):
     max_tokens: int
     pages: tuple[int, ...]
     most_pages: tuple[int, ...]
+    adapter: int = 0
 
 
 class Outlook(NamedTuple):
@@ -101,6 +103,7 @@ class Outlook(NamedTuple):
     max_sequences: int
     max_step_tokens: int
     loads: tuple[Load, ...]
+    max_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from model.errors import quoted
 from service.engine.client import EngineClient
 from service.engine.supervision.adapters import files_state
-from service.http.errors import AdapterExists, InvalidRequest, ModelNotFound, Unavailable
+from service.http.errors import AdapterExists, AdapterNotFound, InvalidRequest, Unavailable
 from service.settings import Settings
 
 MAX_ADAPTERS = 1024
@@ -90,10 +90,10 @@ class Adapters:
         return adapter
 
     def unload(self, name: str) -> None:
-        """Take the name from an adapter: no new request may use it. Raises ModelNotFound."""
+        """Take the name from an adapter: no new request may use it. Raises AdapterNotFound."""
         adapter = self._named.pop(name, None)
         if adapter is None:
-            raise ModelNotFound(name, self.names)
+            raise AdapterNotFound(name)
         self._release(adapter)
 
     def _release(self, adapter: Adapter) -> None:

@@ -162,8 +162,9 @@ class Generation:
     async def resubmit(self) -> None:
         """Submit all choices once more, to the next engine. The caller must have used nothing of the answer.
 
-        The parameters hold the seed, so the answer will be the same. Raises EngineDied the second time, or when no
-        engine serves in time. When the request's own time is up, its choices end with "timeout" as always.
+        The parameters hold the seed, so the answer will be the same. Raises EngineDied the second time, when no engine
+        serves in time, or when the next one has lost the request's adapter. When the request's own time is up, its
+        choices end with "timeout" as always.
         """
         if self._died:
             raise EngineDied
@@ -181,6 +182,8 @@ class Generation:
             self._late = left is not None and left <= RESUBMIT_SECONDS
             if not self._late:
                 raise EngineDied from None
+        if self._order.adapter in self._client.adapters.lost:
+            raise EngineDied  # a client that tries again learns what is wrong with the adapter
         await self._submit()
         for choice, died in zip(self.choices, self._died, strict=True):
             choice.last_token = died.last_token

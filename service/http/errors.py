@@ -8,6 +8,7 @@ ApiError
 ├── Forbidden          403  a key that may not do this
 ├── ModelNotFound      404  a model that is not served here
 ├── RequestNotFound    404  no request in flight of this key has this id
+├── AdapterNotFound    404  no adapter has this name
 ├── AdapterExists      409  an adapter, or the model, has this name
 ├── Cancelled          410  the key has cancelled the request
 ├── BodyTooLarge       413
@@ -111,6 +112,14 @@ class RequestNotFound(ApiError):
             param="id",
             code="request_not_found",
         )
+
+
+class AdapterNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no adapter has the name {quoted(name)}", param="name", code="adapter_not_found")
 
 
 class AdapterExists(ApiError):

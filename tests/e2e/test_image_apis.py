@@ -2,7 +2,8 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 
 from tests.e2e.server import LiveServer, serving
 from tests.model import pixtral
+from tests.model.checkpoint.adapter_files import ATTENTION, save_peft
 from tests.model.pixtral import IMG, IMG_BREAK, IMG_END, NAMES
 
 Json = dict[str, Any]
@@ -69,12 +71,12 @@ def expected(kind: str) -> list[int]:
     return [len(ids), *tokens]
 
 
-def chat(server: LiveServer, data: Sequence[str]) -> Json:
+def chat(server: LiveServer, data: Sequence[str], **more: str) -> Json:
     images = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in data]
     a, b, c = ({"type": "text", "text": text} for text in "abc")
     content = [a, images[0], b, images[1], c]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": N_TOKENS, "return_token_ids": True}
-    return posted(server, "/v1/chat/completions", body)
+    return posted(server, "/v1/chat/completions", {**body, **more})
 
 
 def responses(server: LiveServer, data: Sequence[str]) -> Json:
@@ -101,6 +103,24 @@ def posted(server: LiveServer, path: str, body: Json) -> Json:
     return answer
 
 
+def save_adapter(kind: str, directory: Path) -> dict[str, torch.Tensor]:
+    """Write an adapter of the text model, as PEFT does; return what it adds to each weight."""
+    weights = {name: item for name, item in pixtral.build(kind).state_dict().items() if "language_model" in name}
+    return save_peft(directory, weights, ATTENTION, lora_alpha=64)
+
+
+@contextmanager
+def merged(kind: str, changes: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The model of transformers with these changes, inside the context."""
+    model = pixtral.build(kind)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict({name: before[name] + change for name, change in changes.items()}, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(before)
+
+
 @pytest.fixture(scope="module", params=[("mistral3", pixtral.save_hf), ("llava", pixtral.save_native)])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -109,7 +129,9 @@ def served(
     save: Callable[[str, Path], Path]
     kind, save = request.param
     directory = save(kind, tmp_path_factory.mktemp(kind))
-    with serving(str(directory), "--quantize", "none", "--dtype", "float32") as server:
+    save_adapter(kind, directory / "adapter")
+    adapter = ("--lora", f"tuned={directory / 'adapter'}")
+    with serving(str(directory), "--quantize", "none", "--dtype", "float32", *adapter) as server:
         yield kind, server
 
 
@@ -130,3 +152,17 @@ def test_all_apis_answer_as_transformers_does(served: tuple[str, LiveServer]) ->
     other = chat(server, [data[0], data_of(photograph(170, 300, 3))])
     assert other["usage"]["prompt_tokens"] == n_prompt
     assert other["choices"][0]["token_ids"] != tokens
+
+
+def test_images_with_an_adapter_are_as_in_transformers_with_merged_weights(
+    served: tuple[str, LiveServer], tmp_path: Path
+) -> None:
+    kind, server = served
+    data = [*map(data_of, IMAGES)]
+    _, *base = expected(kind)
+    with merged(kind, save_adapter(kind, tmp_path)):
+        _, *tokens = expected(kind)
+    assert tokens != base
+    for model, wanted in (("tuned", tokens), (None, base), ("tuned", tokens)):
+        answer = chat(server, data, **({"model": model} if model else {}))
+        assert answer["choices"][0]["token_ids"] == wanted

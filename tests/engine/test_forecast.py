@@ -9,9 +9,9 @@ SECOND = 1.0
 """The cost of a step; rows are free unless a test says otherwise."""
 
 
-def load(number: int, place: int | None, uncomputed: int, generated: int, max_tokens: int) -> Load:
-    length = 10 + generated
-    return Load(number, place, length, uncomputed, generated, max_tokens, (3 if place is None else 0,), (100,))
+def load(number: int, place: int | None, uncomputed: int, generated: int, max_tokens: int, adapter: int = 0) -> Load:
+    length, pages = 10 + generated, 3 if place is None else 0
+    return Load(number, place, length, uncomputed, generated, max_tokens, (pages,), (100,), adapter)
 
 
 def outlook(*loads: Load, answers: tuple[int, ...] = (10,) * 20, pages: int = 1000, places: int = 1) -> Outlook:
@@ -46,6 +46,16 @@ def test_a_sequence_waits_for_pages_although_a_place_is_free() -> None:
     waits = forecast(outlook(load(1, None, 1, 4, 50), load(2, 1, 10, 0, 50), pages=2, places=2), {2})
     assert waits.start is not None
     assert waits.start.seconds == 6.0
+
+
+def test_a_sequence_waits_for_a_place_of_its_adapter() -> None:
+    """Adapter 1 has the only place and 6 steps left. 3 has no adapter. 4 comes after 2, which runs for 10 steps."""
+    loads = [load(1, None, 1, 4, 50, adapter=1)]
+    loads += [load(n, n - 1, 1, 0, 50, adapter) for n, adapter in ((2, 2), (3, 0), (4, 1))]
+    case = outlook(*loads, places=4)._replace(max_adapters=1)
+    starts = [forecast(case, {n}).start for n in (2, 3, 4)]
+    assert [start and start.seconds for start in starts] == [6.0, 0.0, 16.0]
+    assert forecast(case._replace(max_adapters=2), {4}).start == Wait(0.0, 0.0)
 
 
 def test_the_earliest_choice_counts_and_a_request_that_has_a_token_waits_for_nothing() -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import realpath
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ from service.api.admission import State
 from service.api.examples import MODEL
 from service.api.lora.schema import LoadBody, UnloadBody, VllmLoadBody, VllmUnloadBody
 from service.api.routes import json_response, post
-from service.http.errors import AdapterExists, Forbidden, InvalidRequest, ModelNotFound
+from service.http.errors import AdapterExists, AdapterNotFound, Forbidden, InvalidRequest
 from service.http.record import RequestRecord
 from service.http.sse import while_connected
 
@@ -117,7 +118,7 @@ def naming(field: str) -> Iterator[None]:
     """Errors about the adapter's name have the client's name of that field."""
     try:
         yield
-    except (AdapterExists, ModelNotFound) as error:
+    except (AdapterExists, AdapterNotFound) as error:
         error.param = field
         raise
 
@@ -140,12 +141,17 @@ def _allowed(request: Request) -> Path:
 
 
 def path_inside(directory: Path, path: str, field: str) -> Path:
-    """The path without symbolic links. Raises InvalidRequest unless it is below the directory, existing or not."""
+    """The path without symbolic links. Raises InvalidRequest unless it and its files are below the directory."""
     root = directory.resolve()
     try:
         found = (root / path).resolve()
+        folder = found if found.is_dir() else found.parent
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that is too long, a byte 0
-        found = root
+        found = folder = root
     if root not in found.parents:
         raise InvalidRequest(f"{field} must be a directory below --lora-dir, got {quoted(path)}", param=field)
+    for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
+        if root not in Path(realpath(file)).parents:
+            message = f"{field}: the file {quoted(file.name)} of {quoted(path)} is a link that leads out of --lora-dir"
+            raise InvalidRequest(message, param=field)
     return found

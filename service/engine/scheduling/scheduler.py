@@ -59,6 +59,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._max_model_len = info.max_model_len
+        self._max_adapters = info.max_adapters
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}  # running and waiting, by id
         self._queue = WaitingQueue()
@@ -188,6 +189,7 @@ class Scheduler:
             tuple(self._answers),
             self._max_sequences,
             self._max_step_tokens,
+            self._max_adapters,
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 

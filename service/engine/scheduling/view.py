@@ -34,6 +34,7 @@ class View:
     answers: tuple[int, ...]
     max_sequences: int
     max_step_tokens: int
+    max_adapters: int
     preparing: Mapping[int, int]
 
     def whole(self, steps: Picture) -> Picture:
@@ -82,6 +83,7 @@ class View:
             self.max_sequences,
             self.max_step_tokens,
             tuple(self._load(item, place) for place, item in placed),
+            self.max_adapters,
         )
 
     def _load(self, item: Sequence, place: int | None) -> Load:
@@ -90,11 +92,12 @@ class View:
             item.id,
             place,
             item.length,
-            item.uncomputed,
+            item.uncomputed + item.images.cost(item.computed),
             item.length - item.n_prompt,
             item.params.max_tokens,
             tuple(len(table.pages) for table in item.tables),
             tuple(pool.max_blocks(longest, self.max_step_tokens) for pool in self.pools),
+            item.adapter,
         )
 
 

@@ -23,12 +23,14 @@ NAMES = ("sql", "poems", "law", "maths")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters of the fake model, and what is none."""
     root = tmp_path_factory.mktemp("adapters") / "inside"
-    for name in (*NAMES, "later", "damaged"):
+    for name in (*NAMES, "later", "damaged", "borrowed"):
         (root / name).mkdir(parents=True)
     (root / "damaged" / BROKEN_ADAPTER).touch()
     (root.parent / "outside").mkdir()
     (root / "link").symlink_to(root.parent / "outside")
     (root / "other").symlink_to(root / "sql")
+    (root / "borrowed" / "adapter_config.json").symlink_to(root / "sql" / "adapter_config.json")
+    (root / "borrowed" / "adapter_model.safetensors").symlink_to(root.parent / "outside" / "adapter_model.safetensors")
     (root / "loop").symlink_to(root / "loop")
     return root
 
@@ -145,7 +147,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(live: Live) -> None:
     assert live.post(UNLOAD, {"name": "new"}).json() == {"id": "new", "object": "lora.unloaded"}
     assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "new"}, 404)["code"] == "model_not_found"
     error = refused(live, UNLOAD, {"name": "new"}, 404)
-    assert (error["param"], error["code"]) == ("name", "model_not_found")
+    assert (error["param"], error["code"]) == ("name", "adapter_not_found")
     assert live.http.get("/v1/models/new").status_code == 404
 
 
@@ -168,7 +170,9 @@ def test_a_name_in_use_is_a_409(live: Live, name: str) -> None:
     assert f'"{name}"' in error["message"]
 
 
-@pytest.mark.parametrize("path", ["link", "..", ".", "../outside", "../nowhere", "/etc", "/nowhere", "loop", "a\0b"])
+@pytest.mark.parametrize(
+    "path", ["link", "..", ".", "../outside", "../nowhere", "/etc", "/nowhere", "loop", "a\0b", "a" * 300]
+)
 def test_a_path_outside_is_refused_whether_it_exists_or_not(live: Live, path: str) -> None:
     error = refused(live, LOAD, {"name": "new", "path": path})
     assert error["message"].startswith("path must be a directory below --lora-dir, got ")
@@ -179,6 +183,12 @@ def test_a_link_inside_is_followed(live: Live) -> None:
     assert live.post(LOAD, {"name": "linked", "path": "other"}).status_code == 200
     assert said(live, "linked") == answer("hi", 12, adapter="sql")
     live.post(UNLOAD, {"name": "linked"})
+
+
+def test_files_that_are_links_out_of_the_directory_are_refused(live: Live) -> None:
+    error = refused(live, LOAD, {"name": "new", "path": "borrowed"})
+    assert error["param"] == "path"
+    assert '"adapter_model.safetensors" of "borrowed" is a link that leads out of --lora-dir' in error["message"]
 
 
 @pytest.mark.parametrize("path", ["damaged", "nothing"])
@@ -299,6 +309,18 @@ def test_an_adapter_whose_files_are_gone_keeps_no_engine_from_its_start(
         assert said(live, "changed") == answer("hi", 12, adapter="changed")
 
 
+def test_a_running_request_whose_adapters_files_are_gone_gets_a_503(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    with running(model="slow", lora=(f"gone={tmp_path / 'gone'}",)) as live, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(live.post, COMPLETIONS, {"prompt": "hi", "model": "gone", "max_tokens": 60})
+        eventually(lambda: live.metric("noria_lora_requests_running", adapter="gone") == 1, "it runs")
+        (tmp_path / "gone").rmdir()
+        live.hosts[-1].kill()
+        reply = asked.result()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_died")
+        assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "gone"}, 503)["code"] == "adapter_lost"
+
+
 def test_an_unloading_while_no_engine_serves_reaches_the_next(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(lora=(f"sql={directory / 'sql'}",), lora_dir=directory) as live:
         monkeypatch.setattr("service.engine.supervision.supervisor.backoff", lambda failures: 1.0)
@@ -309,6 +331,15 @@ def test_an_unloading_while_no_engine_serves_reaches_the_next(directory: Path, m
         assert refused(live, COMPLETIONS, {"prompt": "hi", "model": "sql"}, 404)
         assert said(live, "fake") == answer("hi", 12)
         assert live.post(LOAD, {"name": "sql", "path": "sql"}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["nobody", "fake"])
+def test_what_is_no_adapter_cannot_be_unloaded(live: Live, name: str) -> None:
+    """The model is none, and it does exist."""
+    error = refused(live, UNLOAD, {"name": name}, 404)
+    assert error["message"] == f'no adapter has the name "{name}"'
+    assert (error["param"], error["code"]) == ("name", "adapter_not_found")
+    assert refused(live, "/v1/unload_lora_adapter", {"lora_name": name}, 404)["param"] == "lora_name"
 
 
 def test_the_number_of_adapters_is_limited(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
