@@ -3,7 +3,9 @@
 P is the number of patches of an image.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ TILE = 256
 
 @dataclass(slots=True)
 class Encoding:
-    """An image that is being encoded. `done` units of work are done.
+    """An image that is being encoded. `done` units of work are done; the first i units cost `costs[i]`.
 
     `patches` [P, 3 * patch_size^2] uint8 are row by row, `patch_ids` [rows * columns, merge * merge] those of each
     token. `x` [P, dim] are hidden states, `attention` has q, k and v of the current layer. `embeddings`
@@ -36,12 +38,16 @@ class Encoding:
     x: Tensor
     attention: ImageAttention
     embeddings: Tensor
-    n_units: int
+    costs: Sequence[int]
     done: int = 0
 
     @property
     def n_patches(self) -> int:
         return len(self.patches)
+
+    @property
+    def n_units(self) -> int:
+        return len(self.costs) - 1
 
     @property
     def complete(self) -> bool:
@@ -91,16 +97,16 @@ class ImageEncoder(nn.Module):
                 torch.bfloat16 if self._compiled else weight.dtype,
             ),
             embeddings=weight.new_empty(rows * columns, self.dim),
-            n_units=_tiles(n_patches) * (1 + 2 * config.n_layers) + _tiles(rows * columns),
+            costs=[*accumulate(self._costs(n_patches, rows * columns), initial=0)],
         )
 
     def advance(self, encoding: Encoding, stop: int) -> None:
-        """Do the work up to patch `stop` of `n_patches`: this share of the units, rounded up. What is done, stays.
+        """Do the work up to patch `stop` of `n_patches`: the units that begin within this share of the cost of all.
 
-        A unit that raises can be repeated.
+        What is done, stays. A unit that raises can be repeated.
         """
-        target = -(-encoding.n_units * stop // encoding.n_patches)
-        while encoding.done < target:
+        target = encoding.costs[-1] * stop
+        while not encoding.complete and encoding.costs[encoding.done] * encoding.n_patches < target:
             self._compute(encoding, encoding.done)
             encoding.done += 1
 
@@ -109,6 +115,16 @@ class ImageEncoder(nn.Module):
         encoding = self.begin(pixels, rows, columns)
         self.advance(encoding, encoding.n_patches)
         return encoding.embeddings
+
+    def _costs(self, n_patches: int, n_tokens: int) -> list[int]:
+        """The multiplications that each unit does for a patch, or for a token."""
+        dim, width = self.config.dim, self.config.n_heads * self.config.head_dim
+        tiles, merge = _tiles(n_patches), self.config.merge
+        project = [3 * width * dim] * tiles
+        complete = [width * dim + 3 * dim * self.config.hidden_dim + 2 * n_patches * width] * tiles
+        adapter = (merge**2 * dim if merge > 1 else 0) * dim + (dim + self.dim) * self.dim
+        embed = [self.config.patch_width * dim] * tiles
+        return embed + (project + complete) * self.config.n_layers + [adapter] * _tiles(n_tokens)
 
     def _compute(self, encoding: Encoding, unit: int) -> None:
         """Compute one unit. There are no more tiles of tokens than of patches."""

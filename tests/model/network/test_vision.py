@@ -172,8 +172,13 @@ def test_pieces_have_the_bits_of_the_whole(
         assert encoding.embeddings.equal(whole)
 
 
-def test_work_is_shared_out_by_patches(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 patches in tiles of 16 are 4 units for the patches, 8 in each of 2 layers, and 1 for 15 tokens."""
+def test_work_is_shared_out_by_its_cost(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 patches in tiles of 16 are 4 units for the patches, 8 in each of 2 layers, and 1 for 15 tokens.
+
+    The 4 cost 588 * 64 = 37,632 multiplications a patch. In a layer 4 cost 3 * 64 * 64 = 12,288, and 4 cost
+    64 * 64 + 3 * 64 * 96 + 2 * 60 * 64 = 30,208. The last costs 4 * 64 * 64 + 2 * 64 * 64 = 24,576; all cost 515,072.
+    20 of 60 patches pay 171,691: the first 4 units, then a fifth at 150,528 and a sixth at 162,816.
+    """
     monkeypatch.setattr(encoder, "TILE", 16)
     ours = vision(saved("mistral3", "hf"))
     encoding = ours.begin(image(3, 5, 28), 3, 5)
@@ -182,7 +187,9 @@ def test_work_is_shared_out_by_patches(saved: Saved, monkeypatch: pytest.MonkeyP
     for stop in (0, 1, 20, 59, 60):
         ours.advance(encoding, stop)
         done.append(encoding.done)
-    assert done == [0, 1, 7, 21, 21]
+    assert done == [0, 1, 6, 21, 21]
+    assert encoding.costs[6] == 150_528 + 2 * 12_288
+    assert encoding.costs[-1] == 515_072
 
 
 def test_a_unit_that_raises_is_computed_again(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
