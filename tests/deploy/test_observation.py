@@ -97,6 +97,8 @@ def test_panels_have_their_own_ids_and_the_provisioned_source() -> None:
     sources = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
     queries = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert {query["datasource"]["uid"] for query in [*queries, *DASHBOARD["panels"]]} == {sources[0]["uid"]}
 
