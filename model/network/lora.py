@@ -4,7 +4,6 @@ A product `y = W x` of the base becomes `y + B (A x)` for the rows of a step tha
 computed as without adapters, so the rows of no adapter keep their bits.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +17,7 @@ from torch.nn.functional import pad
 
 from model.kernels import cuda as triton
 from model.kernels.cpu import low_rank, native
-from model.kernels.cpu.low_rank import PackedLowRank, PackedRows
-from model.kernels.cpu.records import LowRankRecord
+from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, PackedTargets
 from model.linear.base import GateUp, Projection, RMSNorm, swiglu
 from model.linear.floats import TILE, Floats
 from model.machine.transfers import upload
@@ -83,10 +81,9 @@ class Adapter:
         return Adapter(tuple(layers), found[-1] if self.head else None)
 
     @cached_property
-    def records(self) -> "ctypes.Array[LowRankRecord]":
-        """The entries of a packed adapter for all projections of all layers, in the kernels' order."""
-        products = [layer.get(target) for layer in self.layers for target in TARGETS]
-        return _records(products)
+    def targets(self) -> PackedTargets:
+        """A packed adapter for all projections of all layers."""
+        return _targets([layer.get(target) for layer in self.layers for target in TARGETS])
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -108,9 +105,8 @@ def _packed(product: Product) -> PackedLowRank:
     return product.pack() if isinstance(product, LowRank) else product
 
 
-def _records(products: Sequence[Product | None]) -> "ctypes.Array[LowRankRecord]":
-    found = [None if product is None else _packed(product).record for product in products]
-    return (LowRankRecord * len(found))(*(record or LowRankRecord() for record in found))
+def _targets(products: Sequence[Product | None]) -> PackedTargets:
+    return PackedTargets([None if product is None else _packed(product) for product in products])
 
 
 class Use(NamedTuple):
@@ -180,7 +176,7 @@ class StepAdapters:
 
     def packed(self) -> PackedRows:
         """The rows and the entries of their adapters, which are packed, for all layers at once."""
-        return PackedRows([(one.records, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
+        return PackedRows([(one.targets, rows) for one, rows in zip(self.adapters, self.rows, strict=True)])
 
     def _uses(self, products: Sequence[Product | None]) -> list[Use]:
         return [Use(product, rows) for product, rows in zip(products, self.rows, strict=True) if product is not None]
@@ -217,7 +213,7 @@ def add(y: Tensor, uses: Uses, projection: Projection, x: Tensor | GateUp, norm:
 def _add_packed(y: Tensor, uses: Sequence[Use], x: Tensor | GateUp, norm: RMSNorm | None) -> None:
     kernels = native.kernels()
     assert kernels is not None, "only the compiled kernels read packed adapters"
-    rows = PackedRows([(_records([use.product]), use.rows) for use in uses])
+    rows = PackedRows([(_targets([use.product]), use.rows) for use in uses])
     if isinstance(x, GateUp):
         kernels.adapt(rows, x.both, y, gated=True)
     else:

@@ -100,16 +100,25 @@ def adjacent(products: Sequence[PackedLowRank]) -> list[PackedLowRank]:
     return [PackedLowRank.of(moved(one.a), moved(one.b), one.begins, one.firsts) for one in products]
 
 
-class PackedRows:
-    """The rows of a step that use adapters: for each adapter its entry for every projection, and its rows [n] int64."""
+class PackedTargets:
+    """The entries of an adapter for some projections, in the kernels' order; `rank` is the greatest of their ranks."""
 
-    def __init__(self, runs: Sequence[tuple["ctypes.Array[LowRankRecord]", Tensor]]) -> None:
-        sizes = [max(one.rank for one in targets) * len(rows) for targets, rows in runs]
+    def __init__(self, products: Sequence[PackedLowRank | None]) -> None:
+        found = [LowRankRecord() if product is None else product.record for product in products]
+        self.records = (LowRankRecord * len(found))(*found)
+        self.rank = max(record.rank for record in found)
+
+
+class PackedRows:
+    """The rows of a step that use adapters: for each adapter its targets, and its rows [n] int64."""
+
+    def __init__(self, runs: Sequence[tuple[PackedTargets, Tensor]]) -> None:
+        sizes = [targets.rank * len(rows) for targets, rows in runs]
         pieces = torch.empty(sum(sizes)).split(sizes)
         self._owners = (runs, pieces)  # keep alive the memory that the records point to
         self.records = (AdapterRows * len(runs))(
             *(
-                AdapterRows(ctypes.addressof(targets), rows.data_ptr(), u.data_ptr(), len(rows))
+                AdapterRows(ctypes.addressof(targets.records), rows.data_ptr(), u.data_ptr(), len(rows))
                 for (targets, rows), u in zip(runs, pieces, strict=True)
             )
         )

@@ -8,8 +8,7 @@ from torch.nn.functional import rms_norm, silu
 
 from model.kernels.cpu import native
 from model.kernels.cpu.functions import Kernels
-from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, adjacent, pack
-from model.kernels.cpu.records import LowRankRecord
+from model.kernels.cpu.low_rank import PackedLowRank, PackedRows, PackedTargets, adjacent, pack
 
 Parts = list[tuple[int, int, Tensor]]
 SHAPES = [(64, 48), (33, 50), (576, 960), (1, 3), (2100, 17)]
@@ -28,7 +27,7 @@ class Rows(PackedRows):
     """Adapters of one projection with their rows."""
 
     def __init__(self, *runs: tuple[PackedLowRank, list[int]]) -> None:
-        super().__init__([((LowRankRecord * 1)(packed.record), torch.tensor(rows)) for packed, rows in runs])
+        super().__init__([(PackedTargets([packed]), torch.tensor(rows)) for packed, rows in runs])
         self.runs = runs  # keep alive the memory of the adapters
 
 
