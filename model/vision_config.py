@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from model.errors import ModelError, short
 from model.ranges import MAX_SIZE, is_number, is_size
 
+ACTIVATIONS = ("silu", "gelu")
 MAX_LAYERS = 2**10
 MAX_PATCHES = 2**10
 """Patches along a side of an image. Published models have 64 and 110."""
@@ -14,10 +15,11 @@ MAX_PATCHES = 2**10
 class VisionConfig:
     """The image encoder of a model (Pixtral, arXiv 2410.07073), and what joins it to the text model.
 
-    Square patches of `patch_size` pixels become vectors [dim]. `n_layers` blocks of attention and SwiGLU follow, with
-    rotary positions in two dimensions. The adapter makes one vector of `merge` x `merge` patches: with `adapter_norm`
-    an RMSNorm, with `merge` above 1 a projection, then linear, GELU, linear, with `adapter_bias` or without. An image
-    whose longer side has more than `image_size` pixels is made smaller.
+    Square patches of `patch_size` pixels become vectors [dim]. `n_layers` blocks of attention and a gated feed-forward
+    follow, with rotary positions in two dimensions. `hidden_act` is the gate's activation; published models have silu.
+    The adapter makes one vector of `merge` x `merge` patches: with `adapter_norm` an RMSNorm, with `merge` above 1 a
+    projection, then linear, GELU, linear, with `adapter_bias` or without. An image whose longer side has more than
+    `image_size` pixels is made smaller.
 
     Raises ModelError for impossible values.
     """
@@ -35,12 +37,17 @@ class VisionConfig:
     merge: int = 1
     adapter_norm: bool = False
     adapter_bias: bool = False
+    hidden_act: str = "silu"
 
     def __post_init__(self) -> None:
         self._check_sizes()
         for name, above in (("rope_theta", 1), ("norm_eps", 0)):
             if not (is_number(value := getattr(self, name)) and value > above):
                 raise ModelError(f"{name} of the image encoder must be a number above {above}, it is {short(value)}")
+        if self.hidden_act not in ACTIVATIONS:
+            raise ModelError(
+                f"hidden_act of the image encoder must be {' or '.join(ACTIVATIONS)}, it is {short(self.hidden_act)}"
+            )
         if self.image_size < self.token_side or self.image_size // self.patch_size > MAX_PATCHES:
             raise ModelError(
                 f"image_size of the image encoder must be {self.token_side} (patch_size {self.patch_size} x merge "

@@ -21,7 +21,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "gelu",
 }
 """What transformers takes for fields that `vision_config` does not have. Pixtral 12B's has few."""
-HF_ONLY: Mapping[str, Any] = {"model_type": "pixtral", "hidden_act": "silu", "num_channels": 3}
+HF_ONLY: Mapping[str, Any] = {"model_type": "pixtral", "num_channels": 3}
 """Fields of `vision_config`, each with the value that describes what Noria does."""
 OUTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "mistral3": {
@@ -87,6 +87,7 @@ def read_vision(raw: Mapping[str, Any], shards: Sequence[Shard]) -> VisionConfig
         merge=outer["spatial_merge_size"] if merges else 1,
         adapter_norm=merges,
         adapter_bias=_flag(outer, "multimodal_projector_bias", "config.json"),
+        hidden_act=inner["hidden_act"],
     )
 
 
@@ -106,7 +107,7 @@ def read_native_vision(raw: Any, shards: Sequence[Shard]) -> VisionConfig | None
     )
 
 
-def _sizes(raw: Mapping[str, Any], file: str) -> dict[str, int]:
+def _sizes(raw: Mapping[str, Any], file: str) -> dict[str, Any]:
     dim, n_heads = (size(raw, key, file) for key in ("hidden_size", "num_attention_heads"))
     head_dim = optional_size(raw, "head_dim", file) or dim // n_heads
     if head_dim * n_heads != dim:

@@ -1,6 +1,7 @@
-"""A block of the image encoder: attention over all patches of one image, then SwiGLU."""
+"""A block of the image encoder: attention over all patches of one image, then a gated feed-forward."""
 
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from model.attention.image import ImageAttention
 from model.linear.base import RMSNorm
@@ -20,6 +21,15 @@ class VisionAttention(nn.Module):
         self.wo = make_linear(width, config.dim, scheme=scheme)
 
 
+class GeluFeedForward(FeedForward):
+    """`w2(gelu(w1 x) * w3 x)`, as transformers has it where a configuration does not name the activation."""
+
+    def forward(self, x: Tensor, norm: RMSNorm, onto: Tensor) -> Tensor:  # type: ignore[override]
+        """`onto` with FeedForward(norm(x)) added in place. [n, dim] -> [n, dim]"""
+        gate, up = self.w13(x, norm).chunk(2, dim=-1)
+        return self.w2(gelu(gate).mul_(up), onto=onto)
+
+
 class VisionBlock(nn.Module):
     """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`.
 
@@ -32,7 +42,8 @@ class VisionBlock(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = VisionAttention(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config.dim, config.hidden_dim, scheme)
+        kind = GeluFeedForward if config.hidden_act == "gelu" else FeedForward
+        self.feed_forward = kind(config.dim, config.hidden_dim, scheme)
 
     def project(self, x: Tensor, first: int, attention: ImageAttention) -> None:
         """Store q, k and v of x [n, dim]."""

@@ -64,7 +64,7 @@ def test_rope_parameters_of_transformers_5(tmp_path: Path) -> None:
             {"model_type": "clip_vision_model"},
             "vision_config in config.json has model_type 'clip_vision_model'; Noria .*",
         ),
-        ({"hidden_act": "gelu"}, "has hidden_act 'gelu'; Noria supports 'silu'"),
+        ({"hidden_act": "relu"}, "hidden_act of the image encoder must be silu or gelu, it is 'relu'"),
         ({"num_channels": 4}, "has num_channels 4; Noria supports 3"),
         ({"attention_bias": True}, "has attention_bias True; Noria supports models without it"),
         ({"head_dim": 32}, "hidden_size / num_attention_heads, 1024 / 16, in head_dim; it has 32"),

@@ -1,6 +1,7 @@
 """The image encoder, alone and before the text model, against transformers; and the pieces of its work."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -122,6 +123,24 @@ def test_embeddings_are_those_of_transformers(kind: str, saved: Saved) -> None:
     images = [image(*size, ours.config.token_side, seed) for seed, size in enumerate(SIZES)]
     for pixels, size, expected in zip(images, SIZES, features(kind, images, ours.config.patch_size), strict=True):
         close(ours(pixels, *size), expected, 1e-5)
+
+
+@pytest.mark.parametrize("declared", [{"hidden_act": "gelu"}, {}], ids=str)
+def test_an_encoder_with_gelu(declared: dict[str, str], saved: Saved, tmp_path: Path) -> None:
+    """Its hidden states are those of transformers, which takes gelu where no activation is named."""
+    directory = shutil.copytree(saved("llava", "hf"), tmp_path / "gelu")
+    config = json.loads((directory / "config.json").read_text())
+    del config["vision_config"]["hidden_act"]
+    config["vision_config"] |= declared
+    (directory / "config.json").write_text(json.dumps(config))
+    theirs = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).model.vision_tower
+    pixels = image(3, 5, 16)
+    with torch.no_grad():
+        expected = theirs(pixel_values([pixels], 16), image_sizes=sizes([pixels])).last_hidden_state[0]
+    for scheme, share in (("none", 1e-5), ("bfloat16", 0.03)):
+        encoding = (ours := vision(directory, scheme)).begin(pixels, 3, 5)
+        ours.advance(encoding, encoding.n_patches)
+        close(encoding.x, expected, share)
 
 
 @pytest.mark.parametrize("kind", pixtral.KINDS)
