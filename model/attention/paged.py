@@ -27,7 +27,7 @@ from model.machine.device import name_of
 ENOUGH = 64
 """Long tasks are split if there are fewer tasks than this: every thread then has work."""
 
-SPLIT, WHOLE = records.SPLIT_PAGES, records.WHOLE
+SPLIT = records.SPLIT_PAGES
 
 Task = tuple[int, int, int, int, int, int, int]
 """row, number of rows, position of the first row, entry of `pages`, its logical block, end block, part."""
@@ -168,6 +168,6 @@ def _split(tasks: list[Task]) -> tuple[list[Task], list[Join]]:
         if len(cuts) > 2:
             joins.append((row, rows, len(parts), len(cuts) - 1))
         for first, stop in pairwise(cuts):
-            part = len(parts) if len(cuts) > 2 else WHOLE
+            part = len(parts) if len(cuts) > 2 else records.WHOLE
             parts.append((row, rows, position, page + first - block, first, stop, part))
     return parts, joins

@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_an_image_or_an_error(kind: str) -> None:
-    """Cut after each byte, and with each byte inverted. A cut that passes lacks only checksums and the end mark."""
+    """Cut after each byte, and with each byte inverted. A cut that passes leaves out checksums and the end mark."""
     data = KINDS[kind]()
     for place in range(len(data)):
         try:
@@ -92,7 +92,7 @@ def test_a_header_that_promises_more_than_the_data_have_is_damaged() -> None:
 
 
 def test_the_header_has_the_size_of_the_image() -> None:
-    """Rows beyond it are not read, and those that a complete stream lacks are black."""
+    """Rows beyond it are not read, and those that a complete stream does not have are black."""
     white = b"\0" + b"\xff" * 12
     for n_rows, end in ((2, bytes(24)), (4, b"\xff" * 24), (400, b"\xff" * 24)):
         found = decode(png(4, 4, white * n_rows), FORMAT, 1000)
