@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
 ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
-ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
+ENGINE_MAY_USE |= {
+    "model.machine",
+    "model.machine.child",
+    "model.machine.frames",
+    "model.machine.records",
+}  # standard library only
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
