@@ -145,7 +145,7 @@ def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
         yield f"{config.n_experts} experts"
     if config.n_experts and not experts and config.expert_dim % n:
         yield f"the experts' hidden size {config.expert_dim}"
-    if not _vocab_part(config.vocab_size, n, n - 1):
+    if not all(_vocab_part(config.vocab_size, n, part) for part in range(n)):
         yield f"a vocabulary of {config.vocab_size} in parts of {VOCAB_MULTIPLE}"
 
 
@@ -160,9 +160,10 @@ def _attention_part(shard: Shard, name: str) -> Part:
 
 
 def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:
-    """Rows of the embeddings: the same number for all parts but the last ones, which may have fewer."""
-    width = -(-vocab_size // (n_parts * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
-    return range(min(part * width, vocab_size), min((part + 1) * width, vocab_size))
+    """Rows of the embeddings. Worked example: 96 tokens are 6 times 16; four parts have 16, 32, 16 and 32."""
+    n_units = -(-vocab_size // VOCAB_MULTIPLE)
+    first, stop = (at * n_units // n_parts * VOCAB_MULTIPLE for at in (part, part + 1))
+    return range(first, min(stop, vocab_size))
 
 
 def _share(n_items: int, n_parts: int, part: int) -> range:
