@@ -42,7 +42,7 @@ def record(kind: type) -> Reader:
 def _reader(hint: Any) -> Reader | None:
     """The function that makes a value of this type from parsed JSON; None if parsed JSON is already such a value."""
     if is_dataclass(hint) or hasattr(hint, "_fields"):
-        return record(hint)  # type: ignore[arg-type]
+        return record(hint)
     readers = list(filter(None, map(_reader, get_args(hint))))
     if readers and len(get_args(hint)) == 2 and NoneType in get_args(hint):
         return partial(_optional, readers[0])
