@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from model.sharding.layout import Layout
-from tests.model.driving import checkpoint, network, tiny
 from tests.model.network import rank_cases
 from tests.model.network.oracles import TOKENS, save
 from tests.model.network.ranks import Ranks
