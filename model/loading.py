@@ -1,6 +1,6 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -13,7 +13,7 @@ from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
 from model.checkpoint.files import Progress
-from model.checkpoint.matrices import Matrix, QuantizedMatrix
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
@@ -24,7 +24,6 @@ from model.linear.schemes import stored_as
 from model.machine.device import choose_device, free_bytes, name_of, of_memory
 from model.machine.helper import First
 from model.machine.host import return_free_memory
-from model.machine.transfers import uploader
 from model.memory import profile
 from model.memory import sizes as memory
 from model.memory.images import check_images
@@ -114,9 +113,9 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
 
 
 def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
-    """The network with the checkpoint's weights. Raises ModelError for a damaged checkpoint."""
+    """The network with the weights that this rank holds. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(setup.config, setup.scheme.name)
+        model = Transformer(setup.config, setup.scheme.name, setup.shard)
     if setup.options.deterministic:
         linear.fix_tiles(model)
     if setup.scheme.compiled and native.kernels() is not None:
@@ -124,9 +123,9 @@ def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transforme
     progress("loading weights", 0.0)
     weights.load(
         model,
-        setup.config,
+        setup.shard,
         checkpoint.rotation,
-        _uploaded(checkpoint, setup.device),
+        _lean(checkpoint.tensors(weights.elsewhere(setup.shard))),
         setup.activations,
         setup.device,
         lambda done: progress("loading weights", done),
@@ -167,21 +166,15 @@ def warm(runner: ModelRunner, setup: Setup) -> None:
     runner.warmed()
 
 
-def _uploaded(checkpoint: Checkpoint, device: torch.device) -> Iterator[tuple[str, Matrix]]:
-    """Names and weights on `device`; GGUF's matrices on the host, where a scheme converts them.
-
-    Between weights it returns memory, which decoded pieces have left behind.
-    """
-    upload, values = uploader(device), 0
-    for name, matrix in checkpoint.tensors():
+def _lean(tensors: Iterable[tuple[str, Matrix]]) -> Iterator[tuple[str, Matrix]]:
+    """The tensors. Between them it returns memory, which decoded pieces have left behind."""
+    values = 0
+    for name, matrix in tensors:
         if values > RETURN_AFTER:
             values = 0
             return_free_memory()
         values += prod(matrix.shape)
-        if isinstance(matrix, torch.Tensor):
-            yield name, upload(matrix)
-        else:
-            yield name, matrix.moved(upload) if isinstance(matrix, QuantizedMatrix) else matrix
+        yield name, matrix
 
 
 def _runner(
@@ -254,7 +247,7 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
     stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.block_bits)
     return {
         "family": setup.config.family,
-        "parameters": str(setup.config.n_parameters),
+        "parameters": str(setup.shard.whole.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "dtype": name_of(setup.dtype),

@@ -90,7 +90,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     kernels.
     Raises ModelError for a configuration that is not supported.
     """
-    config = read_config(directory, max_model_len=options.max_model_len)
+    config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
     stored, own_bits = _stored(directory, config)
     kind = schemes.nearest(stored, options.device, config)
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
@@ -98,7 +98,6 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     scheme = schemes.serving(chosen, dtype, options.device)
     on_gpu = options.device == "cuda"
     sizes = memory.pool_sizes(config, options, options.device, dtype, PAGE_SIZE)
-    config = sizes.config
     weights = memory.weight_bytes(config, scheme, dtype, own_bits)
     value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * on_gpu

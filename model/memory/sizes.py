@@ -123,10 +123,10 @@ class PoolSizes:
 
 
 def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
-    """Sizes of the page pools on "cpu" or "cuda" for a model that computes in `dtype`."""
+    """Sizes of the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
     max_sequences, max_step_tokens = options.step_limits(device)
     head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.head_dim)
-    return PoolSizes(config.with_window(options.sliding_window), page_size, head_bytes, max_step_tokens, max_sequences)
+    return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
 def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:

@@ -17,6 +17,7 @@ from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, EXPERTS, random_tensors, tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
@@ -140,7 +141,14 @@ def test_the_weights_of_sparse_layers_are_counted() -> None:
     with torch.device("meta"):
         model = Transformer(SPARSE, "bfloat16")
     weights.load(
-        model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None, embeddings=torch.bfloat16
+        model,
+        shard_of(SPARSE),
+        "half",
+        random_tensors(SPARSE),
+        torch.float32,
+        CPU,
+        lambda _: None,
+        embeddings=torch.bfloat16,
     )
     packed = [part.packed for part in model.modules() if isinstance(part, Compiled)]
     small = [
@@ -156,7 +164,7 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
     """The kernels' memory for the experts of a step is a part of the estimate."""
     with torch.device("meta"):
         model = Transformer(SPARSE, "int8")
-    weights.load(model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(SPARSE), "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
     block, kernels = model.layers[1].feed_forward, native.kernels()
     assert kernels is not None
     for n in (64, 512):
