@@ -29,7 +29,7 @@ MODEL_ROOMS = """
     machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
-    network; step; setup; loading; ranks
+    network; step; setup; warming; loading; ranks
 """
 SERVICE_ROOMS = """
     settings; logs

@@ -65,7 +65,9 @@ def from_environment(variables: Mapping[str, str] = os.environ) -> World | None:
         if name != "host" and not value.isdigit():
             raise OptionError(f"{NAMES[name]} must be a number, as torchrun sets it, got {value!r}")
     host = values.pop("host")
-    return World(**{name: int(value) for name, value in values.items()}, host=host, agent=variables.get(AGENT) == "True")
+    return World(
+        **{name: int(value) for name, value in values.items()}, host=host, agent=variables.get(AGENT) == "True"
+    )
 
 
 def check_size(world: World | None, n_ranks: int) -> None:
