@@ -41,7 +41,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
     own = {name: (options or theirs)[name] for name in ("model", "threads")}
     try:
-        Follower(world, link).run(RunnerOptions(**{**theirs, **own}), joined.store)
+        Follower(world, link, complains=options is not None).run(RunnerOptions(**{**theirs, **own}), joined.store)
     except NoriaError as error:
         link.send("failed", str(error))
     except Exception as error:
@@ -52,7 +52,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
 
 
 def complain(problem: str) -> None:
-    """Tell on stderr why this rank ends."""
+    """Tell the operator of this host why this rank ends."""
     print(f"noria: {problem}", file=sys.stderr, flush=True)
 
 
@@ -62,6 +62,7 @@ class ToRank0(logging.Handler):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
+        self.setFormatter(logging.Formatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
@@ -69,14 +70,14 @@ class ToRank0(logging.Handler):
 
 
 class Follower:
-    """One rank, connected to rank 0 by `link`."""
+    """One rank, connected to rank 0 by `link`. It `complains` on stderr if rank 0 cannot load the model."""
 
-    def __init__(self, world: World, link: Link) -> None:
+    def __init__(self, world: World, link: Link, *, complains: bool) -> None:
         self._world = world
+        self._complains = complains
         self._link = link
         self._agreed: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._plans: queue.SimpleQueue[tuple[Any, bytes]] = queue.SimpleQueue()
-        self._reader = PlanReader()
+        self._plans: queue.SimpleQueue[tuple[Any, bytes] | None] = queue.SimpleQueue()
         self._runner: PartRunner | None = None
         self._preparer = ThreadPoolExecutor(1, "rank-preparer")
         for work in (self._receive, self._beat):
@@ -85,9 +86,14 @@ class Follower:
     def run(self, options: RunnerOptions, store: Any) -> NoReturn:
         """Load and compute. The process ends with rank 0, or at its own first error."""
         self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
+        reader = PlanReader()
         while True:
-            batch = self._reader.read(*self._plans.get())
-            output = self._runner.step(batch)
+            plan = self._plans.get()
+            if plan is None:
+                self._runner.warmed()
+                reader = PlanReader()
+                continue
+            output = self._runner.step(reader.read(*plan))
             if output.slices:
                 self._link.send("output", [list(map(records.row, output.slices)), self._runner.grammar_restarts])
 
@@ -107,12 +113,15 @@ class Follower:
         for kind, body, data in self._link.received():
             if kind == "plan":
                 self._plans.put((body, data))
+            elif kind == "warmed":
+                self._plans.put(None)
             elif kind == "call":
                 self._preparer.submit(self._answer, *body)
             elif kind == "agreed":
                 self._agreed.put(body)
             elif kind == "refused":
-                complain(body)
+                if self._complains:
+                    complain(body)
                 os._exit(REFUSED)
         os._exit(LEFT)
 
@@ -136,16 +145,9 @@ class Follower:
     def layer_counts(self) -> Any:
         return self._runner.layer_counts if self._runner is not None else ()
 
-    def warmed(self) -> None:
-        """Forget the first steps. Rank 0 calls this while no step is in flight."""
-        if self._runner is not None:
-            self._runner.warmed()
-        self._reader = PlanReader()
-
 
 CALLS: Mapping[str, Callable[..., Any]] = {
     "prepare": Follower.prepare,
     "layer_counts": Follower.layer_counts,
-    "warmed": Follower.warmed,
 }
 """What rank 0 may call."""

@@ -93,8 +93,7 @@ class ParallelRunner:
     def warmed(self) -> None:
         """Forget the first steps, on all ranks."""
         self._own.warmed()
-        for place in self._layout.places()[1:]:
-            self._followers.call(place.rank, "warmed")
+        self._followers.send("warmed")
         self._writer = PlanWriter()
 
     def _read(self) -> StepOutput:
