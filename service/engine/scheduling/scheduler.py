@@ -153,6 +153,7 @@ class Scheduler:
         """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
         step = self._planned.popleft()
         self._n_committed += 1
+        self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
             if sequence.id in self._sequences:  # else it ended while the step was in flight
@@ -231,7 +232,7 @@ class Scheduler:
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
         limit = sequence.uncomputed
-        if sequence.computed < sequence.images.end:
+        if sequence.computed < sequence.images.end or sequence.images.in_flight:
             limit, cost = sequence.images.plan(sequence.computed, min(limit, step.budget), step.budget)
             step.budget -= cost
             self._queue.charge(sequence, prompt=cost)
