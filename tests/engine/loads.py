@@ -1,6 +1,7 @@
 """Random loads of text for the scheduler."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ def _serve(drive: Drive, requests: list[Request], limit: int = 4000) -> None:
     for now in range(limit):
         for index, request in enumerate(requests):
             if now == request.arrival:
-                more = {"priority": request.priority, "cache_salt": request.cache_salt}
+                more: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
                 drive.submit(index, request.prompt, request.params, **more)
             if now == request.aborted_at:
                 drive.scheduler.abort(index)
