@@ -99,7 +99,7 @@ class PoolSizes:
         config = self.config
         if wanted is not None and wanted < 1:
             raise OptionError(f"--max-model-len must be at least 1, got {wanted}")
-        if wanted is not None and wanted > config.max_position and None in config.windows:
+        if wanted is not None and wanted > config.max_position and None in config.pool_windows:
             raise OptionError(
                 f"--max-model-len {wanted} is more than the model's context of {config.max_position} tokens; "
                 f"choose at most {config.max_position}"
