@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         self._group, self.splits_layers = group, place.layout.tensor > 1
         self.has_head = place.is_last
         ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
-        self.has_embeddings = place.is_first or (self.has_head and ties)
+        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
         if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
