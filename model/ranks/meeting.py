@@ -120,7 +120,8 @@ def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tupl
     link = Link(socket.create_connection((world.host, port), timeout=min(left, HELLO_SECONDS)))
     mine = None if about is None else {**started_with(about), **versions()}
     link.send("hello", {"rank": world.rank, "secret": secret, "about": mine})
-    kind, body, _ = link.receive(max(left, HELLO_SECONDS))  # until all ranks are there
+    # Until all ranks are there. A rank without flags of its own is a child of rank 0, which may be a spare for long.
+    kind, body, _ = link.receive(None if about is None else max(left, HELLO_SECONDS))
     if kind == "refused":
         raise OptionError(body)
     return Joined(own, {0: link}), body
