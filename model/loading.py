@@ -96,10 +96,10 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
-    needed = memory.weight_bytes(pools.config, setup.scheme, dtype, block_bits)
+    needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, block_bits)
     free = free_bytes(device) - reserved
     where = "the GPU" if device.type == "cuda" else "this machine"
-    memory.check_weights(pools.config, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
+    memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
     if setup.images is not None:
         check_images(setup.images, free, where)

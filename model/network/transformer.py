@@ -123,7 +123,9 @@ class Transformer(nn.Module):
         place, n_rows = self._shard.place, len(self._shard.vocab)
         self._group, self.splits_layers = group, place.layout.tensor > 1
         self.has_head = place.is_last
-        if self._shard.has_embeddings:
+        ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
+        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
+        if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
         self.layers = nn.ModuleList(
@@ -133,7 +135,7 @@ class Transformer(nn.Module):
             self.norm = RMSNorm(config.dim, config.norm_eps)
             head = scheme if SCHEMES[scheme].compiled else "none"
             self.output = make_linear(config.dim, n_rows, scheme=head)
-            if config.tied_head and head == "none":
+            if ties:
                 self.output.weight = self.tok_embeddings.weight
         self.vision: ImageEncoder | None = None
         if config.vision is not None:

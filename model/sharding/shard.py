@@ -55,6 +55,23 @@ class Shard:
         """Whether it needs the embeddings: in the first stage, and in the last for a tied head."""
         return self.place.is_first or (self.place.is_last and self.whole.tied_head)
 
+    def keeps_embeddings(self, *, quantizes_head: bool) -> bool:
+        """Whether they stay in its memory as they are. Where the head is quantized, a tied one is a copy."""
+        return self.place.is_first or (self.has_embeddings and not quantizes_head)
+
+    @property
+    def n_table_parameters(self) -> int:
+        """Number of weights in its part of the embeddings, or of the output head."""
+        return len(self.vocab) * self.whole.dim
+
+    @property
+    def n_layer_parameters(self) -> int:
+        """Number of weights in its part of its layers."""
+        config, all_layers = self.config, range(len(self.layers))
+        n_absent = config.n_experts - len(self.experts)
+        absent = sum(map(config.is_sparse, all_layers)) * n_absent * 3 * config.dim * config.expert_dim
+        return sum(map(config.layer_parameters, all_layers)) - absent
+
     def part(self, name: str) -> Part | None:
         """Its part of the tensor with this native name; None if it holds nothing of it."""
         if (found := LAYER.fullmatch(name)) is not None:
