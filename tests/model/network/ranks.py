@@ -79,7 +79,9 @@ class Failed(NamedTuple):
 
 def _serve(rank: int, end: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import faulthandler; faulthandler.dump_traceback_later(20, repeat=True)
+    import faulthandler
+
+    faulthandler.dump_traceback_later(20, repeat=True)
     torch.set_num_threads(1)
     native.use_threads(1)
     while True:
