@@ -59,9 +59,12 @@ class Block(nn.Module):
     """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`.
 
     In a `group`, attention and feed-forward are each a part of the layer's, and the ranks of the stage add up theirs.
+    `experts` are those that are here.
     """
 
-    def __init__(self, config: ModelConfig, scheme: str, layer: int, group: Group | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, scheme: str, layer: int, experts: range, group: Group | None = None
+    ) -> None:
         super().__init__()
         self._group = group
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
@@ -70,6 +73,7 @@ class Block(nn.Module):
         self.feed_forward: nn.Module = (
             MoE(
                 *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
+                held=experts,
                 shared_dim=config.shared_dim,
                 routed_scale=config.routed_scale,
             )
@@ -124,7 +128,9 @@ class Transformer(nn.Module):
         if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
-        self.layers = nn.ModuleList(Block(config, scheme, layer, within) for layer in range(config.n_layers))
+        self.layers = nn.ModuleList(
+            Block(config, scheme, layer, self._shard.experts, within) for layer in range(config.n_layers)
+        )
         if self.has_head:
             self.norm = RMSNorm(config.dim, config.norm_eps)
             head = scheme if SCHEMES[scheme].compiled else "none"

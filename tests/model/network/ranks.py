@@ -23,6 +23,10 @@ MOST = 4
 """Number of processes. A layout of fewer ranks uses the first of them."""
 
 
+PATIENCE = 30.0
+"""Seconds until a rank must have answered."""
+
+
 class Task(NamedTuple):
     """A call of `function` with the group of a rank; `meeting` is a file where the ranks of this layout meet."""
 
@@ -57,7 +61,7 @@ class Ranks:
         ends = self._ends[: layout.size]
         for end in ends:
             end.send(task)
-        results = [end.recv() for end in ends]
+        results = [end.recv() if end.poll(PATIENCE) else Failed("no answer") for end in ends]
         for result in results:
             if isinstance(result, Failed):
                 raise AssertionError(f"a rank failed:\n{result.trace}")
@@ -75,6 +79,7 @@ class Failed(NamedTuple):
 
 def _serve(rank: int, end: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import faulthandler; faulthandler.dump_traceback_later(20, repeat=True)
     torch.set_num_threads(1)
     native.use_threads(1)
     while True:
