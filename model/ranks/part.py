@@ -71,10 +71,16 @@ class PartRunner(ModelRunner):
         return Started(before, (), ())
 
     def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
-        if self._place.samples:
+        group, size = self._model.group, self._block_rows()
+        if group is None or not self._model.splits_layers:
             yield from super()._sample(rows, slices, computed=computed)
-        else:
-            self._give_logits(rows)
+            return
+        for first in range(0, len(slices), size):
+            own = self._model.own_logits(rows[first : first + size]).float()
+            some, last = slices[first : first + size], (self._masks.step,)
+            sampled = sampler.sample_parts(own, some, group, self._model.shard.vocab_widths, last)
+            if sampled is not None:
+                yield sampled
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
