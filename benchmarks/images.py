@@ -14,6 +14,7 @@ from model.config import ModelConfig
 from model.network import weights
 from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
+from model.sharding.shard import shard_of
 from model.vision_config import VisionConfig
 
 TOWER = VisionConfig(1024, 24, 16, 64, 4096, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
@@ -43,7 +44,7 @@ class RandomEncoder:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         source = torch.Generator().manual_seed(self.seed)
         deep = (2 * TOWER.n_layers) ** -0.5
-        for name, place in weights.places(self.config):
+        for name, place in weights.places(shard_of(self.config)):
             if len(place.shape) == 1:
                 yield name, self._norm(place.shape[0], source)
                 continue
@@ -63,7 +64,7 @@ class RandomEncoder:
             model = Transformer(self.config)
             model.vision = ImageEncoder(TOWER, self.dim, self.config.norm_eps, scheme)
         device = torch.device("cpu")
-        weights.load(model, self.config, "half", self.tensors(), torch.float32, device, lambda _: None)
+        weights.load(model, shard_of(self.config), "half", self.tensors(), torch.float32, device, lambda _: None)
         return model.vision.eval()
 
 

@@ -131,7 +131,7 @@ def load(directory: Path, quantize: str) -> dict[str, int]:
     done.set()
     watcher.join()
     dtype = str(setup.dtype).removeprefix("torch.")
-    weights = sizes.weight_bytes(setup.config, setup.scheme, dtype, checkpoint.block_bits)
+    weights = sizes.weight_bytes(setup.shard, setup.scheme, dtype, checkpoint.block_bits)
     assert model is not None  # it is in memory until here
     return {"before": before, "peak": seen[0], "after": anonymous(), "weights": weights}
 

@@ -1,7 +1,7 @@
 """Checkpoints of random weights: made on the device while the network reads them, or written to a file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from model.checkpoint.open import Checkpoint
 from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.network import weights
+from model.sharding.shard import shard_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,18 @@ class RandomWeights:
     block_bits: float | None = None
     fingerprint: str = "random"
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
         generator = torch.Generator(self.device).manual_seed(self.seed)
         deep = (2 * self.config.n_layers) ** -0.5
         dtype = getattr(torch, self.config.dtype)
-        for name, place in weights.places(self.config):
+        for name, place in weights.places(shard_of(self.config)):
             tensor = torch.ones(place.shape, dtype=dtype, device=self.device)
             if len(place.shape) > 1:
                 gain = deep if name.endswith(("wo.weight", "w2.weight")) else 1.0
                 width = 1 if name == weights.EMBEDDINGS else place.shape[1]
                 tensor.normal_(0.0, gain * width**-0.5, generator=generator)
-            yield name, tensor
+            if name not in skip:
+                yield name, tensor
 
 
 def checkpoint(config: ModelConfig, device: torch.device) -> Checkpoint:

@@ -29,6 +29,7 @@ from model.machine.host import choose_threads
 from model.network import weights
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
+from model.sharding.shard import shard_of
 from model.step.packing import pack
 from model.tokenizers.load import load_tokenizer
 
@@ -42,7 +43,7 @@ def text_model(scheme: str) -> Transformer:
     opened = open_checkpoint(resolve(EMBEDDED))
     with torch.device("meta"):
         model = Transformer(opened.config, scheme)
-    weights.load(model, opened.config, opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(opened.config), opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
     return model.eval()
 
 

@@ -16,6 +16,8 @@ from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
 from model.options import RunnerOptions
+from model.sharding.layout import SINGLE, Place
+from model.sharding.shard import Shard, shard_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Setup:
     """How a model runs: every choice that `options` leaves open is made.
 
     `chosen` is the weight scheme that --quantize names, `scheme` the one that serves for it on this device.
-    `dtype` is the format of the embeddings, `activations` the format of the values between layers.
+    `dtype` is the format of the embeddings, `activations` the format of the values between layers. `shard` is what this
+    rank holds: all of the model if it is the only one.
     """
 
     options: RunnerOptions
@@ -35,6 +38,7 @@ class Setup:
     kv_dtype: torch.dtype
     attention_name: str
     attention: Attention
+    shard: Shard
     pool_sizes: memory.PoolSizes
     images: ImageSizes | None
 
@@ -45,17 +49,18 @@ class Setup:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's configuration, with the windows that it is served with."""
-        return self.pool_sizes.config
+        """The configuration of the shard, with the windows that the model is served with."""
+        return self.shard.config
 
 
-def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
-    """Device, scheme, formats and attention backend for a checkpoint. Sets the number of threads.
+def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE) -> Setup:
+    """Device, scheme, formats and attention backend for a rank. Sets the number of threads.
 
     Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
-    kind = nearest(checkpoint.kind, device.type, checkpoint.config)
+    shard = shard_of(checkpoint.config.with_window(options.sliding_window), place)
+    kind = nearest(checkpoint.kind, device.type, shard.config)
     chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
     _use_threads(choose_threads(options.threads))
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
@@ -65,9 +70,9 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions) -> Setup:
     name, backend = attention.choose(
         options.attention, device, kv_dtype, activations, deterministic=options.deterministic
     )
-    sizes = memory.pool_sizes(checkpoint.config, options, device.type, name_of(dtype), backend.page_size)
-    images = image_sizes(checkpoint.config, options, activations.itemsize)
-    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, sizes, images)
+    sizes = memory.pool_sizes(shard.config, options, device.type, name_of(dtype), backend.page_size)
+    images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
+    return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, shard, sizes, images)
 
 
 def _use_threads(threads: int) -> None:

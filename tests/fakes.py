@@ -335,7 +335,7 @@ class EngineThread:
     def spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._wire = Wire(theirs)
-        worker = Worker(self._wire, on_orphaned=lambda: None)
+        worker = Worker(self._wire, end=lambda: None)
         self._thread = threading.Thread(target=worker.run, args=[self._runner], name="noria-engine", daemon=True)
         self._thread.start()
         return ours

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from model.checkpoint.gguf.index import OTHERS, STORED
-from model.errors import ModelError
 from model.kernels.groups import BLOCK_GROUP
+from model.sharding.shard import Part
 
 VALUES_AT_ONCE = 2**20
 """Values that are decoded or quantized at once: float32 copies then take 4 MiB, beside any size of a model."""
@@ -46,6 +46,17 @@ class BlockMatrix:
     def __getitem__(self, rows: slice | Tensor) -> "BlockMatrix":
         return BlockMatrix(self.quants[rows], self.scales[rows], None if self.mins is None else self.mins[rows])
 
+    @property
+    def unit(self) -> int:
+        """`columns` takes multiples of so many channels."""
+        return BLOCK_GROUP
+
+    def columns(self, columns: range) -> "BlockMatrix":
+        """Some input channels."""
+        blocks = slice(columns.start // BLOCK_GROUP, columns.stop // BLOCK_GROUP)
+        mins = None if self.mins is None else self.mins[:, blocks]
+        return BlockMatrix(self.quants[:, blocks], self.scales[:, blocks], mins)
+
     def block_form(self) -> tuple[int, bool]:
         """Bytes of integers in a block, and whether there are minima. Raises ValueError if a scale is not finite."""
         for table in (self.scales, self.mins):
@@ -65,18 +76,41 @@ class BlockMatrix:
 
 @dataclass(frozen=True, slots=True)
 class EncodedMatrix:
-    """A matrix in any other quantized kind of GGUF: `data` is uint8 [n_out, bytes of a row]."""
+    """A matrix in any other kind of GGUF: `data` is uint8 [n_out, bytes of a row], whole blocks of the kind.
+
+    `skip` channels of the first block come before those of the matrix.
+    """
 
     data: Tensor
     kind: str
     shape: tuple[int, int]
+    skip: int = 0
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, rows: slice | Tensor) -> "EncodedMatrix":
         data = self.data[rows]
-        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]))
+        return EncodedMatrix(data, self.kind, (len(data), self.shape[1]), self.skip)
+
+    @property
+    def unit(self) -> int:
+        """`columns` takes multiples of so many channels."""
+        return 1
+
+    def columns(self, columns: range) -> "EncodedMatrix":
+        """Some input channels. Other channels of their first and of their last block stay in `data`."""
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        first, stop = self.skip + columns.start, self.skip + columns.stop
+        data = self.data[:, first // block * n_bytes : -(-stop // block) * n_bytes]
+        return EncodedMatrix(data, self.kind, (len(data), len(columns)), first % block)
+
+    @property
+    def _own(self) -> slice:
+        """Its channels among those of `data`."""
+        return slice(self.skip, self.skip + self.shape[1])
 
     def block_form(self) -> tuple[int, bool]:
         """What `blocks` has: bytes of integers in a block, and whether there are minima."""
@@ -87,7 +121,7 @@ class EncodedMatrix:
         """The matrix in blocks of 32, see `gguf.blocks`. Raises ValueError for a scale that is not finite."""
         from model.checkpoint.gguf.blocks import groups
 
-        found = groups(self)
+        found = groups(self).columns(range(self._own.start, self._own.stop))
         found.block_form()
         return found
 
@@ -98,7 +132,7 @@ class EncodedMatrix:
 
         with np.errstate(all="ignore"):  # a damaged weight is found by who takes it
             values: np.ndarray = dequantize(self.data.numpy(), GGMLQuantizationType[self.kind])
-        return torch.from_numpy(values)
+        return torch.from_numpy(values[:, self._own])
 
 
 class QuantizedMatrix(ABC):
@@ -118,6 +152,15 @@ class QuantizedMatrix(ABC):
     @abstractmethod
     def __getitem__(self, rows: slice | Tensor) -> "QuantizedMatrix":
         """Some rows, in any order."""
+
+    @property
+    def unit(self) -> int:
+        """`columns` takes multiples of so many channels."""
+        return 1
+
+    @abstractmethod
+    def columns(self, columns: range) -> "QuantizedMatrix":
+        """Some neighbouring input channels."""
 
     @abstractmethod
     def dequantize(self) -> Tensor:
@@ -155,6 +198,24 @@ class QuantizedMatrix(ABC):
 
 Matrix = Tensor | BlockMatrix | EncodedMatrix | QuantizedMatrix
 M = TypeVar("M", bound=Matrix)
+
+
+def cut(matrix: Matrix, part: Part) -> Matrix:
+    """A part of the matrix: of a tensor that is mapped from a file, only the part is read.
+
+    Columns that cut a unit of the format come as float32: a scheme that keeps units has no such widths.
+    """
+    if part.rows is not None:
+        matrix = matrix[part.rows.start : part.rows.stop]
+    if isinstance(matrix, Tensor):
+        columns = slice(None) if part.columns is None else slice(part.columns.start, part.columns.stop)
+        return matrix[:, columns].contiguous() if matrix.dim() > 1 else matrix
+    if part.columns is None:
+        return matrix
+    first, stop, unit = part.columns.start, part.columns.stop, matrix.unit
+    whole = range(first // unit * unit, min(-(-stop // unit) * unit, matrix.shape[1]))
+    found = matrix.columns(whole)
+    return found if whole == part.columns else found.dequantize()[:, first - whole.start : stop - whole.start]
 
 
 def unpack(quants: Tensor, zero: int) -> Tensor:
@@ -218,35 +279,3 @@ def join(matrices: Sequence[Blocks]) -> BlockMatrix:
 
 def _minima(blocks: BlockMatrix) -> Tensor:
     return blocks.scales * -blocks.zero if blocks.mins is None else blocks.mins
-
-
-def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[str, Tensor]]:
-    """Native names and matrices. `name` has a star for the number of an expert, or else is that of the tensor itself.
-
-    Hugging Face has w1 and w3 as one "w13" [n_experts, 2 hidden_dim, dim], and w2 [n_experts, dim, hidden_dim]. The
-    first Mixtral has w1, w3 and the transposed w2 as [n_experts * hidden_dim, dim].
-    Raises ModelError for a tensor with another number of experts.
-    """
-    if "*" not in name:
-        yield name, tensor
-        return
-    found = _of_experts(tensor, n_experts, transposed=".w2." in name)
-    if len(found) != n_experts:
-        raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the configuration has {n_experts} experts")
-    for expert, matrix in enumerate(found):
-        own = name.replace("*", str(expert))
-        if ".w13." not in own:
-            yield own, matrix
-            continue
-        half = len(matrix) // 2
-        yield own.replace(".w13.", ".w1."), matrix[:half]
-        yield own.replace(".w13.", ".w3."), matrix[half:]
-
-
-def _of_experts(tensor: Tensor, n_experts: int, *, transposed: bool) -> list[Tensor]:
-    if tensor.dim() == 3:
-        return list(tensor)
-    if tensor.dim() != 2 or not n_experts or len(tensor) % n_experts:
-        return []
-    parts = tensor.chunk(n_experts)
-    return [part.T.contiguous() if transposed else part for part in parts]

@@ -1,16 +1,18 @@
 """A model directory as a stream of (name, matrix), from memory-mapped safetensors shards or from a GGUF file."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
+
+from torch import Tensor
 
 from model.checkpoint.families import read_config
 from model.checkpoint.files import DTYPES, SAMPLE_BLOCKS, Shard, find_shards, fingerprint, layout, read_shard
 from model.checkpoint.gguf.index import INDEX, read_index
 from model.checkpoint.gguf.weights import GgufWeights
-from model.checkpoint.matrices import Matrix, split_experts
+from model.checkpoint.matrices import Matrix
 from model.checkpoint.names import canonical_name
 from model.checkpoint.quantized.config import Kind, Quantization, read_quantization
 from model.checkpoint.quantized.parts import StoredWeight, block_bits, quantized_part, stored_weights
@@ -34,7 +36,7 @@ class TensorSource(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]: ...
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class Safetensors:
     def block_bits(self) -> None:
         return None
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        """Native names and tensors, one shard open at a time."""
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
+        """Native names and tensors, one shard open at a time. Their bytes are read from the file as they are used."""
         from safetensors import SafetensorError, safe_open
 
         for shard in self.shards:
@@ -63,7 +65,8 @@ class Safetensors:
                 with safe_open(shard.path, framework="pt", device="cpu") as file:
                     for name in file.keys():  # noqa: SIM118 - not a mapping
                         if known := canonical_name(name):
-                            yield from split_experts(known, file.get_tensor(name), self.n_experts)
+                            found = split_experts(known, file.get_tensor(name), self.n_experts)
+                            yield from (pair for pair in found if pair[0] not in skip)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{shard.path.name} cannot be read: {one_line(error)}; download it again") from error
 
@@ -93,9 +96,9 @@ class QuantizedSafetensors:
     def block_bits(self) -> float | None:
         return block_bits(self.weights, self.quantization, tied_head=self.tied_head)
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
         """Native names and matrices, the files of one weight open at a time."""
-        return matrices(self.weights, self.quantization)
+        return matrices([weight for weight in self.weights if weight.name not in skip], self.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,9 @@ class Checkpoint:
     rotation: Literal["half", "adjacent"]
     source: TensorSource
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        """Native names and matrices in the file's own format, each weight once."""
-        return self.source.tensors()
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
+        """Native names and matrices in the file's own format, each weight once, but not those in `skip`."""
+        return self.source.tensors(skip)
 
     @property
     def kind(self) -> Kind:
@@ -169,3 +172,35 @@ def _check_weights(shard: Shard, rotation: str) -> None:
     for name, dtype in shard.dtypes.items():
         if canonical_name(name) is not None and dtype not in DTYPES:
             raise ModelError(f"the weight {short(name)} has dtype {short(dtype)}; Noria supports {', '.join(DTYPES)}")
+
+
+def split_experts(name: str, tensor: Tensor, n_experts: int) -> Iterator[tuple[str, Tensor]]:
+    """Native names and matrices. `name` has a star for the number of an expert, or else is that of the tensor itself.
+
+    Hugging Face has w1 and w3 as one "w13" [n_experts, 2 hidden_dim, dim], and w2 [n_experts, dim, hidden_dim]. The
+    first Mixtral has w1, w3 and the transposed w2 as [n_experts * hidden_dim, dim].
+    Raises ModelError for a tensor with another number of experts.
+    """
+    if "*" not in name:
+        yield name, tensor
+        return
+    found = _of_experts(tensor, n_experts, transposed=".w2." in name)
+    if len(found) != n_experts:
+        raise ModelError(f"tensor {name!r} has shape {list(tensor.shape)}, the configuration has {n_experts} experts")
+    for expert, matrix in enumerate(found):
+        own = name.replace("*", str(expert))
+        if ".w13." not in own:
+            yield own, matrix
+            continue
+        half = len(matrix) // 2
+        yield own.replace(".w13.", ".w1."), matrix[:half]
+        yield own.replace(".w13.", ".w3."), matrix[half:]
+
+
+def _of_experts(tensor: Tensor, n_experts: int, *, transposed: bool) -> list[Tensor]:
+    if tensor.dim() == 3:
+        return list(tensor)
+    if tensor.dim() != 2 or not n_experts or len(tensor) % n_experts:
+        return []
+    parts = tensor.chunk(n_experts)
+    return [part.T if transposed else part for part in parts]

@@ -1,5 +1,6 @@
 """How much memory a model takes, and how many sequences fit beside it, from its configuration. No torch, no weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from model.checkpoint.quantized.config import Kind, read_quantization
 from model.checkpoint.quantized.parts import block_bits, stored_weights
 from model.config import VALUE_BYTES, ModelConfig
 from model.linear import schemes
-from model.linear.schemes import cache_format
+from model.linear.schemes import Scheme, cache_format
 from model.memory import sizes as memory
-from model.memory.images import image_sizes
+from model.memory.images import ImageSizes, image_sizes
 from model.memory.sizes import PoolSizes
 from model.options import RunnerOptions
+from model.sharding.shard import Shard, shard_of
 
 LENGTHS = tuple(2**n * 1024 for n in (0, 2, 3, 5, 7, 9, 11))
 """1k, 4k, 8k, 32k, 128k, 512k, 2M tokens."""
@@ -42,8 +44,29 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class RankNeed:
+    """What one rank holds: its part of `layers` layers from `first_layer` on. Sizes are in bytes.
+
+    `token` is for one position in all its layers, `cache` what is for pages.
+    """
+
+    rank: int
+    stage: int
+    first_layer: int
+    layers: int
+    embeddings: bool
+    head: bool
+    weights: int
+    token: int
+    cache: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The memory plan of a model. All sizes are in bytes, and None if they depend on an unknown amount of memory.
+
+    `layout` says how many ranks share the model, `ranks` what each holds; `memory` is what each may fill: on a CPU they
+    share that of the host. All other sizes are those of the rank that needs most, with the pages that every rank holds.
 
     `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
     `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
@@ -71,6 +94,8 @@ class MemoryPlan:
     adapter: int
     adapters: int
     context: int
+    layout: str
+    ranks: tuple[RankNeed, ...]
     pools: tuple[PoolNeed, ...]
     fits: tuple[Fit, ...]
     memory: int | None
@@ -83,57 +108,123 @@ class MemoryPlan:
         return self.weights + self.images
 
 
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The sizes of one rank: the fields are those of `MemoryPlan`."""
+
+    shard: Shard
+    sizes: PoolSizes
+    weights: int
+    images: ImageSizes | None
+    step: int
+
+    @property
+    def taken(self) -> int:
+        return self.weights + (self.images.n_bytes if self.images else 0)
+
+    @property
+    def token(self) -> int:
+        return sum(self.sizes.page_bytes(window) for window in self.sizes.config.pool_windows) // PAGE_SIZE
+
+    def need(self, cache: int | None, *, quantizes_head: bool) -> RankNeed:
+        shard, place = self.shard, self.shard.place
+        return RankNeed(
+            rank=place.rank,
+            stage=place.stage,
+            first_layer=shard.layers.start,
+            layers=len(shard.layers),
+            embeddings=shard.keeps_embeddings(quantizes_head=quantizes_head),
+            head=place.is_last,
+            weights=self.weights,
+            token=self.token,
+            cache=cache,
+        )
+
+
 def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> MemoryPlan:
     """The plan of the model in `directory` on `options.device`, "cpu" or "cuda", with `total` bytes of memory.
 
+    Each rank has a GPU of so much memory; on a CPU all ranks share it.
     It does not read weights. It assumes that the device computes in the model's own format and that a CPU has compiled
     kernels.
-    Raises ModelError for a configuration that is not supported.
+    Raises ModelError for a configuration that is not supported, OptionError for a layout that does not fit.
     """
-    config = read_config(directory, max_model_len=options.max_model_len)
+    config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
+    shards = [shard_of(config, place) for place in options.layout.places()]
     stored, own_bits = _stored(directory, config)
-    kind = schemes.nearest(stored, options.device, config)
+    kind = schemes.nearest(stored, options.device, shards[0].config)
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
     scheme = schemes.serving(chosen, dtype, options.device)
-    on_gpu = options.device == "cuda"
-    sizes = memory.pool_sizes(config, options, options.device, dtype, PAGE_SIZE)
-    config = sizes.config
-    weights = memory.weight_bytes(config, scheme, dtype, own_bits)
-    value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
-    step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * on_gpu
-    images = image_sizes(config, options, value_bytes)
-    taken = weights + (images.n_bytes if images else 0)
-    sizes.check_length(options.max_model_len)
+    ranks = [_rank(shard, options, scheme, dtype, own_bits) for shard in shards]
+    ranks[0].sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
-    cache = None if total is None else _cache(options, total, taken, step)
-    served = None if cache is None else min(context, sizes.longest(cache, context * sizes.position_bytes))
-    if served and not on_gpu and options.cache_memory is None:
-        cache = min(cache or 0, sizes.most_useful(served))
-    specs = sizes.pools(served, cache) if served and cache else ()
+    own = total // len(ranks) if total is not None and options.device == "cpu" else total
+    caches, served = _caches(ranks, options, own, context)
+    largest, cache = max(
+        zip(ranks, caches, strict=True), key=lambda pair: pair[0].taken + pair[0].sizes.bytes_for(context)
+    )
+    sizes, images, specs = largest.sizes, largest.images, _specs(ranks, caches, served)
     return MemoryPlan(
         parameters=config.n_parameters,
         scheme=chosen.quantize,
         stored=schemes.stored_as(scheme, dtype, own_bits),
         dtype=dtype,
         kv_dtype=cache_format(options.kv_dtype, dtype).name,
-        weights=weights,
-        encoder=memory.encoder_bytes(config, scheme, dtype),
+        weights=largest.weights,
+        encoder=memory.encoder_bytes(sizes.config, scheme, dtype),
         images=images.n_bytes if images else 0,
         image_tokens=images.tokens if images else 0,
-        token=sum(sizes.page_bytes(window) for window in config.pool_windows) // PAGE_SIZE,
-        step=step,
+        token=largest.token,
+        step=largest.step,
         step_tokens=sizes.max_step_tokens,
         step_sequences=sizes.max_sequences,
         page_size=PAGE_SIZE,
         adapter=memory.adapter_bytes(config, scheme.adapter_dtype(dtype)),
         adapters=options.max_loras,
         context=context,
+        layout=options.layout.name,
+        ranks=tuple(
+            rank.need(cache, quantizes_head=scheme.compiled) for rank, cache in zip(ranks, caches, strict=True)
+        ),
         pools=tuple(_need(sizes, window, specs) for window in config.pool_windows),
         fits=tuple(_fit(sizes, n, specs, known=served is not None) for n in _lengths(context, served)),
-        memory=total,
+        memory=own,
         cache=cache,
         served=served,
+    )
+
+
+def _rank(shard: Shard, options: RunnerOptions, scheme: Scheme, dtype: str, own_bits: float | None) -> _Rank:
+    sizes = memory.pool_sizes(shard.config, options, options.device, dtype, PAGE_SIZE)
+    value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
+    images = image_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
+    step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
+    return _Rank(shard, sizes, memory.weight_bytes(shard, scheme, dtype, own_bits), images, step)
+
+
+def _caches(
+    ranks: Sequence[_Rank], options: RunnerOptions, own: int | None, context: int
+) -> tuple[list[int | None], int | None]:
+    """Bytes for keys and values on each rank, with `own` bytes of memory each, and the longest sequence on all."""
+    if own is None:
+        return [None] * len(ranks), None
+    caches = [_cache(options, own, rank.taken, rank.step) for rank in ranks]
+    served = min(
+        min(context, rank.sizes.longest(cache, context * rank.sizes.position_bytes))
+        for rank, cache in zip(ranks, caches, strict=True)
+    )
+    if served and options.device == "cpu" and options.cache_memory is None:
+        caches = [min(cache, rank.sizes.most_useful(served)) for rank, cache in zip(ranks, caches, strict=True)]
+    return list(caches), served
+
+
+def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | None) -> tuple[PoolSpec, ...]:
+    """The pages of each pool that every rank holds; none if no sequence fits."""
+    pairs = zip(ranks, caches, strict=True)
+    pools = [rank.sizes.pools(served, cache) for rank, cache in pairs if served and cache]
+    return tuple(
+        PoolSpec(of_window[0].window, min(spec.n_pages for spec in of_window)) for of_window in zip(*pools, strict=True)
     )
 
 

@@ -10,6 +10,7 @@ from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.sizes import size
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
+from model.sharding.shard import LARGEST_TENSOR
 
 
 def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
@@ -22,7 +23,8 @@ def lack(plan: MemoryPlan, options: RunnerOptions) -> str:
     fixed = plan.taken + (options.cache_memory or 0)
     if fixed > plan.memory:
         parts = ("weights", "images" * bool(plan.images), "--cache-memory" * bool(options.cache_memory))
-        return f"the {' and '.join(filter(None, parts))} need {size(fixed)}, the memory is {size(plan.memory)}"
+        each = " of a rank" if len(plan.ranks) > 1 else ""
+        return f"the {' and '.join(filter(None, parts))}{each} need {size(fixed)}, the memory is {size(plan.memory)}"
     wanted = options.max_model_len or 1
     if (plan.served or 0) >= wanted:
         return ""
@@ -36,10 +38,27 @@ def remedies(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> Itera
     changes += [{"kv_dtype": name} for name in KV_DTYPES if name != "auto"]
     if options.max_model_len and plan.served:
         changes.append({"max_model_len": plan.served})
+    total = _total(plan, options)
     for change in changes:
-        if _helps(directory, replace(options, **change), plan.memory):  # type: ignore[arg-type]
+        if _helps(directory, replace(options, **change), total):  # type: ignore[arg-type]
             yield " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.items())
-    yield f"{math.ceil(_enough(plan, options) / 2**30 * 10) / 10} GiB of memory"
+    if (more := _more_ranks(directory, options, plan)) is not None:
+        yield f"--tensor-parallel-size {more}"
+    each = " on each GPU" if options.device == "cuda" and len(plan.ranks) > 1 else ""
+    yield f"{math.ceil(_enough(plan, options) / 2**30 * 10) / 10} GiB of memory{each}"
+
+
+def _more_ranks(directory: Path, options: RunnerOptions, plan: MemoryPlan) -> int | None:
+    """The least number of GPUs, each as large as this one, that hold the model together; None if too few can."""
+    if options.device == "cpu":  # there all ranks share one memory
+        return None
+    sizes = range(options.tensor_parallel_size + 1, LARGEST_TENSOR + 1)
+    return next((n for n in sizes if _helps(directory, replace(options, tensor_parallel_size=n), plan.memory)), None)
+
+
+def _total(plan: MemoryPlan, options: RunnerOptions) -> int | None:
+    """The memory that the plan was made for: of each GPU, or of the host that all ranks share."""
+    return plan.memory * len(plan.ranks) if plan.memory and options.device == "cpu" else plan.memory
 
 
 def _helps(directory: Path, options: RunnerOptions, memory: int | None) -> bool:
@@ -53,5 +72,6 @@ def _enough(plan: MemoryPlan, options: RunnerOptions) -> int:
     """Bytes of memory for a sequence of `--max-model-len` tokens, or else of the whole context."""
     sequence = options.cache_memory or plan.fits[-1].n_bytes
     if options.device == "cpu":
-        return plan.taken + (sequence if options.cache_memory else int(sequence / CPU_SHARE))
+        each = plan.taken + (sequence if options.cache_memory else int(sequence / CPU_SHARE))
+        return each * len(plan.ranks)
     return int((plan.taken + plan.step + sequence) / (options.gpu_memory_utilization or GPU_UTILIZATION))

@@ -8,6 +8,7 @@ from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError, size
 from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
+from model.sharding.shard import Shard
 
 SPARE_SEQUENCES = 2
 """On a CPU pools hold by default this many times `max_sequences` full sequences: the spare pages serve prefix reuse."""
@@ -98,7 +99,7 @@ class PoolSizes:
         config = self.config
         if wanted is not None and wanted < 1:
             raise OptionError(f"--max-model-len must be at least 1, got {wanted}")
-        if wanted is not None and wanted > config.max_position and None in config.windows:
+        if wanted is not None and wanted > config.max_position and None in config.pool_windows:
             raise OptionError(
                 f"--max-model-len {wanted} is more than the model's context of {config.max_position} tokens; "
                 f"choose at most {config.max_position}"
@@ -123,25 +124,28 @@ class PoolSizes:
 
 
 def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: str, page_size: int) -> PoolSizes:
-    """Sizes of the page pools on "cpu" or "cuda" for a model that computes in `dtype`."""
+    """Sizes of the page pools on "cpu" or "cuda" for a model, or a rank of it, that computes in `dtype`."""
     max_sequences, max_step_tokens = options.step_limits(device)
     head_bytes = cache_format(options.kv_dtype, dtype).head_bytes(config.head_dim)
-    return PoolSizes(config.with_window(options.sliding_window), page_size, head_bytes, max_step_tokens, max_sequences)
+    return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
-def weight_bytes(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
-    """Bytes of the weights: projections in `scheme`, with the checkpoint's own `block_bits`, all others in `dtype`.
+def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
+    """Bytes of a rank's weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
 
     A compiled scheme quantizes the output head too: a tied head is then a projection beside the embeddings.
     """
+    config, table = shard.config, shard.n_table_parameters
     bits, value_bytes = scheme.bits(config.dim, block_bits), VALUE_BYTES[dtype]
-    encoder = encoder_bytes(config, scheme, dtype)
-    if bits is None:
-        return config.n_text_parameters * value_bytes + encoder
-    embeddings = config.vocab_size * config.dim
-    plain = embeddings if scheme.compiled or config.tied_head else 2 * embeddings
-    others = config.n_text_parameters - plain + (embeddings if scheme.compiled and config.tied_head else 0)
-    return plain * value_bytes + math.ceil(others * bits / 8) + encoder
+    has_head, quantizes_head = shard.place.is_last, scheme.compiled
+    plain = table * shard.keeps_embeddings(quantizes_head=quantizes_head)
+    others = shard.n_layer_parameters + config.dim * has_head
+    if has_head and quantizes_head:
+        others += table
+    elif has_head and not config.tied_head:
+        plain += table
+    n_bytes = others * value_bytes if bits is None else math.ceil(others * bits / 8)
+    return plain * value_bytes + n_bytes + encoder_bytes(config, scheme, dtype)
 
 
 def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:
@@ -161,11 +165,11 @@ def adapter_bytes(config: ModelConfig, dtype: str) -> int:
     return ADAPTER_RANK * n_values * VALUE_BYTES[dtype]
 
 
-def check_weights(config: ModelConfig, needed: int, stored: str, free: int, where: str) -> None:
+def check_weights(shard: Shard, needed: int, stored: str, free: int, where: str) -> None:
     """Raise OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
     if needed <= free:
         return
-    half = weight_bytes(config, SCHEMES["none"], "bfloat16")
+    half = weight_bytes(shard, SCHEMES["none"], "bfloat16")
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
     raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 

@@ -19,6 +19,7 @@ from model.errors import ModelError, size
 from model.machine.device import free_bytes, name_of
 from model.network.lora import Adapter, LowRank, Part
 from model.network.weights import Place, places
+from model.sharding.shard import shard_of
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: to
 
 def _places(config: ModelConfig) -> Mapping[str, Place]:
     """The places of all weights; a tied head may have an adapter, too."""
-    return {**dict(places(config)), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
+    return {**dict(places(shard_of(config))), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
 
 
 def _product(matrices: list[Matrices]) -> LowRank:

@@ -63,8 +63,11 @@ class FusedLayers:
 
 
 def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLayers | None:
-    """The fused layers of a model if all its projections and its attention run in the kernels, else None."""
-    if not isinstance(attention, PagedAttention):
+    """The fused layers of a model if all its projections and its attention run in the kernels, else None.
+
+    Ranks that share layers have to add up their parts in between.
+    """
+    if not isinstance(attention, PagedAttention) or model.splits_layers:
         return None
     packed = all(part is not None for block in model.layers for part in _parts(block))  # type: ignore[arg-type]
     return FusedLayers(model, attention, pools) if packed else None

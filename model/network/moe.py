@@ -27,7 +27,8 @@ class MoE(nn.Module):
     """A feed-forward of many experts: each token uses its `n_used` best, and the gate weighs their outputs.
 
     The weights are multiplied by `routed_scale`. With a `shared_dim`, shared experts of this hidden size serve every
-    token. `load` [n_experts] int64 counts the tokens of each expert.
+    token. `load` [n_experts] int64 counts the tokens of each expert. A rank may hold only the experts `held`: the
+    outputs of the others are left out, and `load` counts their tokens too.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class MoE(nn.Module):
         n_used: int,
         scheme: str = "none",
         *,
+        held: range | None = None,
         shared_dim: int = 0,
         routed_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.n_used, self.routed_scale = n_used, routed_scale
+        self._held = range(n_experts) if held is None else held
         self._exact = SCHEMES[scheme].bit_identical
         self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
         self._packed: PackedExperts | None = None
@@ -50,7 +53,7 @@ class MoE(nn.Module):
         self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
         self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
-        self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in range(n_experts))
+        self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in self._held)
         self.shared_experts = FeedForward(dim, shared_dim, scheme) if shared_dim else None
 
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -82,7 +85,9 @@ class MoE(nn.Module):
         if not self._alike:
             return None
         gate: Tensor = self.gate.weight  # type: ignore[assignment]
-        return PackedExperts(gate, experts, shared, self.load, self.n_used, self.routed_scale)
+        elsewhere = self._held.start, len(self.load) - self._held.stop
+        places = [*[None] * elsewhere[0], *experts, *[None] * elsewhere[1]]
+        return PackedExperts(gate, places, shared, self.load, self.n_used, self.routed_scale)
 
     def _scores(self, x: Tensor) -> Tensor:
         """The gate's logits [T, n_experts]. Their bits depend on no other row if those of the experts do not."""
@@ -110,14 +115,21 @@ class MoE(nn.Module):
         """The weighted sum of the chosen experts, computed one expert after another."""
         experts, weights = route(self._scores(x), self.n_used)  # [T, k] each
         order = experts.flatten().argsort(stable=True)  # [T * k]: (token, choice) pairs, grouped by expert
-        counts = experts.flatten().bincount(minlength=len(self.experts))
+        counts = experts.flatten().bincount(minlength=len(self.load))
         self.load += counts
         groups = x.index_select(0, order // self.n_used).split(counts.tolist())  # n_experts x [n, dim]
-        results = torch.cat([expert(group) for expert, group in zip(self.experts, groups, strict=True) if len(group)])
+        results = torch.cat([self._expert(number, group) for number, group in enumerate(groups) if len(group)])
         y = torch.empty_like(results)
         y[order] = results  # back to (token, choice) order
         weights = (weights * self.routed_scale).to(x.dtype)
         return (y.unflatten(0, (-1, self.n_used)) * weights.unsqueeze(-1)).sum(dim=1)  # [T, dim]
+
+    def _expert(self, number: int, x: Tensor) -> Tensor:
+        """Expert `number` of the model over x [n, dim]; zeros for one that is not here."""
+        if number not in self._held:
+            return torch.zeros_like(x)
+        y: Tensor = self.experts[number - self._held.start](x)
+        return y
 
     def _grouped(self, x: Tensor, w13: DeviceWeights, w2: DeviceWeights, onto: Tensor | None) -> Tensor:
         """The same on a GPU, added to `onto`, from four kernels that never wait for the host."""
@@ -125,13 +137,20 @@ class MoE(nn.Module):
 
         n_pairs = len(x) * self.n_used
         fixed = bool(self.gate.fixed)
-        tile = product.tile_of(w13.layout, -(-n_pairs // len(self.experts)), fixed=fixed)
+        tile = product.tile_of(w13.layout, -(-n_pairs // len(self.load)), fixed=fixed)
         assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.load, self.routed_scale)
-        inner = product.grouped(x, w13, assignment.slots, assignment.experts, self.n_used, tile, n_pairs, gated=True)
-        y = product.grouped(
-            inner, w2, assignment.slots, assignment.experts, 1, tile, n_pairs, gated=False
-        )  # [T * k, dim]
+        slots, experts = assignment.slots, self._here(assignment.experts)
+        inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True)
+        some = len(self.experts) < len(self.load)
+        y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some)  # [T * k, dim]
         return routing.join(y, assignment.shares, onto)
+
+    def _here(self, experts: Tensor) -> Tensor:
+        """Numbers of experts of the model as those of this rank, -1 for one that is not here."""
+        if len(self.experts) == len(self.load):
+            return experts
+        elsewhere = (experts < self._held.start) | (experts >= self._held.stop)
+        return (experts - self._held.start).masked_fill_(elsewhere, -1)
 
 
 def _packed(part: FeedForward) -> tuple[PackedWeights, PackedWeights] | None:

@@ -19,9 +19,10 @@ from model.linear.schemes import SCHEMES, of_images
 from model.linear.selection import make_linear
 from model.network import lora
 from model.network.feed_forward import FeedForward
+from model.network.group import Group
 from model.network.moe import MoE
 from model.network.vision.encoder import ImageEncoder
-from model.sharding.shard import Shard
+from model.sharding.shard import Shard, shard_of
 
 
 class SelfAttention(nn.Module):
@@ -44,26 +45,35 @@ class SelfAttention(nn.Module):
         cache: LayerCache,
         prepared: Any,
         uses: lora.LayerUses,
+        onto: Tensor | None,
     ) -> Tensor:
-        """x [T, dim] with attention(norm(x)) added in place."""
+        """attention(norm(x)), or `onto` with it added in place. [T, dim] -> [T, dim]"""
         qkv = lora.add(self.wqkv(x, norm), uses.get("wqkv", ()), self.wqkv, x, norm)
         qkv = qkv.view(len(x), -1, self.head_dim)  # [T, n_heads + 2 n_kv_heads, head_dim]
         attended = attention.attend_unrotated(qkv, self.n_heads, rope, cache, prepared)  # [T, n_heads, head_dim]
         attended = attended.flatten(1)
-        return lora.add(self.wo(attended, onto=x), uses.get("wo", ()), self.wo, attended)  # [T, dim]
+        return lora.add(self.wo(attended, onto=onto), uses.get("wo", ()), self.wo, attended)
 
 
 class Block(nn.Module):
-    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`."""
+    """`h = x + attention(norm(x))`, then `h + feed_forward(norm(h))`.
 
-    def __init__(self, config: ModelConfig, scheme: str, layer: int) -> None:
+    In a `group`, attention and feed-forward are each a part of the layer's, and the ranks of the stage add up theirs.
+    `experts` are those that are here.
+    """
+
+    def __init__(
+        self, config: ModelConfig, scheme: str, layer: int, experts: range, group: Group | None = None
+    ) -> None:
         super().__init__()
+        self._group = group
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = SelfAttention(config, scheme)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward: nn.Module = (
             MoE(
                 *(config.dim, config.expert_dim, config.n_experts, config.n_experts_per_token, scheme),
+                held=experts,
                 shared_dim=config.shared_dim,
                 routed_scale=config.routed_scale,
             )
@@ -80,33 +90,52 @@ class Block(nn.Module):
         prepared: Any,
         uses: lora.LayerUses,
     ) -> Tensor:
-        x = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses)  # [T, dim], in place
+        """x [T, dim] after the block, in place."""
+        onto = x if self._group is None else None
+        y = self.attention(x, self.attention_norm, rope, attention, cache, prepared, uses, onto)
+        x = self._joined(x, y)
+        onto = x if self._group is None else None
         if isinstance(self.feed_forward, MoE):
-            return self.feed_forward(x, self.ffn_norm, onto=x)  # [T, dim], in place
-        return self.feed_forward(x, self.ffn_norm, onto=x, uses=uses)  # [T, dim], in place
+            y = self.feed_forward(x, self.ffn_norm, onto=onto)
+        else:
+            y = self.feed_forward(x, self.ffn_norm, onto=onto, uses=uses)
+        return self._joined(x, y)
+
+    def _joined(self, x: Tensor, y: Tensor) -> Tensor:
+        """x with the sum of y over all ranks added in place; y itself without a group, for it is this x already."""
+        return y if self._group is None else x.add_(self._group.sum(y))
 
 
 class Transformer(nn.Module):
     """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
 
     `vision` is the image encoder, None for a model of text.
-    With a `shard`, whose configuration is `config`, it is what one rank holds: some layers, and only in the first and
-    the last stage embeddings and head.
+    With a `shard`, whose configuration is `config`, it is what one rank of the `group` holds: some layers, a part of
+    each, and only in the first and the last stage embeddings and head. It `splits_layers` if it has parts of them.
     """
 
-    def __init__(self, config: ModelConfig, scheme: str = "none", shard: Shard | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, scheme: str = "none", shard: Shard | None = None, group: Group | None = None
+    ) -> None:
         super().__init__()
         self.config = config
-        self.has_head = shard is None or shard.place.is_last
-        n_rows = config.vocab_size if shard is None else len(shard.vocab)
-        if shard is None or shard.has_embeddings:
+        self._shard = shard_of(config) if shard is None else shard
+        place, n_rows = self._shard.place, len(self._shard.vocab)
+        self._group, self.splits_layers = group, place.layout.tensor > 1
+        self.has_head = place.is_last
+        ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
+        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
+        if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
-        self.layers = nn.ModuleList(Block(config, scheme, layer) for layer in range(config.n_layers))
+        within = group if self.splits_layers else None
+        self.layers = nn.ModuleList(
+            Block(config, scheme, layer, self._shard.experts, within) for layer in range(config.n_layers)
+        )
         if self.has_head:
             self.norm = RMSNorm(config.dim, config.norm_eps)
             head = scheme if SCHEMES[scheme].compiled else "none"
             self.output = make_linear(config.dim, n_rows, scheme=head)
-            if config.tied_head and head == "none":
+            if ties:
                 self.output.weight = self.tok_embeddings.weight
         self.vision: ImageEncoder | None = None
         if config.vision is not None:
@@ -117,6 +146,12 @@ class Transformer(nn.Module):
         """Number of weights; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of hidden states."""
+        first: Block = self.layers[0]  # type: ignore[assignment]
+        return first.attention_norm.weight.dtype
+
     def forward(
         self,
         inputs: PackedInputs,
@@ -125,35 +160,60 @@ class Transformer(nn.Module):
         pools: PagePools,
         fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
         adapters: lora.StepAdapters | None = None,
-        hidden: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [T, dim] after the last layer, before the last norm; writes the new keys and values to `pools`.
 
-        In a later stage of a pipeline `hidden` [T, dim] are those after the stage before; it may be overwritten.
+        A stage of a pipeline receives those of the stage before, and sends its own to the next stage: nobody may change
+        them then.
         `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
-        x = self._embed(inputs) if hidden is None else hidden  # [T, dim]
+        x = self._first_hidden(inputs)  # [T, dim]
         if fused is not None:
-            return fused(x, ropes, prepared, adapters)
-        for number, (layer, cache, pool) in enumerate(zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)):
-            uses = lora.NO_USES if adapters is None else adapters.layer(number)
-            x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
+            x = fused(x, ropes, prepared, adapters)
+        else:
+            places = zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)
+            for number, (layer, cache, pool) in enumerate(places):
+                uses = lora.NO_USES if adapters is None else adapters.layer(number)
+                x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
+        if self._group is not None and not self.has_head:
+            self._group.send(x)
         return x
+
+    def _first_hidden(self, inputs: PackedInputs) -> Tensor:
+        """What the first of these layers reads, [T, dim]: embeddings, or hidden states of the stage before."""
+        if self._group is None or self._shard.place.is_first:
+            return self._embed(inputs)
+        return self._group.receive((len(inputs.tokens), self.config.dim), self.dtype)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Embeddings of tokens and images, [T, dim]."""
-        first: Block = self.layers[0]  # type: ignore[assignment]
-        x = self.tok_embeddings(inputs.tokens).to(first.attention_norm.weight.dtype)
+        x = self._look_up(inputs.tokens).to(self.dtype)
         if inputs.image_rows is not None and inputs.image_values is not None:
             x[inputs.image_rows] = inputs.image_values.to(x.dtype)
         return x
 
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        """Embeddings of tokens, [T, dim]. Of ranks that share the table, one has a token's row and the others add 0."""
+        if self._group is None or not self.splits_layers:
+            return self.tok_embeddings(tokens)
+        own = self._shard.vocab
+        elsewhere = (tokens < own.start) | (tokens >= own.stop)
+        x = self.tok_embeddings((tokens - own.start).masked_fill_(elsewhere, 0))
+        return self._group.sum(x.masked_fill_(elsewhere[:, None], 0))
+
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
 
-        `adapters` are those of these rows.
+        `adapters` are those of these rows. Of ranks that share the head the first has the logits of all; the others
+        return their own columns.
         """
+        y = self.own_logits(hidden, adapters)
+        gathered = self._group.gather(y, self._shard.vocab_widths) if self._group is not None else None
+        return (y if gathered is None else gathered).float()
+
+    def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
+        """As `logits`, in the model's type and only for the part of the vocabulary that is here: [N, own tokens]."""
         y = self.output(hidden, self.norm)
-        return (y if adapters is None else lora.add(y, adapters.head, self.output, hidden, self.norm)).float()
+        return y if adapters is None else lora.add(y, adapters.head, self.output, hidden, self.norm)

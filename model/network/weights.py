@@ -1,4 +1,4 @@
-"""Loads checkpoint tensors into a Transformer: reorder, fuse, cast, assign. No tensor may be missing or left over."""
+"""Loads a checkpoint into a Transformer: cut, reorder, fuse, cast, assign. No tensor may be missing or left over."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from model.attention.rope import internal_order
-from model.checkpoint.matrices import Matrix, check_finite, parts
+from model.checkpoint.matrices import Matrix, QuantizedMatrix, check_finite, cut, parts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.linear.compiled import Compiled
 from model.linear.floats import WeightsOnly
+from model.machine.transfers import uploader
 from model.network.moe import MoE
 from model.network.transformer import Transformer
+from model.sharding.shard import Shard, shard_of
 from model.vision_config import VisionConfig
 
 EMBEDDINGS = "tok_embeddings.weight"
@@ -35,7 +37,7 @@ class Place:
 
 def load(
     model: Transformer,
-    config: ModelConfig,
+    shard: Shard,
     rotation: str,
     tensors: Iterable[tuple[str, Matrix]],
     dtype: torch.dtype,
@@ -43,39 +45,63 @@ def load(
     progress: Callable[[float], None],
     embeddings: torch.dtype | None = None,
 ) -> None:
-    """Fill `model`, built on the meta device, from `tensors` under Mistral's native names.
+    """Fill `model`, built on the meta device, with the shard's parts of `tensors`, which have Mistral's native names.
+
+    The tensors are whole, and all that are not `elsewhere`. Of one that is mapped from a file only the part is read.
 
     `rotation` is the layout of q and k rows in the file: "half" or "adjacent". `progress` gets fractions 0..1.
     The embeddings are stored in the format `embeddings`, or like all others in `dtype`.
     Raises ModelError naming the tensor that is missing, unexpected, duplicate or of the wrong shape.
     """
     _reserve(model, dtype, device)
-    missing = dict(places(config))
+    missing, shapes, upload = dict(places(shard)), _shapes(shard), uploader(device)
     n_places = len(missing)
     for name, tensor in tensors:
-        place = missing.pop(name, None)
-        if place is None:
-            raise ModelError(f"the checkpoint has a tensor {name!r} that a {config.family} model has no place for")
-        if tuple(tensor.shape) != place.shape:
+        place, part = missing.pop(name, None), shard.part(name)
+        if place is None or part is None:
+            raise ModelError(f"the checkpoint has a tensor {name!r} that a {shard.whole.family} model has no place for")
+        if tuple(tensor.shape) != shapes[name]:
             raise ModelError(
-                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(place.shape)}"
+                f"tensor {name!r} has shape {list(tensor.shape)}, the configuration needs {list(shapes[name])}"
             )
-        if place.rotates is not None:
-            order = internal_order(len(tensor), *place.rotates, rotation)
-            tensor = tensor if order is None else tensor[order]
-        if isinstance(tensor, torch.Tensor) and tensor.dim() > 2:
-            tensor = tensor.flatten(1)
-        of_embeddings = place.parameter == EMBEDDINGS
+        of_embeddings = name == EMBEDDINGS
         try:
-            _fill(model, place, tensor, embeddings or dtype if of_embeddings else dtype, device)
-            if of_embeddings and config.tied_head:
-                _tie(model, tensor)
+            own = _internal(_uploaded(cut(tensor, part), upload), place, rotation)
+            if not of_embeddings or model.has_embeddings:
+                _fill(model, place, own, embeddings or dtype if of_embeddings else dtype, device)
+            if of_embeddings and model.has_head and shard.whole.tied_head:
+                _tie(model, own)
         except ValueError as error:
             raise ModelError(f"tensor {name!r} of the checkpoint is damaged: {error}; download it again") from error
         progress(1 - len(missing) / n_places)
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the checkpoint has no tensor {min(missing)!r}{others}")
+
+
+def elsewhere(shard: Shard) -> frozenset[str]:
+    """The native names of the tensors of which only other ranks hold something."""
+    return frozenset(name for name in _shapes(shard) if shard.part(name) is None)
+
+
+def _shapes(shard: Shard) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the whole model, by its native name."""
+    return {name: place.shape for name, place in places(shard_of(shard.whole))}
+
+
+def _uploaded(tensor: Matrix, upload: Callable[[torch.Tensor], torch.Tensor]) -> Matrix:
+    """The tensor on its device; GGUF's matrices on the host, where a scheme converts them."""
+    if isinstance(tensor, torch.Tensor):
+        return upload(tensor)
+    return tensor.moved(upload) if isinstance(tensor, QuantizedMatrix) else tensor
+
+
+def _internal(tensor: Matrix, place: Place, rotation: str) -> Matrix:
+    """The tensor as a matrix, with its rows in the order of the network."""
+    if place.rotates is not None:
+        order = internal_order(len(tensor), *place.rotates, rotation)
+        tensor = tensor if order is None else tensor[order]
+    return tensor.flatten(1) if isinstance(tensor, torch.Tensor) and tensor.dim() > 2 else tensor
 
 
 def _reserve(model: Transformer, dtype: torch.dtype, device: torch.device) -> None:
@@ -112,29 +138,31 @@ def _fill(model: Transformer, place: Place, rows: Matrix, dtype: torch.dtype, de
         first += len(part)
 
 
-def places(config: ModelConfig) -> Iterator[tuple[str, Place]]:
-    """Every tensor of a checkpoint by its native name."""
-    dim = config.dim
-    yield EMBEDDINGS, Place(EMBEDDINGS, 0, (config.vocab_size, dim))
-    for layer in range(config.n_layers):
-        prefix = f"layers.{layer}"
-        yield from _attention_places(f"{prefix}.attention", config)
-        for name in (f"{prefix}.attention_norm.weight", f"{prefix}.ffn_norm.weight"):
-            yield name, Place(name, 0, (dim,))
-        if config.is_sparse(layer):
-            yield from _expert_places(f"{prefix}.feed_forward", config)
+def places(shard: Shard) -> Iterator[tuple[str, Place]]:
+    """Every tensor of a checkpoint of which the shard holds a part, by its native name, with the shape of the part."""
+    config, dim = shard.config, shard.config.dim
+    if shard.has_embeddings:
+        yield EMBEDDINGS, Place(EMBEDDINGS, 0, (len(shard.vocab), dim))
+    for number, layer in enumerate(shard.layers):
+        name, own = f"layers.{layer}", f"layers.{number}"
+        yield from _attention_places(f"{name}.attention", f"{own}.attention", config)
+        for norm in ("attention_norm.weight", "ffn_norm.weight"):
+            yield f"{name}.{norm}", Place(f"{own}.{norm}", 0, (dim,))
+        if config.is_sparse(number):
+            yield from _expert_places(f"{name}.feed_forward", f"{own}.feed_forward", shard)
         else:
-            yield from _feed_forward_places(f"{prefix}.feed_forward", dim, config.hidden_dim)
-    yield "norm.weight", Place("norm.weight", 0, (dim,))
-    if not config.tied_head:
-        yield "output.weight", Place("output.weight", 0, (config.vocab_size, dim))
+            yield from _feed_forward_places(f"{name}.feed_forward", f"{own}.feed_forward", dim, config.hidden_dim)
+    if shard.place.is_last:
+        yield "norm.weight", Place("norm.weight", 0, (dim,))
+        if not config.tied_head:
+            yield "output.weight", Place("output.weight", 0, (len(shard.vocab), dim))
     if config.vision is not None:
         yield from _vision_places(config.vision, dim)
 
 
-def _attention_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
+def _attention_places(name: str, parameter: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
     n_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    return _projection_places(prefix, prefix, config.dim, n_rows, (config.head_dim, config.rope.dim))
+    return _projection_places(name, parameter, config.dim, n_rows, (config.head_dim, config.rope.dim))
 
 
 def _projection_places(
@@ -148,22 +176,22 @@ def _projection_places(
     yield f"{name}.wo.weight", Place(f"{parameter}.wo.weight", 0, (dim, q_rows))
 
 
-def _expert_places(prefix: str, config: ModelConfig) -> Iterator[tuple[str, Place]]:
-    gate = f"{prefix}.gate.weight"
-    yield gate, Place(gate, 0, (config.n_experts, config.dim))
-    for expert in range(config.n_experts):
-        yield from _feed_forward_places(f"{prefix}.experts.{expert}", config.dim, config.expert_dim)
+def _expert_places(name: str, parameter: str, shard: Shard) -> Iterator[tuple[str, Place]]:
+    """The gate, the experts that the shard holds, which the network counts from 0, and the shared ones."""
+    config = shard.config
+    yield f"{name}.gate.weight", Place(f"{parameter}.gate.weight", 0, (config.n_experts, config.dim))
+    for number, expert in enumerate(shard.experts):
+        experts = f"{name}.experts.{expert}", f"{parameter}.experts.{number}"
+        yield from _feed_forward_places(*experts, config.dim, config.expert_dim)
     if config.shared_dim:
-        yield from _feed_forward_places(f"{prefix}.shared_experts", config.dim, config.shared_dim)
+        shared = f"{name}.shared_experts", f"{parameter}.shared_experts"
+        yield from _feed_forward_places(*shared, config.dim, config.shared_dim)
 
 
-def _feed_forward_places(
-    prefix: str, dim: int, hidden_dim: int, parameter: str | None = None
-) -> Iterator[tuple[str, Place]]:
-    own = parameter or prefix
-    yield f"{prefix}.w1.weight", Place(f"{own}.w13.weight", 0, (hidden_dim, dim))
-    yield f"{prefix}.w3.weight", Place(f"{own}.w13.weight", hidden_dim, (hidden_dim, dim))
-    yield f"{prefix}.w2.weight", Place(f"{own}.w2.weight", 0, (dim, hidden_dim))
+def _feed_forward_places(name: str, parameter: str, dim: int, hidden_dim: int) -> Iterator[tuple[str, Place]]:
+    yield f"{name}.w1.weight", Place(f"{parameter}.w13.weight", 0, (hidden_dim, dim))
+    yield f"{name}.w3.weight", Place(f"{parameter}.w13.weight", hidden_dim, (hidden_dim, dim))
+    yield f"{name}.w2.weight", Place(f"{parameter}.w2.weight", 0, (dim, hidden_dim))
 
 
 def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]]:
@@ -179,7 +207,7 @@ def _vision_places(config: VisionConfig, dim: int) -> Iterator[tuple[str, Place]
         )
         for norm in ("attention_norm.weight", "ffn_norm.weight"):
             yield f"{name}.{norm}", Place(f"{own}.{norm}", 0, (config.dim,))
-        yield from _feed_forward_places(f"{name}.feed_forward", config.dim, config.hidden_dim, f"{own}.feed_forward")
+        yield from _feed_forward_places(f"{name}.feed_forward", f"{own}.feed_forward", config.dim, config.hidden_dim)
     yield from _adapter_places(config, dim)
 
 

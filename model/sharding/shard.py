@@ -45,9 +45,32 @@ class Shard:
     experts: range
 
     @property
+    def vocab_widths(self) -> tuple[int, ...]:
+        """Number of rows of the embeddings and of the output head that each rank of a stage holds."""
+        n = self.place.layout.tensor
+        return tuple(len(_vocab_part(self.whole.vocab_size, n, rank)) for rank in range(n))
+
+    @property
     def has_embeddings(self) -> bool:
         """Whether it needs the embeddings: in the first stage, and in the last for a tied head."""
         return self.place.is_first or (self.place.is_last and self.whole.tied_head)
+
+    def keeps_embeddings(self, *, quantizes_head: bool) -> bool:
+        """Whether they stay in its memory as they are. Where the head is quantized, a tied one is a copy."""
+        return self.place.is_first or (self.has_embeddings and not quantizes_head)
+
+    @property
+    def n_table_parameters(self) -> int:
+        """Number of weights in its part of the embeddings, or of the output head."""
+        return len(self.vocab) * self.whole.dim
+
+    @property
+    def n_layer_parameters(self) -> int:
+        """Number of weights in its part of its layers."""
+        config, all_layers = self.config, range(len(self.layers))
+        n_absent = config.n_experts - len(self.experts)
+        absent = sum(map(config.is_sparse, all_layers)) * n_absent * 3 * config.dim * config.expert_dim
+        return sum(map(config.layer_parameters, all_layers)) - absent
 
     def part(self, name: str) -> Part | None:
         """Its part of the tensor with this native name; None if it holds nothing of it."""
@@ -103,8 +126,7 @@ def shard_of(config: ModelConfig, place: Place = SINGLE) -> Shard:
         stage=StageConfig(layers.start, config.pool_windows),
         vision=config.vision if place.is_first else None,
     )
-    width = -(-config.vocab_size // (n * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
-    vocab = range(min(rank * width, config.vocab_size), min((rank + 1) * width, config.vocab_size))
+    vocab = _vocab_part(config.vocab_size, n, rank)
     experts = _share(config.n_experts, n, rank) if layout.experts else range(config.n_experts)
     return Shard(place, config, own, layers, vocab, experts)
 
@@ -140,7 +162,7 @@ def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
         yield f"{config.n_experts} experts"
     if config.n_experts and not experts and config.expert_dim % n:
         yield f"the experts' hidden size {config.expert_dim}"
-    if config.vocab_size <= (n - 1) * -(-config.vocab_size // (n * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE:
+    if not all(_vocab_part(config.vocab_size, n, part) for part in range(n)):
         yield f"a vocabulary of {config.vocab_size} in parts of {VOCAB_MULTIPLE}"
 
 
@@ -152,6 +174,13 @@ def _attention_part(shard: Shard, name: str) -> Part:
         heads = _share(whole.n_kv_heads, n, rank) if n <= whole.n_kv_heads else _one(rank * whole.n_kv_heads // n)
     rows = range(heads.start * whole.head_dim, heads.stop * whole.head_dim)
     return Part(columns=rows) if name == "wo" else Part(rows=rows)
+
+
+def _vocab_part(vocab_size: int, n_parts: int, part: int) -> range:
+    """Rows of the embeddings. Worked example: 96 tokens are 6 times 16; four parts have 16, 32, 16 and 32."""
+    n_units = -(-vocab_size // VOCAB_MULTIPLE)
+    first, stop = (at * n_units // n_parts * VOCAB_MULTIPLE for at in (part, part + 1))
+    return range(first, min(stop, vocab_size))
 
 
 def _share(n_items: int, n_parts: int, part: int) -> range:

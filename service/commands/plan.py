@@ -66,14 +66,20 @@ def _print(plan: MemoryPlan, device: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, text in lines(plan, device):
         console.print(f"{name:14}{text}", markup=False)
+    if len(plan.ranks) > 1:
+        console.print(ranks(plan))
     console.print(table(plan))
 
 
 def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
     """The lines of the plan, each as its title and its text."""
     memory = "memory unknown; give --memory 80GiB to see what fits" if plan.memory is None else size(plan.memory)
-    yield "device", f"{device}, {memory}"
-    yield "weights", f"{size(plan.weights)}, {plan.parameters:,} in {plan.stored}"
+    in_group = len(plan.ranks) > 1
+    yield "device", f"{device}, {memory}{' for each rank' if in_group and plan.memory is not None else ''}"
+    if in_group:
+        yield "layout", f"{plan.layout}, {len(plan.ranks)} ranks; the sizes below are of the rank that needs most"
+    part = "its part of " if in_group else ""
+    yield "weights", f"{size(plan.weights)}, {part}{plan.parameters:,} in {plan.stored}"
     if plan.encoder:
         yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
         yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"
@@ -83,17 +89,35 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"
         pages = "" if pool.n_pages is None else f", {pool.n_pages:,} pages of {plan.page_size} tokens"
         yield "", f"{pool.token_bytes:,} in {pool.layers} layers {within}{pages}"
-    yield "an adapter", f"{size(plan.adapter)} with LoRA of rank {ADAPTER_RANK}, {plan.adapters} may be in memory"
+    if not in_group:  # ranks have no adapters
+        yield "an adapter", f"{size(plan.adapter)} with LoRA of rank {ADAPTER_RANK}, {plan.adapters} may be in memory"
     if plan.cache is not None:
         yield "cache", size(plan.cache)
         if plan.served != plan.context:
             yield "longest", f"{plan.served:,} of {plan.context:,} tokens fit"
 
 
+def ranks(plan: MemoryPlan) -> Table:
+    """What each rank holds."""
+    made = _right("rank", "layers", "beside them", "weights", "a token", "cache")
+    for rank in plan.ranks:
+        beside = ", ".join(["embeddings"] * rank.embeddings + ["head"] * rank.head)
+        layers = f"{rank.first_layer} to {rank.first_layer + rank.layers - 1}"
+        cache = "?" if rank.cache is None else size(rank.cache)
+        made.add_row(str(rank.rank), layers, beside, size(rank.weights), f"{rank.token:,}", cache)
+    return made
+
+
 def table(plan: MemoryPlan) -> Table:
-    made = Table("tokens", "a sequence takes", "sequences that fit")
-    for column in made.columns:
-        column.justify = "right"
+    made = _right("tokens", "a sequence takes", "sequences that fit")
     for fit in plan.fits:
         made.add_row(f"{fit.tokens:,}", size(fit.n_bytes), "?" if fit.sequences is None else f"{fit.sequences:,}")
+    return made
+
+
+def _right(*titles: str) -> Table:
+    """A table without rows, its columns aligned to the right."""
+    made = Table(*titles)
+    for column in made.columns:
+        column.justify = "right"
     return made

@@ -10,6 +10,9 @@ from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.settings import Settings
 
+ALONE, SHARED = "model.loading:create", "model.ranks.start:create"
+"""What loads the model in the engine process: for one process, and for several ranks."""
+
 
 def run(settings: Settings) -> int:
     """Serve until a signal comes; returns the exit code. Raises NoriaError when the service cannot start.
@@ -28,8 +31,9 @@ def run(settings: Settings) -> int:
         from service.engine.supervision.process import EngineProcess
 
         logs.configure(settings.log_format, settings.level())
+        runner = SHARED if settings.layout.size > 1 else ALONE
         client = EngineClient(
-            lambda: EngineProcess(log=(settings.log_format, logs.level())),
+            lambda: EngineProcess(runner, (settings.log_format, logs.level())),
             step_timeout=settings.step_timeout,
             spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),

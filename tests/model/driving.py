@@ -4,7 +4,7 @@ Memory that has not been written, or has been released, holds NaN: reading any o
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from model.network.fused import FusedLayers
 from model.network.lora import Adapter, StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
+from model.sharding.shard import shard_of
 from model.step.packing import pack
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def tiny(windows: Sequence[int | None] = (None, None), **changes: object) -> Mod
 def random_tensors(config: ModelConfig, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint under native names. Their values are large enough to make attention sharp."""
     generator = torch.Generator().manual_seed(seed)
-    for name, place in weights.places(config):
+    for name, place in weights.places(shard_of(config)):
         tensor = torch.randn(place.shape, generator=generator) * (place.shape[-1] ** -0.5) * 1.5
         yield name, 1 + 0.1 * tensor if name.endswith("norm.weight") else tensor
 
@@ -80,8 +81,8 @@ class RandomWeights:
     block_bits: float | None = None
     fingerprint: str = "random"
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]:
-        return random_tensors(self.config)
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
+        return ((name, tensor) for name, tensor in random_tensors(self.config) if name not in skip)
 
 
 def checkpoint(config: ModelConfig) -> Checkpoint:
@@ -92,7 +93,7 @@ def checkpoint(config: ModelConfig) -> Checkpoint:
 def random_model(config: ModelConfig, seed: int = 0, device: torch.device = CPU) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, config, "half", random_tensors(config, seed), torch.float32, device, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config, seed), torch.float32, device, lambda _: None)
     return model
 
 
@@ -101,7 +102,7 @@ def loaded(source: Path | Checkpoint, scheme: str = "none") -> Transformer:
     opened = open_checkpoint(source) if isinstance(source, Path) else source
     with torch.device("meta"):
         model = Transformer(opened.config, scheme)
-    weights.load(model, opened.config, opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(opened.config), opened.rotation, opened.tensors(), torch.float32, CPU, lambda _: None)
     return model.eval()
 
 

@@ -3,7 +3,7 @@
 import math
 import mmap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +39,13 @@ class GgufWeights:
     def block_bits(self) -> float | None:
         return self.index.block_bits
 
-    def tensors(self) -> Iterator[tuple[str, Matrix]]:
+    def tensors(self, skip: Collection[str] = ()) -> Iterator[tuple[str, Matrix]]:
         """Native names and weights: tensors if nothing in the file is quantized, else encoded matrices only."""
         quantized = self.index.quantized
         for number, path in enumerate(self.index.paths):
             file = _mapped(path)
             for entry in self.index.entries:
-                if entry.file != number:
+                if entry.file != number or entry.name in skip:
                     continue
                 data = file[entry.offset : entry.offset + entry.n_bytes]
                 if len(data) < entry.n_bytes:

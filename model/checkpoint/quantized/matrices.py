@@ -1,5 +1,6 @@
 """Matrices of quantized safetensors: values with scales, and packed integers in groups."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -37,6 +38,15 @@ class ScaledMatrix(QuantizedMatrix):
 
     def __getitem__(self, rows: slice | Tensor) -> "ScaledMatrix":
         return self.moved(lambda tensor: tensor[rows])
+
+    def columns(self, columns: range) -> "ScaledMatrix":
+        scales, zeros, group = self.scales, self.zeros, self.group
+        if scales is not None:
+            scales, group = _columns_of(scales, self.group, columns)
+        if zeros is not None:
+            zeros, _ = _columns_of(zeros, self.group, columns)
+        values = self.values[:, columns.start : columns.stop]
+        return replace(self, values=values, scales=scales, group=group, zeros=zeros)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "ScaledMatrix":
         scales, zeros = (None if part is None else move(part) for part in (self.scales, self.zeros))
@@ -107,6 +117,20 @@ class PackedMatrix(QuantizedMatrix):
             packed = packed[rows] if self.order == "rows" else packed[:, rows]
         return replace(self, packed=packed, outputs=outputs, scales=self.scales[rows], zeros=self.zeros[rows])
 
+    @property
+    def unit(self) -> int:
+        return 1 if self.order == "awq" else 32 // self.bits
+
+    def columns(self, columns: range) -> "PackedMatrix":
+        words = slice(columns.start // self.unit, -(-columns.stop // self.unit))
+        own = replace(
+            self, packed=self.packed[:, words] if self.order == "rows" else self.packed[words], n_in=len(columns)
+        )
+        if self.channels is not None:
+            return replace(own, channels=self.channels[columns.start : columns.stop])
+        (scales, group), (zeros, _) = (_columns_of(table, self.group, columns) for table in (self.scales, self.zeros))
+        return replace(own, scales=scales, zeros=zeros, group=group)
+
     def moved(self, move: Callable[[Tensor], Tensor]) -> "PackedMatrix":
         channels, outputs = (None if part is None else move(part) for part in (self.channels, self.outputs))
         return replace(
@@ -172,6 +196,18 @@ class PackedMatrix(QuantizedMatrix):
         scales, zeros = (_spread(table, self.group // group, self.n_in // group) for table in (self.scales, self.zeros))
         shape = len(self), self.n_in // group
         return self.integers().unflatten(1, (-1, group)), check_finite(scales.expand(shape)), zeros.expand(shape)
+
+
+def _columns_of(table: Tensor, group: int, columns: range) -> tuple[Tensor, int]:
+    """A table [n_out, n_groups] for some channels, and the number of channels that now share an entry.
+
+    Where the channels begin within a group, an entry stands for a smaller group. Worked example: channels 96..191 in
+    groups of 64 are groups of 32, with the entries of groups 1, 2 and 2.
+    """
+    if table.shape[1] == 1:
+        return table, len(columns)
+    smaller = math.gcd(group, columns.start)
+    return table[:, torch.arange(columns.start, columns.stop, smaller) // group], smaller
 
 
 def unpack_words(packed: Tensor, bits: int) -> Tensor:

@@ -37,21 +37,21 @@ class PackedWeights:
 class PackedExperts:
     """The weights of a block of sparse experts, all in one place for the kernels.
 
-    gate [n_experts, dim] float32; `experts` and `shared` are pairs of w13 and w2. `load` [n_experts] int64 counts the
-    tokens of each expert. `n_in` is dim.
+    gate [n_experts, dim] float32; `experts` and `shared` are pairs of w13 and w2, None for an expert that another rank
+    holds. `load` [n_experts] int64 counts the tokens of each expert. `n_in` is dim.
     """
 
     def __init__(
         self,
         gate: Tensor,
-        experts: Sequence[tuple[PackedWeights, PackedWeights]],
+        experts: Sequence[tuple[PackedWeights, PackedWeights] | None],
         shared: tuple[PackedWeights, PackedWeights] | None,
         load: Tensor,
         n_used: int,
         routed_scale: float,
     ) -> None:
-        self.n_in = experts[0][0].n_in
-        pointers = [_pointers([weights.record for weights in column]) for column in zip(*experts, strict=True)]
+        self.n_in = gate.shape[1]
+        pointers = [_pointers([None if pair is None else pair[i].record for pair in experts]) for i in range(2)]
         self._owners = (gate, experts, shared, load, pointers)  # keep alive the memory that the record points to
         self.record = ExpertsRecord(
             gate.data_ptr(),
@@ -64,8 +64,9 @@ class PackedExperts:
         )
 
 
-def _pointers(records: Sequence[WeightsRecord]) -> "ctypes.Array[Any]":
-    return (ctypes.c_void_p * len(records))(*map(ctypes.addressof, records))
+def _pointers(records: Sequence[WeightsRecord | None]) -> "ctypes.Array[Any]":
+    addresses = (None if record is None else ctypes.addressof(record) for record in records)
+    return (ctypes.c_void_p * len(records))(*addresses)
 
 
 def padded(n: int, multiple: int) -> int:

@@ -20,6 +20,7 @@ from model.linear.selection import PROJECTIONS
 from model.network import weights
 from model.network.moe import MoE
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
 from tests.model.kernels.triton_case import NAMES, close, small_tiles
 
@@ -109,13 +110,13 @@ def test_what_is_not_finite_is_refused(scheme: str) -> None:
     with pytest.raises(
         ModelError, match=r"'layers.0.attention.wo.weight' of the checkpoint is damaged: a value is not"
     ):
-        weights.load(model, config, "half", damaged, torch.float32, CPU, lambda _: None)
+        weights.load(model, shard_of(config), "half", damaged, torch.float32, CPU, lambda _: None)
 
 
 def network(config: ModelConfig, scheme: str) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
     return model.eval()
 
 
@@ -144,7 +145,7 @@ def test_network_in_the_kernels(scheme: str, changes: dict[str, object], monkeyp
     for module in model.modules():
         if isinstance(module, MoE):
             module.reserve(torch.float32, CPU)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
     expected = Driver(plain, SdpaAttention()).whole(TOKENS[:3])
     monkeypatch.setattr(triton, "serves", lambda x: True)
     close(Driver(model, SdpaAttention()).whole(TOKENS[:3]), expected)

@@ -17,6 +17,7 @@ from model.memory import sizes as memory
 from model.memory.sizes import PoolSizes
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, EXPERTS, random_tensors, tiny
 
 # tiny(): 2 KV heads of 8, so a page of 4 positions holds 2 * 4 * 16 values a layer: 512 bytes in float32.
@@ -101,15 +102,15 @@ def test_least_length() -> None:
 
 
 def test_weights_that_do_not_fit_name_a_dtype_that_does() -> None:
-    config = tiny()
-    n = config.n_parameters
-    memory.check_weights(config, 4 * n, "float32", 4 * n, "this machine")
+    shard = shard_of(tiny())
+    n = shard.whole.n_parameters
+    memory.check_weights(shard, 4 * n, "float32", 4 * n, "this machine")
     with pytest.raises(OptionError, match=r"in float32, this machine has .* --dtype bfloat16 would need"):
-        memory.check_weights(config, 4 * n, "float32", 3 * n, "this machine")
+        memory.check_weights(shard, 4 * n, "float32", 3 * n, "this machine")
     with pytest.raises(OptionError, match="choose a smaller model"):
-        memory.check_weights(config, 4 * n, "float32", n, "this machine")
+        memory.check_weights(shard, 4 * n, "float32", n, "this machine")
     with pytest.raises(OptionError, match=r"in int8, this machine has .*; choose a smaller model"):
-        memory.check_weights(config, n, "int8", n - 1, "this machine")
+        memory.check_weights(shard, n, "int8", n - 1, "this machine")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -117,9 +118,11 @@ def test_quantized_weights_count_their_bits_and_the_embeddings_their_bytes(tied:
     """A tied head is stored twice: in the embeddings' format and quantized."""
     config = tiny(tied_head=tied)
     embeddings, layers = 64 * 32, 2 * (32 * 8 * 12 + 3 * 32 * 48 + 2 * 32) + 32
-    assert memory.weight_bytes(config, SCHEMES["none"], "float32") == 4 * (layers + embeddings * (1 if tied else 2))
+    assert memory.weight_bytes(shard_of(config), SCHEMES["none"], "float32") == 4 * (
+        layers + embeddings * (1 if tied else 2)
+    )
     assert (
-        memory.weight_bytes(config, SCHEMES["int4"], "bfloat16", 4.5)
+        memory.weight_bytes(shard_of(config), SCHEMES["int4"], "bfloat16", 4.5)
         == 2 * embeddings + (layers + embeddings) * 4.5 / 8
     )
 
@@ -140,7 +143,14 @@ def test_the_weights_of_sparse_layers_are_counted() -> None:
     with torch.device("meta"):
         model = Transformer(SPARSE, "bfloat16")
     weights.load(
-        model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None, embeddings=torch.bfloat16
+        model,
+        shard_of(SPARSE),
+        "half",
+        random_tensors(SPARSE),
+        torch.float32,
+        CPU,
+        lambda _: None,
+        embeddings=torch.bfloat16,
     )
     packed = [part.packed for part in model.modules() if isinstance(part, Compiled)]
     small = [
@@ -148,7 +158,7 @@ def test_the_weights_of_sparse_layers_are_counted() -> None:
         model.layers[1].feed_forward.gate.weight,
     ]
     stored = model.tok_embeddings.weight.nbytes + sum(part.packed.nbytes for part in packed if part is not None)
-    expected = memory.weight_bytes(SPARSE, SCHEMES["bfloat16"], "bfloat16")
+    expected = memory.weight_bytes(shard_of(SPARSE), SCHEMES["bfloat16"], "bfloat16")
     assert expected == stored + 2 * sum(weight.numel() for weight in small)
 
 
@@ -156,7 +166,7 @@ def test_the_step_of_sparse_layers_is_not_underestimated() -> None:
     """The kernels' memory for the experts of a step is a part of the estimate."""
     with torch.device("meta"):
         model = Transformer(SPARSE, "int8")
-    weights.load(model, SPARSE, "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(SPARSE), "half", random_tensors(SPARSE), torch.float32, CPU, lambda _: None)
     block, kernels = model.layers[1].feed_forward, native.kernels()
     assert kernels is not None
     for n in (64, 512):

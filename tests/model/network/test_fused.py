@@ -21,6 +21,7 @@ from model.network.fused import fuse
 from model.network.lora import Adapter, LowRank, Part
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
+from model.sharding.shard import shard_of
 from model.step.packing import pack
 from tests.model.driving import CPU, EXPERTS, Driver, network, random_model, random_tensors, tiny
 
@@ -32,7 +33,7 @@ def quantized(scheme: str, **changes: Any) -> Transformer:
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
     return model.eval()
 
 

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from model.checkpoint.matrices import split_experts
+from model.checkpoint.open import split_experts
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.attention.attending import SWIFT, make
 from tests.model.checkpoint.native_files import save_native
 from tests.model.driving import CPU, EXPERTS, Driver, loaded, random_tensors, tiny
@@ -189,7 +190,7 @@ def test_configuration_and_network_count_alike(changes: dict[str, int]) -> None:
 def _whole(config: ModelConfig, rotation: str, tensors: dict[str, Tensor]) -> Tensor:
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, config, rotation, tensors.items(), torch.float32, CPU, lambda done: None)
+    weights.load(model, shard_of(config), rotation, tensors.items(), torch.float32, CPU, lambda done: None)
     return Driver(model, make("reference")).whole([11, 5, 9, 60, 2, 33])
 
 
@@ -217,7 +218,7 @@ def test_a_tensor_twice_is_refused() -> None:
     with torch.device("meta"):
         model = Transformer(config)
     with pytest.raises(ModelError, match=r"'tok_embeddings\.weight'"):
-        weights.load(model, config, "half", twice, torch.float32, CPU, lambda done: None)
+        weights.load(model, shard_of(config), "half", twice, torch.float32, CPU, lambda done: None)
 
 
 def test_progress_reaches_one() -> None:
@@ -225,6 +226,6 @@ def test_progress_reaches_one() -> None:
     config = tiny()
     with torch.device("meta"):
         model = Transformer(config)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, seen.append)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0

@@ -10,6 +10,7 @@ from model.kernels.cpu import native
 from model.network import weights
 from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, random_tensors, tiny
 
 VISION = VisionConfig(64, 2, 4, 16, 128, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
@@ -22,7 +23,7 @@ def encoder(scheme: str) -> ImageEncoder:
     with torch.device("meta"):
         model = Transformer(config)
         model.vision = ImageEncoder(VISION, config.dim, config.norm_eps, scheme)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None)
     return model.vision
 
 

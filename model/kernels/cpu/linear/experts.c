@@ -38,10 +38,18 @@ INLINE void *take(char **at, int64_t bytes) {
 
 INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* An expert that is here: all have its sizes. */
+INLINE int64_t some_expert(const experts_t *e) {
+    int64_t i = 0;
+    while (!e->w13[i]) i++;
+    return i;
+}
+
 /* Divides scratch memory among the arrays; `rest` is the scratch of products. Returns all bytes. */
 static int64_t divide(block *b, char *scratch) {
     const experts_t *e = b->e;
-    int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = e->w13[0]->n_out, dim = e->w13[0]->n_in;
+    const weights *w13 = e->w13[some_expert(e)];
+    int64_t n = b->n_rows, pairs = n * e->n_used, gate_up = w13->n_out, dim = w13->n_in;
     int64_t shared = e->shared_w13 ? e->shared_w13->n_out : 0;
     char *at = scratch;
     b->dim = (int)dim;
@@ -56,7 +64,7 @@ static int64_t divide(block *b, char *scratch) {
     b->shared_gate_up = take(&at, n * shared * 4);
     b->out = take(&at, pairs * dim * 4);
     b->rest = at;
-    int64_t a_channel = e->w13[0]->format == BF16 ? 4 : 2; /* at most, with the channels padded to 64 */
+    int64_t a_channel = w13->format == BF16 ? 4 : 2; /* at most, with the channels padded to 64 */
     int64_t widest = larger_of(pairs * (larger_of(dim, gate_up / 2) + 63), n * (larger_of(dim, shared / 2) + 63));
     return at - scratch + widest * a_channel;
 }
@@ -135,7 +143,7 @@ static void sort(block *b) {
     begins[0] = 0;
 }
 
-/* y += the outputs of each token's pairs times their shares, in order. */
+/* y += the outputs of each token's pairs times their shares, in order, without those of experts elsewhere. */
 static void add_some(void *context, int task, int thread) {
     const block *b = context;
     int64_t n_used = b->e->n_used, n = b->dim;
@@ -146,6 +154,7 @@ static void add_some(void *context, int task, int thread) {
             int left = (int)(n - i), whole = left >= LANES;
             vf total = splat(0);
             for (int64_t pair = row * n_used; pair < (row + 1) * n_used; pair++) {
+                if (!b->e->w2[b->chosen[pair]]) continue;
                 const float *out = b->out + b->places[pair] * n + i;
                 total += (whole ? load(out) : load_some(out, left)) * splat(b->shares[pair]);
             }
@@ -155,13 +164,13 @@ static void add_some(void *context, int task, int thread) {
     }
 }
 
-/* The products of all experts that have tokens: w13 over x, or w2 over what w13 gave. */
+/* The products of all experts here that have tokens: w13 over x, or w2 over what w13 gave. */
 static void multiply_all(const block *b, const weights *const *w, int kind) {
     int n = 0;
     for (int i = 0; i < b->e->n_experts; i++) {
         int64_t first = b->begins[i];
         int n_rows = b->begins[i + 1] - b->begins[i];
-        if (!n_rows) continue;
+        if (!n_rows || !w[i]) continue;
         call *c = b->calls + n++;
         *c = (call){.w = w[i], .n_rows = n_rows, .kind = kind, .eps = b->eps};
         if (kind == GATED) {
