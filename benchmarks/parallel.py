@@ -71,13 +71,11 @@ def measure(case: Case) -> Found:
     return found
 
 
-def table(found: Mapping[str, Found]) -> Table:
-    result = Table("layout", "", "tokens/s", "kB a step", "waiting", "idle")
-    for name, case in found.items():
-        for what, row in case["rows"].items():
-            sent = f"{row['step_bytes'] / 1000:.0f}"
-            result.add_row(name, what, f"{row['speed']:.1f}", sent, percent(row["waiting"]), percents(row["idle"]))
-        result.add_section()
+def table(name: str, found: Found) -> Table:
+    result = Table(name, "tokens/s", "kB a step", "waiting", "idle")
+    for what, row in found["rows"].items():
+        sent = f"{row['step_bytes'] / 1000:.0f}"
+        result.add_row(what, f"{row['speed']:.1f}", sent, percent(row["waiting"]), percents(row["idle"]))
     return result
 
 
@@ -119,9 +117,8 @@ def main() -> None:
         for name, case in cases(args, Path(directory)):
             status.update(name)
             found[name] = measure(case)
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    console.print(f"{', '.join(machine.instruction_sets())}; load average {load}")
-    console.print(table(found))
+            console.print(table(name, found[name]))
+            console.print(f"load average {' '.join(f'{value:.1f}' for value in os.getloadavg())}")
     if args.idle:
         console.print(schedule_table())
     if args.output:
