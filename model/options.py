@@ -170,7 +170,7 @@ class RunnerOptions:
     )
     max_step_tokens: int | None = option(
         None,
-        "Maximum number of tokens in a step.",
+        "Maximum number of tokens in a step; in a pipeline, in all steps in flight together.",
         unset="{}, on a GPU {}; never below --max-sequences".format(*(limits[1] for limits in STEP_LIMITS.values())),
         least=1,
         most=2**20,

@@ -111,6 +111,7 @@ class ImageRunner(FakeRunner):
             if placed.span.start <= position < placed.span.stop:
                 work = self.done[placed.image]
                 assert work.stop == work.n_patches, "an image is read before it is encoded"
+                assert bytes(work.pixels[:1]) != BAD, "an image is read that could not be encoded"
                 return _at(placed, work.pixels[0], position, item.tokens[position])
         return item.tokens[position]
 
