@@ -1,4 +1,4 @@
-"""Models that several ranks share, over HTTP: the answers are those of one process, and the ranks live and end together."""
+"""Models that several ranks share, over HTTP: the answers are those of one process, and the ranks end together."""
 
 import json
 import signal

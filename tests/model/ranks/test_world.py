@@ -34,7 +34,7 @@ def test_a_variable_that_is_no_number() -> None:
 def test_torchrun_starts_as_many_processes_as_there_are_ranks() -> None:
     check_size(None, 2)
     check_size(from_environment(TORCHRUN), 4)
-    with pytest.raises(OptionError, match="started 4 processes .* is 2: the two numbers must be equal"):
+    with pytest.raises(OptionError, match=r"started 4 processes .* is 2: the two numbers must be equal"):
         check_size(from_environment(TORCHRUN), 2)
 
 
