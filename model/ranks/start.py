@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from model import loading
 from model.checkpoint.files import Progress
 from model.errors import NoriaError, OptionError
@@ -121,8 +119,7 @@ def _load(
     own = load_part(options, world, joined.store, report, compare, agree)
     runner = ParallelRunner(own, options.layout.place(0), followers)
     progress.note(0, "warming up", 0.0)
-    with torch.inference_mode():
-        first_steps(runner)
+    first_steps(runner)
     runner.warmed()
     log.info("%d ranks share the model: %s", world.size, options.layout.name)
     return runner
