@@ -145,6 +145,8 @@ def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--chat-template", "missing"), ["--chat-template", "no such file"]),
         (("--host", "256.0.0.1", "--port", "0"), ["256.0.0.1"]),
         (("./no-such-model", "--port", "0"), ["no-such-model"]),
+        (("--pipeline-parallel-size", "2", "--lora-dir", "."), ["--lora-dir", "2 ranks share"]),
+        (("--pipeline-parallel-size", "2", "--lora", "a=."), ["--lora", "2 ranks share"]),
     ],
 )
 def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
