@@ -1,6 +1,6 @@
 """Load a model: open its checkpoint, choose how it runs, size its cache, read its weights, warm it up."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -11,13 +11,12 @@ import torch
 
 from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
-from model.batch import PageTable, PoolSpec, RunnerInfo, Slice, StepBatch
+from model.batch import PoolSpec, RunnerInfo
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError, one_line
 from model.grammar.archive import pack
-from model.image_spans import ImageWork
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import stored_as
@@ -29,13 +28,14 @@ from model.memory import sizes as memory
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
+from model.network.group import Group
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
-from model.sampling_params import SamplingParams
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
+from model.warming import first_steps
 
 RETURN_AFTER = 2**27
 """Values that are loaded before free memory is returned to the system: a call takes milliseconds."""
@@ -48,11 +48,18 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     memory runs out although the check found enough: other programs may have taken it.
     """
     chosen = RunnerOptions(**options)
-    _check(chosen)
+    check_options(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    try:
+    with memory_errors():
         return load_from(checkpoint, chosen, progress)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Errors inside for want of memory raise OptionError."""
+    try:
+        yield
     except Exception as error:
         if not of_memory(error):
             raise
@@ -61,23 +68,49 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
         ) from error
 
 
-@torch.inference_mode()
 def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress) -> ModelRunner:
-    """Choose, size, read, warm up. On a GPU the cache gets the memory that weights and a measured step leave."""
+    """Choose, size, read, warm up."""
     setup = choose(checkpoint, options)
+    runner = load(setup, checkpoint, progress)
+    progress("warming up", 0.0)
+    with torch.inference_mode():
+        warm(runner, setup)
+    return runner
+
+
+Agree = Callable[[Sequence[int]], Sequence[int]]
+"""The least of each number over all ranks."""
+
+
+class Membership(NamedTuple):
+    """The group of a rank while it loads, the number of ranks of its host, which share the memory, and its runner."""
+
+    group: Group | None = None
+    agree: Agree = tuple
+    n_local: int = 1
+    runner: Callable[..., ModelRunner] = ModelRunner
+
+
+ALONE = Membership()
+
+
+@torch.inference_mode()
+def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membership = ALONE) -> ModelRunner:
+    """Size and read what this rank holds. On a GPU the cache gets the memory that weights and a measured step leave."""
+    options = setup.options
     gpu = profile.watched(setup.device) if options.cache_memory is None else None
-    sizes = size(setup, checkpoint.block_bits, gpu, reserved := _reserved(setup))
-    model = read(setup, checkpoint, progress)
+    sizes = size(setup, checkpoint.block_bits, gpu, reserved := _reserved(setup), member.n_local)
+    (length,) = member.agree((sizes.length,))
+    sizes = sizes._replace(length=length)
+    model = read(setup, checkpoint, progress, member.group)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
-    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint))
+    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint), member.runner)
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
-    runner = build(sizes.length, setup.pool_sizes.pools(*sizes))
-    progress("warming up", 0.0)
-    warm(runner, setup)
-    return runner
+    length, *pages = member.agree((sizes.length, *(pool.n_pages for pool in setup.pool_sizes.pools(*sizes))))
+    return build(length, tuple(map(PoolSpec, setup.config.pool_windows, pages)))
 
 
 class Sizes(NamedTuple):
@@ -87,17 +120,19 @@ class Sizes(NamedTuple):
     cache: int
 
 
-def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int) -> Sizes:
+def size(
+    setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | None, reserved: int, n_local: int = 1
+) -> Sizes:
     """The sizes that fit beside the weights, which are not read yet, and `reserved` bytes.
 
-    `block_bits` are the checkpoint's.
+    `block_bits` are the checkpoint's. On a CPU `n_local` ranks share the memory.
 
     On a `gpu`, whose steps are measured later, they are upper limits: a step counts as nothing. See `_measure`.
     Raises OptionError if the weights, or the sequences that the options require, do not fit.
     """
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
     needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, block_bits)
-    free = free_bytes(device) - reserved
+    free = free_bytes(device) // (n_local if device.type == "cpu" else 1) - reserved
     where = "the GPU" if device.type == "cuda" else "this machine"
     memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
@@ -112,10 +147,10 @@ def size(setup: Setup, block_bits: float | None, gpu: profile.DeviceMemory | Non
     return Sizes(length, budget if options.cache_memory is not None else min(budget, pools.most_useful(length)))
 
 
-def read(setup: Setup, checkpoint: Checkpoint, progress: Progress) -> Transformer:
+def read(setup: Setup, checkpoint: Checkpoint, progress: Progress, group: Group | None = None) -> Transformer:
     """The network with the weights that this rank holds. Raises ModelError for a damaged checkpoint."""
     with torch.device("meta"):
-        model = Transformer(setup.config, setup.scheme.name, setup.shard)
+        model = Transformer(setup.config, setup.scheme.name, setup.shard, group)
     if setup.options.deterministic:
         linear.fix_tiles(model)
     if setup.scheme.compiled and native.kernels() is not None:
@@ -159,8 +194,7 @@ def _naming(path: str) -> Iterator[None]:
 
 def warm(runner: ModelRunner, setup: Setup) -> None:
     """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
-    _first_steps(runner)
-    _first_image(runner)
+    first_steps(runner)
     if setup.device.type == "cuda" and setup.attention.capturable:
         runner.record(setup.pool_sizes.max_sequences, CudaCapture())
     runner.warmed()
@@ -183,11 +217,13 @@ def _runner(
     masks: Masks,
     adapters: AdapterStore,
     description: dict[str, str],
+    runner: Callable[..., ModelRunner],
     length: int,
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
     """A runner for sequences of `length` tokens, with these pools."""
     config, limits, backend, device = setup.config, setup.pool_sizes, setup.attention, setup.device
+    layout = setup.shard.place.layout
     info = RunnerInfo(
         backend.page_size,
         specs,
@@ -197,13 +233,15 @@ def _runner(
         limits.max_sequences,
         limits.max_step_tokens,
         description,
-        device.type == "cuda",
+        device.type == "cuda" and layout.size == 1,
         setup.images.format if setup.images else None,
         setup.images.tokens if setup.images else 0,
         max_adapters=setup.options.max_loras,
+        pipeline=layout.pipeline,
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
-    return ModelRunner(model, pools, backend, RopeTables.build(config, length, device), info, masks, adapters)
+    tables = RopeTables.build(config, length, device)
+    return runner(model, pools, backend, tables, info, masks, adapters)
 
 
 def _reserved(setup: Setup) -> int:
@@ -231,7 +269,8 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
     return Sizes(min(upper.length, fits), budget)
 
 
-def _check(options: RunnerOptions) -> None:
+def check_options(options: RunnerOptions) -> None:
+    """Raise OptionError for options that cannot be used together."""
     check_limits(options)
     share = options.gpu_memory_utilization
     if share is None:
@@ -243,7 +282,7 @@ def _check(options: RunnerOptions) -> None:
 
 
 def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
-    device = setup.device
+    device, layout = setup.device, setup.shard.place.layout
     stored = stored_as(setup.scheme, name_of(setup.dtype), checkpoint.block_bits)
     return {
         "family": setup.config.family,
@@ -254,34 +293,8 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,
         "quantize": setup.chosen.name,
+        **({"layout": layout.name} if layout.size > 1 else {}),
         **({"checkpoint": f"{checkpoint.summary}; served as {stored}"} if checkpoint.summary else {}),
         "kernels": native.describe(native.kernels() if device.type == "cpu" else None),
         "torch": torch.__version__,
     }
-
-
-def _first_image(runner: ModelRunner) -> None:
-    """Encode the smallest image. Raises ModelError if the encoder does not work."""
-    if (form := runner.info.images) is None:
-        return
-    n_patches = form.n_patches(1, 1)
-    work = ImageWork(0, 1, 1, bytes(form.n_bytes(1, 1)), 0, n_patches, n_patches)
-    faults = runner.step(StepBatch((), images=(work,))).image_faults
-    runner.step(StepBatch((), forgotten=(work.image,)))
-    if faults:
-        raise ModelError(f"no image can be encoded: {faults[work.image]}")
-
-
-def _first_steps(runner: ModelRunner) -> None:
-    """Run a prompt, then its last token alone: prefill and decode use different kernels.
-
-    Raises ModelError if logits are not finite.
-    """
-    info = runner.info
-    n = min(info.page_size, info.max_model_len)
-    tables = tuple(PageTable(0, range(pool.n_pages)) for pool in info.pools)
-    for start in (0, n - 1):
-        item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
-        (output,) = runner.step(StepBatch((item,))).slices
-        if output.ends:
-            raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")

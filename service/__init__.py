@@ -1,11 +1,5 @@
 """The HTTP service. It never imports torch: tensors are in the engine process."""
 
+from model.version import version
 
-def version() -> str:
-    """The version of the installed package; "unknown" for a checkout that was never installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("noria")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+__all__ = ["version"]

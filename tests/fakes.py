@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,34 @@ class AheadRunner(FakeRunner):
         return replace(batch, slices=tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
 
 
+class PipelineRunner(FakeRunner):
+    """A runner of `info.pipeline` stages, which computes as late as it may, and checks what is in flight."""
+
+    def __init__(self, info: RunnerInfo, step_seconds: float = 0.0, say: Say = next_token) -> None:
+        super().__init__(info, step_seconds, say)
+        self.max_in_flight = 0
+        self.in_flight: deque[StepBatch] = deque()
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        latest = {item.sequence_id: item for flight in self.in_flight for item in flight.slices}
+        for item in batch.slices:
+            before = latest.get(item.sequence_id)
+            assert before is None or before.stop == item.start, "a chunk does not follow the one in flight"
+            assert before is None or item.start < len(before.tokens) - before.n_draft, "a token is not known yet"
+        self.in_flight.append(batch)
+        self.max_in_flight = max(self.max_in_flight, len(self.in_flight))
+        assert self.max_in_flight <= self.info.pipeline
+        return lambda: self._land(batch)
+
+    def _land(self, batch: StepBatch) -> StepOutput:
+        assert self.in_flight.popleft() is batch, "steps are read in another order"
+        try:
+            return self.step(batch)
+        except Exception:
+            self.in_flight.clear()
+            raise
+
+
 def pooled(item: Slice) -> tuple[float, ...]:
     """The fake hidden state of a position is (its token, the position, 1)."""
     where = {"mean": range(item.start, item.stop), "last": range(item.n_prompt - 1, item.stop)}
@@ -306,7 +335,7 @@ class EngineThread:
     def spawn(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         self._wire = Wire(theirs)
-        worker = Worker(self._wire, on_orphaned=lambda: None)
+        worker = Worker(self._wire, end=lambda: None)
         self._thread = threading.Thread(target=worker.run, args=[self._runner], name="noria-engine", daemon=True)
         self._thread.start()
         return ours

@@ -14,9 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ENGINE_MAY_USE = {"model.batch", "model.sampling_params", "model.config", "model.errors"}
-ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.vision_config"}
+ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.version", "model.vision_config"}
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
-ENGINE_MAY_USE |= {"model.machine", "model.machine.child", "model.machine.frames"}  # standard library only
+ENGINE_MAY_USE |= {"model.machine"} | {f"model.machine.{name}" for name in ("child", "frames", "records")}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
 TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
@@ -25,11 +25,11 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; image_spans; batch; ranges; vision_config; config; sharding
+    errors; version; sampling_params; image_spans; batch; ranges; vision_config; config; sharding
     machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
-    network; step; setup; loading; ranks
+    network; step; setup; warming; loading; ranks
 """
 SERVICE_ROOMS = """
     settings; logs

@@ -6,6 +6,7 @@ import socket
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from model.ranks.world import check_size, from_environment
 from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.settings import Settings
@@ -17,6 +18,12 @@ def run(settings: Settings) -> int:
     The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
+    world = from_environment()
+    check_size(world, settings.layout.size)
+    if world is not None and world.rank > 0:
+        from service.commands.rank import supervise
+
+        return supervise(settings, world)
     if settings.otlp_endpoint is None:
         # It has no effect then, and FastAPI does not start with a name that is not installed.
         os.environ.pop("OTEL_PROPAGATORS", None)
@@ -28,8 +35,10 @@ def run(settings: Settings) -> int:
         from service.engine.supervision.process import EngineProcess
 
         logs.configure(settings.log_format, settings.level())
+        n_ranks = settings.layout.size
+        runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
         client = EngineClient(
-            lambda: EngineProcess(log=(settings.log_format, logs.level())),
+            lambda: EngineProcess(runner, (settings.log_format, logs.level())),
             step_timeout=settings.step_timeout,
             spare=settings.spare_engine,
             on_report=lambda report: metrics.observe_report(report),

@@ -22,7 +22,7 @@ def main() -> None:
     logs.configure(log_format, log_level, "engine")
     sock = socket.socket(fileno=int(descriptor))
     # The hard way out, because this thread may be deep inside a long computation.
-    worker = Worker(Wire(sock), on_orphaned=lambda: os._exit(0), on_load=lambda: name_process("noria-engine"))
+    worker = Worker(Wire(sock), end=lambda: os._exit(0), on_load=lambda: name_process("noria-engine"))
     name_process("noria-spare")
     worker.run(runner)
 

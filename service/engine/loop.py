@@ -1,6 +1,6 @@
 """The engine's loop: take messages, plan, launch, read, commit, report.
 
-There are two: one reads each step before it launches the next, one runs a step ahead.
+There are three: one reads each step before it launches the next, one runs a step ahead, one keeps a pipeline busy.
 """
 
 import logging
@@ -67,7 +67,7 @@ class EngineLoop:
         self._preparing = preparing
         self._steps = StepRecorder()
         self._looks: list[Look] = []  # to be answered after the present step
-        self._flights: deque[Flight] = deque()  # oldest first; two while the runner runs ahead
+        self._flights: deque[Flight] = deque()  # oldest first
         self._waits_for_adapter = False  # and for nothing else
         self._failed_steps = 0
         self._landed_at = 0.0
@@ -77,7 +77,9 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until a Stop arrives. Raises the error of a step if it repeats; the process is then replaced."""
         self._report([])  # metrics show the pools before the first request
-        if self._runner.info.runs_ahead:
+        if self._runner.info.pipeline > 1:
+            self._run_pipeline()
+        elif self._runner.info.runs_ahead:
             self._run_ahead()
         else:
             self._run()
@@ -98,6 +100,16 @@ class EngineLoop:
             updates += self._launch()
             if ahead:
                 updates += self._land()
+            self._report(updates)
+
+    def _run_pipeline(self) -> None:
+        """Launch steps until every stage has one or nothing is left to plan, then read the oldest."""
+        while (updates := self._take_messages()) is not None:
+            n_before = -1
+            while n_before < len(self._flights) < self._runner.info.pipeline:
+                n_before = len(self._flights)
+                updates += self._launch()
+            updates += self._land()
             self._report(updates)
 
     def _take_messages(self) -> list[Update] | None:
@@ -131,7 +143,7 @@ class EngineLoop:
         return not self._runner.idle()
 
     def _launch(self) -> list[Update]:
-        """Plan and launch a step. If that fails, read the step in flight first: it does not depend on the new one."""
+        """Plan and launch a step. If that fails, read the steps in flight first: they do not depend on the new one."""
         batch, launched = self._scheduler.plan(), time.monotonic()
         self._clock.note(self._scheduler.due)
         self._waits_for_adapter = not batch and not self._flights and self._scheduler.waits_for_adapter
@@ -142,10 +154,10 @@ class EngineLoop:
             try:
                 self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
             except Exception as error:
-                failed_before = self._failed_steps
-                updates = self._land()
-                if self._failed_steps > failed_before:  # one incident: every sequence has failed already
-                    return updates
+                failed_before, updates = self._failed_steps, []
+                while self._flights:
+                    updates += self._land()
+                self._failed_steps = min(self._failed_steps, failed_before)  # if they fail, too, it is one incident
                 return updates + self._fail(error, batch.n_tokens)
         return []
 
@@ -167,9 +179,15 @@ class EngineLoop:
         self._landed = (flight.n_tokens, self._landed_at - max(before, flight.launched))
         if output is not None and flight.n_tokens:
             self._steps.note(flight.batch, output, *self._landed)
-        if output is not None and flight.n_tokens and not flight.batch.images:  # the cost of tokens alone
-            self._steps.cost.note(flight.n_tokens, self._landed_at - (before or flight.launched))
+            self._note_cost(flight, before)
         return updates
+
+    def _note_cost(self, flight: Flight, before: float) -> None:
+        """Note the cost of a step of tokens alone. In a pipeline it is that of all steps between two of a sequence."""
+        flights = [flight, *self._flights] if self._runner.info.pipeline > 1 else [flight]
+        if not any(item.batch.images for item in flights):
+            since = flight.launched if len(flights) > 1 else before or flight.launched
+            self._steps.cost.note(sum(item.n_tokens for item in flights), self._landed_at - since)
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.

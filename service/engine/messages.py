@@ -5,15 +5,12 @@ From the engine:  Loading (stage, progress), Ready (RunnerInfo), Failed (start-u
                   Picture (one a Look), AdapterLoaded (one a LoadAdapter)
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
-from types import NoneType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
 
 from model.batch import RunnerInfo, TokenLogprob
 from model.image_spans import ImageSpan
+from model.machine import records
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture
 
@@ -230,10 +227,8 @@ ToEngine = LoadModel | Submit | Abort | Look | LoadAdapter | UnloadAdapter | Ada
 FromEngine = Loading | Ready | Failed | Beat | Report | Picture | AdapterLoaded
 
 
-# On the wire, a record is the list of its fields in the order of their declaration; JSON writes a named tuple as such a
-# list anyway. A message is its kind and its fields. The functions that read a record are made from its type hints.
+# On the wire, a message is its kind and its fields, as `model/machine/records.py` writes them.
 
-Reader = Callable[[Any], Any]
 PLAIN = Update(0)[2:]
 
 
@@ -243,8 +238,8 @@ def to_json(message: ToEngine | FromEngine) -> str:
     if isinstance(message, Report):  # a plain token, the most frequent update, should cost little
         body = [[item[:2] if item[2:] == PLAIN else item for item in message.updates], message.stats]
     elif isinstance(message, Submit):
-        body = _row(message)[:-1]
-    return _ENCODE([type(message).__name__, body])
+        body = records.row(message)[:-1]
+    return records.to_json([type(message).__name__, body])
 
 
 def data_of(message: ToEngine | FromEngine) -> bytes:
@@ -262,44 +257,4 @@ def from_json(value: list[Any], data: bytes = b"") -> ToEngine | FromEngine:
     return message
 
 
-def _row(record: Any) -> list[Any]:
-    return [getattr(record, item.name) for item in fields(record)]
-
-
-def _reader(hint: Any) -> Reader | None:
-    """The function that makes a value of this type from parsed JSON; None if parsed JSON is already such a value."""
-    if is_dataclass(hint) or hasattr(hint, "_fields"):
-        return _record(hint)
-    readers = list(filter(None, map(_reader, get_args(hint))))
-    if readers and len(get_args(hint)) == 2 and NoneType in get_args(hint):
-        return partial(_optional, readers[0])
-    if readers and (get_origin(hint) is not tuple or get_args(hint)[1:] != (...,)):
-        raise TypeError(f"a message may not hold a {hint}")
-    if get_origin(hint) is not tuple:
-        return None
-    return partial(_each, readers[0]) if readers else tuple
-
-
-def _optional(reader: Reader, item: Any) -> Any:
-    return None if item is None else reader(item)
-
-
-def _each(reader: Reader, items: list[Any]) -> tuple[Any, ...]:
-    return tuple(map(reader, items))
-
-
-def _record(kind: type) -> Reader:
-    readers = [(place, reader) for place, hint in enumerate(get_type_hints(kind).values()) if (reader := _reader(hint))]
-
-    def read(row: list[Any]) -> Any:
-        for place, reader in readers:
-            if place >= len(row):
-                break
-            row[place] = reader(row[place])
-        return kind(*row)
-
-    return read
-
-
-_ENCODE = json.JSONEncoder(separators=(",", ":"), default=_row).encode
-_READERS = {kind.__name__: _record(kind) for kind in (*get_args(ToEngine), *get_args(FromEngine))}
+_READERS = {kind.__name__: records.record(kind) for kind in (*get_args(ToEngine), *get_args(FromEngine))}

@@ -1,5 +1,6 @@
 """What the engine process runs: load the model, then the loop, until the service closes the wire."""
 
+import contextlib
 import importlib
 import logging
 import os
@@ -43,20 +44,22 @@ CreateRunner = Callable[..., Runner]
 
 
 def import_callable(name: str) -> CreateRunner:
-    """`"module:callable"` -> the callable."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """`"module:callable"` -> the callable. `"module:callable:argument"` -> what the callable returns for it."""
+    module, attribute, *argument = name.split(":")
+    found = getattr(importlib.import_module(module), attribute)
+    return found(*argument) if argument else found
 
 
 class Worker:
     """One engine on one wire.
 
-    It calls `on_load` when it begins to load its model, and `on_orphaned` when the service closes its end.
+    It calls `on_load` when it begins to load its model. It calls `end`, which ends the process at once, when the
+    service closes its end, and when the runner is lost.
     """
 
-    def __init__(self, wire: Wire, on_orphaned: Callable[[], None], on_load: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[], None] = lambda: None) -> None:
         self._wire = wire
-        self._on_orphaned = on_orphaned
+        self._end = end
         self._on_load = on_load
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -100,10 +103,17 @@ class Worker:
                 runner, scheduler = loaded
                 self._runner = runner
                 self._wire.send(Ready(runner.info))
+                runner.watch(self._lost)
                 EngineLoop(runner, scheduler, self._receive, self._wire.send, self._clock, self._preparing.copy).run()
 
+    def _lost(self, reason: str) -> None:
+        """A process that computes with this one is gone. The main thread may wait for it without end."""
+        with contextlib.suppress(OSError):
+            self._wire.send(Failed(reason))
+        self._end()
+
     def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
-        """Import at once; load at the LoadModel message, for which a spare engine may wait long."""
+        """Import at once, and start other ranks; load at the LoadModel message, for which a spare may wait long."""
         create = import_callable(name)
         load = self._inbox.get()
         if not isinstance(load, LoadModel):
@@ -134,7 +144,7 @@ class Worker:
         finally:
             self._inbox.put(Stop())
             if not self._ended.is_set():
-                self._on_orphaned()
+                self._end()
 
     def _dispatch(self, message: ToEngine) -> None:
         """Put a message into the inbox, or first give it to the thread that compiles grammars and reads adapters.

@@ -1,15 +1,16 @@
 """Drives a scheduler with the fake model, and checks the rules of the wheel after every step."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
-from model.batch import Runner, RunnerInfo, StepBatch, TokenLogprob
+from model.batch import Runner, RunnerInfo, StepBatch, StepOutput, TokenLogprob
 from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
-from tests.fakes import FakeRunner, Say, next_token, sample_token
+from tests.fakes import FakeRunner, PipelineRunner, Say, next_token, sample_token
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
@@ -37,14 +38,24 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 
 
 class Drive:
-    """A scheduler, the fake model and the answer of every sequence so far."""
+    """A scheduler, the fake model and the answer of every sequence so far.
+
+    With a pipeline, `order` decides where more than one order of plans and results is possible.
+    """
 
     runner: FakeRunner
 
     def __init__(
-        self, info: RunnerInfo, *, max_sequences: int = 4, max_step_tokens: int = 8, say: Say = next_token
+        self,
+        info: RunnerInfo,
+        *,
+        max_sequences: int = 4,
+        max_step_tokens: int = 8,
+        say: Say = next_token,
+        order: Random | None = None,
     ) -> None:
         self.info = info
+        self.order = order
         self.say = say
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
@@ -53,19 +64,37 @@ class Drive:
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}
         self._planned: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+        self.flights: deque[tuple[StepBatch, Callable[[], StepOutput]]] = deque()
 
     def new_runner(self, info: RunnerInfo, say: Say) -> FakeRunner:
-        return FakeRunner(info, say=say)
+        return (PipelineRunner if info.pipeline > 1 else FakeRunner)(info, say=say)
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
         self.scheduler.submit(Submit(sequence_id, prompt, params, choice, **more))
 
     def step(self) -> StepBatch:
-        """Plan, compute and commit one step, and check every invariant."""
+        """Plan and launch one step, if there is anything to plan. Read the oldest one if it is time."""
+        if self.flights and self.order and self.order.random() < 0.3:
+            return self.land()
+        batch = self.launch()
+        if not self.flights or (batch and len(self.flights) < self.info.pipeline):
+            return batch
+        oldest = self.land()
+        return batch or oldest
+
+    def launch(self) -> StepBatch:
+        """Plan a step, check every invariant, and launch it."""
         batch = self.scheduler.plan()
         self._planned.append((batch, copied(batch)))
         self.check(batch)
-        for update in self.scheduler.commit(self.runner.step(batch)) if batch else ():
+        if batch:
+            self.flights.append((batch, self.runner.launch(batch)))
+        return batch
+
+    def land(self) -> StepBatch:
+        """Read and commit the oldest step in flight."""
+        batch, wait = self.flights.popleft()
+        for update in self.scheduler.commit(wait()):
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens
             self.updates[update.id].append(update)
@@ -78,7 +107,7 @@ class Drive:
     def run(self, limit: int = 2000) -> None:
         """Step until there is no work."""
         for _ in range(limit):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.flights:
                 self.check_idle()
                 return
             assert self.step(), "work is left but the step is empty"
@@ -111,7 +140,8 @@ class Drive:
 
     def _check_bound(self, batch: StepBatch, index: int, window: int) -> None:
         for item in batch.slices:
-            chunk = item.stop - item.start
+            flights = [other for batch, _ in self.flights for other in batch.slices]
+            chunk = item.stop - min(other.start for other in (item, *flights) if other.sequence_id == item.sequence_id)
             bound = -(-(window - 1 + chunk) // self.info.page_size) + 1
             assert len(item.tables[index].pages) <= bound
 

@@ -1,4 +1,4 @@
-"""The loop with a runner that runs ahead: two steps in flight, and the same answers as with one."""
+"""The loop with several steps in flight, of a runner that runs ahead or of a pipeline: the same answers as with one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from service.engine import loop
 from service.engine.loop import MAX_FAILED_STEPS
 from service.engine.messages import Abort, FromEngine, Report, Submit, ToEngine
 from tests.engine.driving import Client, copied, expected
-from tests.fakes import END, FAULTY, LOST, AheadRunner, FakeRunner, make_info, parrot
+from tests.fakes import END, FAULTY, LOST, AheadRunner, FakeRunner, PipelineRunner, make_info, parrot
 
 INFO = make_info(pools=((None, 24), (5, 16)))
 
@@ -28,20 +28,22 @@ def a_request(rng: Random) -> tuple[list[int], SamplingParams]:
     return prompt, SamplingParams(max_tokens=rng.randint(0, 14), **ends, **more)
 
 
-class Recording(AheadRunner):
-    """A runner that remembers the content of each slice at its launch."""
+def recording(runner: FakeRunner) -> list[tuple[StepBatch, list[tuple[Any, ...]]]]:
+    """The steps that the runner launches from now on, with the content of each slice at its launch."""
+    launched: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+    launch = runner.launch
 
-    def __init__(self) -> None:
-        super().__init__(INFO, say=parrot)
-        self.launched: list[tuple[StepBatch, list[tuple[Any, ...]]]] = []
+    def record(batch: StepBatch) -> Callable[[], StepOutput]:
+        launched.append((batch, copied(batch)))
+        return launch(batch)
 
-    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        self.launched.append((batch, copied(batch)))
-        return super().launch(batch)
+    runner.launch = record  # type: ignore[method-assign]
+    return launched
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
+@pytest.mark.parametrize("pipeline", [1, 2, 3])
+def test_answers_are_those_of_one_step_at_a_time(seed: int, pipeline: int) -> None:
     """Submits, aborts, preemptions and ends at any step, with pages for about two sequences.
 
     Nothing that happens while a step is in flight, or later, changes a slice of it.
@@ -56,10 +58,12 @@ def test_answers_are_those_of_one_step_at_a_time(seed: int) -> None:
         if rng.random() < 0.2:
             aborted.add(number)
             script[at + rng.randrange(1, 15)].append(Abort(number))
-    runner = Recording()
+    several = replace(INFO, pipeline=pipeline)
+    runner = PipelineRunner(several, say=parrot) if pipeline > 1 else AheadRunner(INFO, say=parrot)
+    launched = recording(runner)
     client = Client(runner, script)
-    assert runner.max_in_flight == 2
-    assert all(copied(batch) == copy for batch, copy in runner.launched)
+    assert runner.max_in_flight == max(pipeline, 2)
+    assert all(copied(batch) == copy for batch, copy in launched)
     for number, (prompt, params) in requests.items():
         whole = expected(prompt, params, say=parrot)
         if number in aborted and number not in client.finished:

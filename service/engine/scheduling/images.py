@@ -25,15 +25,19 @@ NO_FORMAT = ImageFormat(patch_size=0, merge=0, longest_side=0)
 
 
 class EncodedImage:
-    """An image whose embeddings the runner has, or will have. The work on the first `done` patches is planned."""
+    """An image whose embeddings the runner has, or will have. The work on the first `done` patches is planned.
 
-    __slots__ = ("done", "holders", "number", "pixels", "span")
+    While the step with the last of it is in flight, nobody knows whether the image can be encoded.
+    """
+
+    __slots__ = ("done", "holders", "in_flight", "number", "pixels", "span")
 
     def __init__(self, number: int, span: ImageSpan, pixels: memoryview) -> None:
         self.number = number
         self.span = span  # the place of the image in the sequence that held it first
         self.pixels: memoryview | None = pixels  # None once it is finished
         self.done = 0
+        self.in_flight = False
         self.holders = 0
 
     @property
@@ -148,10 +152,18 @@ class ImageStore:
         return -(-(self._format.n_patches(span.rows, span.columns) - done) // self._format.patches_per_token)
 
     def take(self) -> ImagePlan:
-        """What was planned since the last call."""
+        """What was planned since the last call: it is in flight from now on."""
         plan = ImagePlan(tuple(self._work.values()), tuple(self._forgotten), self._waits)
+        for image in self._images.values():
+            image.in_flight = image.in_flight or (image.finished and image.number in self._work)
         self._work, self._forgotten, self._waits = {}, [], False
         return plan
+
+    def land(self, plan: ImagePlan) -> None:
+        """Take note that the step of this plan was computed."""
+        numbers = {work.image for work in plan.work if work.stop == work.n_patches}
+        for image in self._images.values():
+            image.in_flight = image.in_flight and image.number not in numbers
 
     def check(self) -> None:
         """Raise AssertionError unless the images fit, their numbers differ, and at most one, held, is unfinished."""
@@ -203,12 +215,20 @@ class ImageTable:
         """The numbers of the encoded images that the sequence holds."""
         return (image.number for image in self._held.values())
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether the sequence must wait until a step in flight has encoded one of its images."""
+        return any(image.in_flight for image in self._held.values())
+
     def plan(self, start: int, n_tokens: int, budget: int) -> tuple[int, int]:
         """Plan the work on the images that a chunk reaches, up to `n_tokens` tokens from position `start`.
 
         Returns how many tokens the chunk may then have, and how many of the step's `budget` the work costs. The chunk
-        ends before an image that is not finished.
+        ends before an image that is not finished, or that a step in flight finishes: a later step must not read what
+        may not be there.
         """
+        if self.in_flight:
+            return 0, 0
         left, stop = budget, start + n_tokens
         for index, span in enumerate(self.spans):
             if span.stop <= start or span.start >= stop:
@@ -217,7 +237,7 @@ class ImageTable:
             image = self._hold(index)
             if image is not None and not image.finished:
                 left -= self._store.advance(image, left - before)
-            if image is None or not image.finished:
+            if image is None or image.in_flight or not image.finished:
                 return before, budget - left
             stop = min(stop, start + left)
         return stop - start, budget - left

@@ -6,6 +6,10 @@ budget. Then the scheduler admits sequences from the waiting queue, which shares
 `adapters.py` bounds the LoRA adapters of a step. Draft tokens take what is left. When pages run out, the scheduler
 preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
 old place.
+
+With a pipeline of several stages, as many steps are in flight. They share `max_step_tokens`, and the sequences that
+decode, evenly. No sequence samples in two of them, but chunks of one prompt may follow each other: each stage computes
+the steps in the order of their plans. So a page that one step releases may be written by the next.
 """
 
 import logging
@@ -17,8 +21,9 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
+from service.engine.scheduling.admission import fits, reuse
 from service.engine.scheduling.images import ImageStore
-from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
+from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
 from service.engine.scheduling.step import Step
@@ -34,9 +39,9 @@ MAX_ANSWERS = 64
 class Scheduler:
     """Queues and pages of one engine.
 
-    Each `plan` is followed by its `commit`; one more `plan` may come before that if `assume` returns True. `submit` and
-    `abort` may come between. `advanced` has the ids of the sequences that the latest `commit` brought forward.
-    `adapter_ready` is `ready` of `AdapterPlaces`.
+    Each `plan` is followed by its `commit`. With `RunnerInfo.pipeline` stages, as many plans may come before the first
+    of their commits; without, one more if `assume` returns True. `submit` and `abort` may come between. `advanced` has
+    the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is `ready` of `AdapterPlaces`.
     """
 
     def __init__(
@@ -57,7 +62,8 @@ class Scheduler:
         self._trail = Trail(self.pools)
         self.advanced: list[int] = []
         self._max_sequences = max_sequences
-        self._max_step_tokens = max_step_tokens
+        self._max_step_tokens = max_step_tokens  # of all steps in flight together
+        self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._max_adapters = info.max_adapters
         self._clock = clock
@@ -66,7 +72,8 @@ class Scheduler:
         self._adapters = AdapterPlaces(info.max_adapters, self._queue, adapter_ready)
         self._numbers = count()
         self._running: dict[Sequence, None] = {}  # an ordered set, oldest first
-        self._planned: deque[Step] = deque()  # not yet committed, oldest first
+        self._planned: deque[Step] = deque()  # in flight, oldest first
+        self._n_committed = 0
         self._totals: Counter[str] = Counter()  # by their names in Stats
         self._blocked: str | None = None  # why the latest plan admitted no more
         self._answers: deque[int] = deque(maxlen=MAX_ANSWERS)
@@ -109,19 +116,20 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        step = Step(self._max_step_tokens)
-        for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
-            if step.budget and sequence in self._running and not sequence.complete:
+        step = Step(budget := max(1, self._max_step_tokens // self._depth))
+        for sequence in (*self._next_to_decode(), *[item for item in self._running if item.uncomputed > 1]):
+            if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
             if not self._admit(first):
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
-        self._totals["draft_tokens"] += step.add_drafts(self._max_step_tokens - step.budget)
+        self._totals["draft_tokens"] += step.add_drafts(budget - step.budget, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
             self._planned.append(step)
+            step.assume_computed()
         return batch
 
     def assume(self) -> bool:
@@ -144,9 +152,12 @@ class Scheduler:
     def commit(self, output: StepOutput) -> list[Update]:
         """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
         step = self._planned.popleft()
+        self._n_committed += 1
+        self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
             if sequence.id in self._sequences:  # else it ended while the step was in flight
+                sequence.last_step = self._n_committed
                 update = self._advance(sequence, *part, result)
                 if update is not None:
                     updates.append(update)
@@ -159,8 +170,7 @@ class Scheduler:
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
         encoded = frozenset[int]().union(*(step.encoded for step in self._planned))
-        planned = [item for step in self._planned for item in step.parts if item.id in self._sequences]
-        failed = dict.fromkeys((*planned, *self._holders(encoded)))
+        failed = dict.fromkeys((*self._in_flight(), *self._holders(encoded)))
         self._planned.clear()
         for sequence in failed:
             self._forget(sequence)
@@ -209,10 +219,20 @@ class Scheduler:
             return "tokens"
         return "pages" if self._adapters.first() else "adapters"
 
+    def _in_flight(self) -> dict[Sequence, None]:
+        """The sequences of the steps in flight that have not ended, in order."""
+        return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
+
+    def _next_to_decode(self) -> list[Sequence]:
+        """An even share of the sequences that decode for each step in flight: those that have waited longest."""
+        decoding = [item for item in self._running if item.uncomputed <= 1]
+        ready = [item for item in decoding if item.uncomputed and not item.complete]
+        return sorted(ready, key=lambda item: item.last_step)[: -(-len(decoding) // self._depth)]
+
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
         limit = sequence.uncomputed
-        if sequence.computed < sequence.images.end:
+        if sequence.computed < sequence.images.end or sequence.images.in_flight:
             limit, cost = sequence.images.plan(sequence.computed, min(limit, step.budget), step.budget)
             step.budget -= cost
             self._queue.charge(sequence, prompt=cost)
@@ -220,6 +240,8 @@ class Scheduler:
                 return
         while (available := min(table.capacity() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
+            if victim in self._in_flight():
+                return  # its step lands first
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
@@ -269,8 +291,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens. Reuses pages."""
-        reused = self._reuse(sequence)
-        if not self._fits(sequence):
+        reused = reuse(sequence, self.pools)
+        if not fits(sequence, self._running, self._max_step_tokens):
             sequence.reset()
             return False
         self._queue.remove(sequence)
@@ -288,32 +310,6 @@ class Scheduler:
             self._totals["queried_tokens"] += sequence.n_prompt
             self._totals["hit_tokens"] += reused
         return True
-
-    def _reuse(self, sequence: Sequence) -> int:
-        """Share pages that hold the sequence's first tokens; returns how many. The last token is always computed."""
-        if not sequence.may_reuse:
-            return 0
-        size = self.pools[0].page_size
-        names = sequence.names(sequence.n_reusable)
-        names = names[: reusable_blocks(self.pools, names)]
-        for table in sequence.tables:
-            table.share(names)
-        sequence.computed = len(names) * size
-        return sequence.computed
-
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether there are pages for the sequence, for what the running ones still compute, and one more for each."""
-        unfinished = [item for item in self._running if item.uncomputed > 1]
-        for index, table in enumerate(sequence.tables):
-            promised = sum(self._pages_needed(item, item.tables[index]) for item in unfinished) + len(self._running)
-            if table.pool.available < self._pages_needed(sequence, table) + promised:
-                return False
-        return True
-
-    def _pages_needed(self, sequence: Sequence, table: Table) -> int:
-        """Number of pages that the sequence will take until all its known tokens are computed."""
-        limit = table.pool.max_blocks(sequence.length, self._max_step_tokens)
-        return min(table.missing(sequence.length), limit - len(table.pages))
 
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         if result.ends:

@@ -51,7 +51,8 @@ class Snapshot(Items[int]):
 class Sequence:
     """The state of one request's choice in the scheduler.
 
-    The first `computed` positions have keys and values in pages, or will have when the steps in flight are done.
+    The first `computed` positions have keys and values in pages, or will have when the steps in flight are done. A step
+    that samples makes all known tokens computed, so that the sequence is in no further step until its token is known.
     `number` counts the sequences of an engine in the order of their arrival.
     """
 
@@ -70,6 +71,7 @@ class Sequence:
         self.choice = submit.choice + index
         self.arrived = arrived
         self.computed = 0
+        self.last_step = 0  # the number of the latest step that brought it forward
         self.scored = 1 if submit.params.prompt_logprobs is not None else self.n_prompt
         self.first_update = True
         self.cached = 0
@@ -166,8 +168,7 @@ class Sequence:
         self.tokens = self.tokens.copy()
 
     def assume(self) -> None:
-        """Continue as if the step in flight had computed the last token and sampled the next one."""
-        self.computed = len(self.tokens)
+        """Continue as if the step in flight had sampled the next token."""
         self.assumed = True
 
     def append(self, tokens: Items[int]) -> None:
@@ -178,7 +179,7 @@ class Sequence:
     def advance(self, start: int, stop: int) -> range | None:
         """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
 
-        Returns the blocks that are now full, if there are any.
+        Later positions may be in flight. Returns the blocks that are now full, if there are any.
         """
         full_before, full = start // self._page_size, stop // self._page_size
         self.computed = max(self.computed, stop)
@@ -188,8 +189,8 @@ class Sequence:
                 for block in range(max(full_before, table.first_block), full):
                     table.pool.name(table.pages[block - table.first_block], names[block])
         for table in self.tables:
-            table.roll(self.computed)
-        self.images.roll(self.computed)
+            table.roll(stop)
+        self.images.roll(stop)
         return range(full_before, full) if full > full_before else None
 
     def pool(self, values: tuple[float, ...]) -> None:

@@ -42,10 +42,15 @@ class Step:
             start, stop = self.parts.pop(sequence)
             self.budget += stop - start
 
-    def add_drafts(self, n_tokens: int) -> int:
+    def assume_computed(self) -> None:
+        """Let its sequences continue behind it."""
+        for sequence, (_, stop) in self.parts.items():
+            sequence.computed = stop
+
+    def add_drafts(self, n_tokens: int, n_kept: int) -> int:
         """Add draft tokens that pay, from the budget and the pages that are left. Returns their number.
 
-        The step has `n_tokens` before.
+        The step has `n_tokens` before. `n_kept` pages stay for the sequences of other steps in flight, one for each.
         """
         added, pays = 0, DraftBudget(n_tokens)
         for sequence, (_, stop) in self.parts.items():
@@ -54,7 +59,7 @@ class Step:
             if limit < 1 or stop < sequence.length:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)
-            available = min(table.capacity() for table in sequence.tables) - stop
+            available = min(table.capacity() - n_kept * table.pool.page_size for table in sequence.tables) - stop
             n = pays.add(sequence.lookup.acceptance, min(len(draft), self.budget, available))
             if n:
                 for table in sequence.tables:

@@ -92,7 +92,7 @@ class View:
             item.id,
             place,
             item.length,
-            item.uncomputed + item.images.cost(item.computed),
+            max(1, item.uncomputed) + item.images.cost(item.computed),
             item.length - item.n_prompt,
             item.params.max_tokens,
             tuple(len(table.pages) for table in item.tables),

@@ -347,7 +347,7 @@ requests = st.builds(
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[ImageDrive, list[Request]]:
+def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int]) -> tuple[ImageDrive, list[Request]]:
     """An engine with hardly enough pages and place for images."""
     page_size, max_step_tokens, longest = draw(st.sampled_from([1, 3, 4])), draw(st.integers(3, 20)), 56
     n_pages = -(-longest // page_size) + draw(st.integers(0, 8))
@@ -357,11 +357,13 @@ def loads(draw: st.DrawFn) -> tuple[ImageDrive, list[Request]]:
     info = info_with_images(
         image_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
     )
-    engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens)
+    info = replace(info, pipeline=draw(pipelines))
+    order = draw(st.none() | st.randoms()) if info.pipeline > 1 else None
+    engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens, order=order)
     return engine, draw(st.lists(requests, min_size=1, max_size=8))
 
 
-def play(engine: ImageDrive, load: list[Request], limit: int = 2000) -> None:
+def serve(engine: ImageDrive, load: list[Request], limit: int = 4000) -> None:
     """Submit and abort each request at its time; step until nothing is left. No two steps in a row are empty."""
     idle = 0
     for now in range(limit):
@@ -372,7 +374,7 @@ def play(engine: ImageDrive, load: list[Request], limit: int = 2000) -> None:
                 engine.ask(2 * index, prompt, request.params, n=request.n)
             if now == request.aborted_at:
                 engine.scheduler.abort(2 * index)
-        if engine.scheduler.has_work:
+        if engine.scheduler.has_work or engine.flights:
             idle = 0 if engine.step() else idle + 1
             assert idle < 2
         elif now > 40:
@@ -382,11 +384,20 @@ def play(engine: ImageDrive, load: list[Request], limit: int = 2000) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(loads())
+@given(loads(st.just(1)))
 def test_random_loads_with_images_keep_the_laws(load: tuple[ImageDrive, list[Request]]) -> None:
+    play(*load)
+
+
+@settings(max_examples=150, deadline=None)
+@given(loads(st.integers(2, 4)))
+def test_random_loads_with_images_keep_the_laws_in_a_pipeline(load: tuple[ImageDrive, list[Request]]) -> None:
+    play(*load)
+
+
+def play(engine: ImageDrive, requests: list[Request]) -> None:
     """Every answer is right or that of a bad image, whoever comes, is preempted or leaves. `ImageRunner` checks all."""
-    engine, requests = load
-    play(engine, requests)
+    serve(engine, requests)
     for index, request in enumerate(requests):
         prompt = prompt_of(*request.parts)
         bad = any(isinstance(part, Picture) and part.color == BAD for part in request.parts)

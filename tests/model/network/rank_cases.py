@@ -1,5 +1,6 @@
 """What the ranks of a test compute: functions of their group, each called on every rank."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,12 +8,15 @@ import torch
 from torch import Tensor
 
 from model.attention import choose
+from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.config import ModelConfig
+from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
+from model.step.sampler import sample_parts
 from tests.model.driving import CPU, Driver, checkpoint
 
 
@@ -49,3 +53,16 @@ def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[
     own, other = network.start(tokens), network.start(tokens[::-1])
     parts = [network.step([(other, 2), (own, 5)])[1], network.step([(own, len(tokens) - 5), (other, 9)])[0]]
     return [*found, torch.cat(parts)]
+
+
+def sampled(
+    group: Group, logits: Tensor, widths: Sequence[int], slices: Sequence[Slice], kernels: str
+) -> list[tuple[int, TokenLogprob | None]]:
+    """Tokens from logits [N, vocab_size] of which this rank has its columns; none on a rank that does not sample."""
+    os.environ[native.ENVIRONMENT] = kernels
+    try:
+        own = logits.split(list(widths), dim=1)[group.place.tensor_rank].clone()
+        found = sample_parts(own, slices, group, widths)
+        return [] if found is None else found.read()
+    finally:
+        del os.environ[native.ENVIRONMENT]

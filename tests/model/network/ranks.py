@@ -79,7 +79,7 @@ class Failed(NamedTuple):
 
 def _serve(rank: int, end: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import faulthandler; faulthandler.dump_traceback_later(20, repeat=True)
+
     torch.set_num_threads(1)
     native.use_threads(1)
     while True:
@@ -93,6 +93,9 @@ def _serve(rank: int, end: Connection) -> None:
 def _run(rank: int, task: Task) -> Any:
     dist.init_process_group("gloo", init_method=f"file://{task.meeting}", rank=rank, world_size=task.layout.size)
     try:
-        return task.function(Group(task.layout.place(rank), CPU), *task.arguments)
+        group = Group(task.layout.place(rank), CPU)
+        result = task.function(group, *task.arguments)
+        dist.barrier()  # a group that ends, ends its sends
+        return result
     finally:
         dist.destroy_process_group()

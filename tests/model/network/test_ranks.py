@@ -1,6 +1,7 @@
 """Several ranks give what one process gives: every layout, every kind of layer, every scheme of a CPU."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ import transformers
 from torch import Tensor
 
 from model.attention import choose
+from model.batch import Slice
+from model.kernels.cpu import native
+from model.sampling_params import SamplingParams
 from model.sharding.layout import Layout
+from model.step.sampler import sample
 from tests.model.driving import CPU, EXPERTS, Driver, checkpoint, loaded, tiny
 from tests.model.network import oracles, rank_cases
 from tests.model.network.oracles import TOKENS
 from tests.model.network.ranks import Ranks
 
-SPLIT, STAGES = (Layout(2), Layout(4)), (Layout(1, 2), Layout(2, 2))
-EXPERT = (Layout(2, experts=True), Layout(4, experts=True), Layout(2, 2, experts=True))
+DENSE = (Layout(2), Layout(4), Layout(1, 2), Layout(2, 2))
+EXPERTS_WHOLE = (Layout(2, experts=True), Layout(4, experts=True), Layout(2, 2, experts=True))
 ALL: Mapping[str, tuple[Layout, ...]] = {
-    "mistral": (*SPLIT, *STAGES),
-    "llama tied": (*SPLIT, *STAGES),
-    "mixtral": (*SPLIT, *STAGES, *EXPERT),
+    "mistral": DENSE,
+    "llama tied": DENSE,
+    "mixtral": (*DENSE, *EXPERTS_WHOLE),
 }
 """Layouts of each kind of model. There are two heads of keys, and 4 ranks hold each of them twice."""
 PROMPT, OUTPUT = TOKENS[:20], 32
@@ -82,7 +87,7 @@ def test_greedy_texts_and_logprobs_are_those_of_transformers(
     ranks: Ranks, kind: str, layout: Layout, saved: Saved
 ) -> None:
     directory, tokens, expected = saved(kind)
-    for found in ranks.run(layout, rank_cases.logits, directory, tokens, [None, 1])[layout.sampler]:
+    for found in ranks.run(layout, rank_cases.logits, directory, tokens, [None, 9])[layout.sampler]:
         torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-4, rtol=0)
         assert found[len(PROMPT) - 1 : -1].argmax(-1).tolist() == tokens[len(PROMPT) :]
 
@@ -95,7 +100,10 @@ WIDE = {"dim": 64, "head_dim": 32, "hidden_dim": 256, "vocab_size": 96}
 @pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
 @pytest.mark.parametrize(
     ("experts", "layout"),
-    [*(({}, layout) for layout in (*SPLIT, *STAGES)), *((SPARSE, layout) for layout in (*SPLIT, *EXPERT))],
+    [
+        *(({}, layout) for layout in (Layout(2), Layout(4), Layout(2, 2))),
+        *((SPARSE, layout) for layout in (Layout(4), Layout(4, experts=True), Layout(2, 2, experts=True))),
+    ],
     ids=lambda value: value.name if isinstance(value, Layout) else "sparse" if value else "dense",
 )
 def test_the_bits_of_a_row_do_not_depend_on_others(
@@ -103,9 +111,35 @@ def test_the_bits_of_a_row_do_not_depend_on_others(
 ) -> None:
     """In the compiled kernels, for a given layout. Close to one process, whose int8 scales are those of whole rows."""
     config = tiny((None, 9), **WIDE, **experts)
-    whole, *others = ranks.run(layout, rank_cases.in_company, config, scheme, TOKENS)[layout.sampler]
+    whole, *others = ranks.run(layout, rank_cases.in_company, config, scheme, PROMPT)[layout.sampler]
     for found in others:
         assert torch.equal(found, whole)
-    expected = Driver(loaded(checkpoint(config), scheme), choose("auto", CPU)[1]).whole(TOKENS)
+    expected = Driver(loaded(checkpoint(config), scheme), choose("auto", CPU)[1]).whole(PROMPT)
     close = (whole - expected).norm() / expected.norm()
     assert close < (0.1 if scheme == "int8" else 0.01)
+
+
+HARMLESS = ({}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1e-31}, {"temperature": 2.0})
+NEED_ALL = ({"temperature": 1.0, "top_p": 0.5}, {"logprobs": 2}, {"logit_bias": ((990, 100.0),)})
+WIDTHS = {2: (496, 504), 4: (240, 256, 240, 264)}
+
+
+@pytest.mark.parametrize("kernels", [native.available()[0], "torch"])
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("kinds", [HARMLESS, NEED_ALL, (*HARMLESS, *NEED_ALL)], ids=["parts", "whole", "mixed"])
+def test_tokens_are_those_of_one_process_at_the_same_logits(
+    ranks: Ranks, kinds: Sequence[Mapping[str, Any]], n: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also among equal logits, in rows that are all hidden, and in rows with numbers that are not finite."""
+    monkeypatch.setenv(native.ENVIRONMENT, kernels)
+    logits = torch.randn(160, sum(WIDTHS[n]), generator=torch.Generator().manual_seed(0)) * 3
+    logits[:40] = logits[:40].round()
+    logits[41], logits[42, 900], logits[43, 3] = -math.inf, math.nan, math.inf
+    logits[44, :600] = -math.inf
+    params = [SamplingParams(seed=row, **{"temperature": 0.0, **kinds[row % len(kinds)]}) for row in range(len(logits))]
+    slices = [Slice(row, (0,), 1, 0, 1, (), each) for row, each in enumerate(params)]
+    expected = sample(logits.clone(), slices).read()
+    first, *others = ranks.run(Layout(n), rank_cases.sampled, logits, WIDTHS[n], slices, kernels)
+    assert [token for token, _ in first] == [token for token, _ in expected]
+    assert repr(first) == repr(expected)  # NaN is not equal to itself
+    assert not any(others)

@@ -1,0 +1,152 @@
+"""What all ranks but rank 0 do: join, load their part, compute each plan that arrives, until rank 0 is gone."""
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from model.errors import NoriaError, OptionError
+from model.machine import records
+from model.options import RunnerOptions
+from model.ranks.links import BEAT_SECONDS, Link
+from model.ranks.meeting import join
+from model.ranks.part import Identity, PartRunner, load_part
+from model.ranks.plans import PlanReader
+from model.ranks.world import World
+from model.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+LEFT, REFUSED = 0, 1
+"""Exit codes: rank 0 is gone, and may come again; this rank cannot join."""
+END_SECONDS = 5.0
+"""Time for rank 0 to end the group after an error here."""
+
+
+def follow(world: World, options: Mapping[str, Any] | None) -> int:
+    """Run a rank; returns its exit code. `options` are its own, or None if it takes all from rank 0."""
+    try:
+        joined, theirs = join(world, options)
+    except OptionError as error:
+        complain(str(error))
+        return REFUSED
+    link = joined.links[0]
+    logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
+    own = {name: (options or theirs)[name] for name in ("model", "threads")}
+    try:
+        Follower(world, link, complains=options is not None).run(RunnerOptions(**{**theirs, **own}), joined.store)
+    except NoriaError as error:
+        link.send("failed", str(error))
+    except Exception as error:
+        log.exception("it ends with an error")
+        link.send("failed", f"{type(error).__name__}: {error}")
+    time.sleep(END_SECONDS)  # rank 0 ends the group, and this process with it
+    return LEFT
+
+
+def complain(problem: str) -> None:
+    """Tell the operator of this host why this rank ends."""
+    print(f"noria: {problem}", file=sys.stderr, flush=True)
+
+
+class ToRank0(logging.Handler):
+    """Sends the lines of the log to rank 0, which has the only log of the group."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        self.setFormatter(logging.Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            self._link.send("log", [record.levelno, self.format(record)])
+
+
+class Follower:
+    """One rank, connected to rank 0 by `link`. It `complains` on stderr if rank 0 cannot load the model."""
+
+    def __init__(self, world: World, link: Link, *, complains: bool) -> None:
+        self._world = world
+        self._complains = complains
+        self._link = link
+        self._agreed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[tuple[Any, bytes] | None] = queue.SimpleQueue()
+        self._runner: PartRunner | None = None
+        self._preparer = ThreadPoolExecutor(1, "rank-preparer")
+        for work in (self._receive, self._beat):
+            threading.Thread(target=work, name=f"rank-{work.__name__}", daemon=True).start()
+
+    def run(self, options: RunnerOptions, store: Any) -> NoReturn:
+        """Load and compute. The process ends with rank 0, or at its own first error."""
+        self._runner = load_part(options, self._world, store, self._progress, self._compare, self._agree)
+        reader = PlanReader()
+        while True:
+            plan = self._plans.get()
+            if plan is None:
+                self._runner.warmed()
+                reader = PlanReader()
+                continue
+            output = self._runner.step(reader.read(*plan))
+            if output.slices:
+                self._link.send("output", [list(map(records.row, output.slices)), self._runner.grammar_restarts])
+
+    def _progress(self, stage: str, fraction: float) -> None:
+        self._link.send("progress", [stage, fraction])
+
+    def _compare(self, own: Identity) -> None:
+        self._link.send("identity", own)
+        self._agreed.get()
+
+    def _agree(self, numbers: Any) -> Any:
+        self._link.send("offer", numbers)
+        return self._agreed.get()
+
+    def _receive(self) -> None:
+        """Take what rank 0 sends. When it is gone this process ends, whatever it does."""
+        for kind, body, data in self._link.received():
+            if kind == "plan":
+                self._plans.put((body, data))
+            elif kind == "warmed":
+                self._plans.put(None)
+            elif kind == "call":
+                self._preparer.submit(self._answer, *body)
+            elif kind == "agreed":
+                self._agreed.put(body)
+            elif kind == "refused":
+                if self._complains:
+                    complain(body)
+                os._exit(REFUSED)
+        os._exit(LEFT)
+
+    def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
+        try:
+            self._link.send("reply", [number, CALLS[name](self, *arguments)])
+        except Exception as error:
+            log.exception("a call of %s failed", name)
+            self._link.send("failed", f"{type(error).__name__}: {error}")
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._link.send("beat")
+                time.sleep(BEAT_SECONDS)
+
+    def prepare(self, grammar: str) -> None:
+        if self._runner is not None:
+            self._runner.prepare(SamplingParams(grammar=grammar))
+
+    def layer_counts(self) -> Any:
+        return self._runner.layer_counts if self._runner is not None else ()
+
+
+CALLS: Mapping[str, Callable[..., Any]] = {
+    "prepare": Follower.prepare,
+    "layer_counts": Follower.layer_counts,
+}
+"""What rank 0 may call."""

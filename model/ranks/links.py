@@ -1,0 +1,69 @@
+"""One connection between rank 0 and another rank: frames of a kind, a JSON body and bytes, in both directions.
+
+From rank 0:  welcome, refused, agreed, warmed, plan, call
+To rank 0:    hello, identity, offer, progress, beat, output, reply, log, failed
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from model.machine import frames, records
+
+BEAT_SECONDS = 0.5
+KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+"""A host that is gone, or cannot be reached, closes the connection after about 10 s. The last is in milliseconds."""
+
+
+def packed(kind: str, body: Any = None, data: bytes = b"") -> bytes:
+    """The frame of one message."""
+    return frames.pack([kind, body], data, to_json=records.to_json)
+
+
+class Link:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # Linux has them all
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @property
+    def peer(self) -> str:
+        """Host of the other end."""
+        return str(self._sock.getpeername()[0])
+
+    def send(self, kind: str, body: Any = None, data: bytes = b"") -> None:
+        """Write a message. Raises OSError when the other end is gone."""
+        self.write(packed(kind, body, data))
+
+    def write(self, frame: bytes) -> None:
+        """Write a `packed` message, which may go to several links. Raises OSError when the other end is gone."""
+        with self._lock:
+            self._sock.sendall(frame)
+
+    def receive(self, seconds: float | None = None) -> tuple[str, Any, bytes]:
+        """The next message; no other thread may send while it waits for `seconds` only.
+
+        Raises OSError when the other end is gone or sends nothing, ValueError for what is no message.
+        """
+        self._sock.settimeout(seconds)
+        (kind, body), data = frames.receive(self._sock)
+        return kind, body, data
+
+    def received(self) -> Iterator[tuple[str, Any, bytes]]:
+        """All messages until the other end is gone."""
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                yield self.receive()
+
+    def close(self) -> None:
+        """End both directions; a thread that receives sees the end."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)

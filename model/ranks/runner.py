@@ -1,0 +1,108 @@
+"""ParallelRunner: rank 0's runner. It sends each step to the other ranks, and computes its own part."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TypeVar
+
+from model.batch import SliceOutput, StepBatch, StepOutput
+from model.errors import ModelError
+from model.machine import records
+from model.network.expert_load import Counts
+from model.ranks.followers import Followers
+from model.ranks.links import packed
+from model.ranks.part import PartRunner
+from model.ranks.plans import PlanWriter
+from model.sampling_params import SamplingParams
+from model.sharding.layout import Place
+
+T = TypeVar("T")
+
+NO_ADAPTERS = "LoRA adapters cannot be used with a model that several ranks share; serve it with one rank"
+
+_output = records.record(SliceOutput)
+
+
+class ParallelRunner:
+    """The `model.batch.Runner` of a group of ranks. `own` computes rank 0's part of each step."""
+
+    def __init__(self, own: PartRunner, place: Place, followers: Followers) -> None:
+        self.info = own.info
+        self._own = own
+        self._layout = place.layout
+        self._followers = followers
+        self._writer = PlanWriter()
+        self._grammar_restarts = 0
+        later = (other for other in self._layout.places() if not other.is_first)
+        self._without_images = frozenset(other.rank for other in later)
+        self._heads = [other.rank for other in self._layout.places() if other.tensor_rank == 0 and not other.is_first]
+
+    @property
+    def grammar_restarts(self) -> int:
+        return self._own.grammar_restarts if self._samples else self._grammar_restarts
+
+    @property
+    def expert_tokens(self) -> Counts:
+        stages = [self._own.layer_counts, *(self._followers.call(rank, "layer_counts") for rank in self._heads)]
+        counts = tuple(tuple(layer) for stage in stages for layer in stage)
+        return counts if any(counts) else ()
+
+    @property
+    def _samples(self) -> bool:
+        return self._layout.sampler == 0
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar where tokens are sampled. Any thread may call it but the one that launches."""
+        if self._samples:
+            self._own.prepare(params)
+        elif params.grammar is not None:
+            self._followers.call(self._layout.sampler, "prepare", params.grammar)
+
+    def load_adapter(self, number: int, path: str) -> None:
+        raise ModelError(NO_ADAPTERS)
+
+    def has_adapter(self, number: int) -> bool:
+        return True
+
+    def read_adapter(self, number: int, running: Collection[int]) -> None:
+        raise ModelError(NO_ADAPTERS)
+
+    def unload_adapter(self, number: int) -> None:
+        """There is none."""
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        """Launch and wait."""
+        return self.launch(batch)()
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Start a step on all ranks. An error ends them all, because they cannot agree otherwise."""
+        plan, pixels = self._writer.write(batch)
+        without = packed("plan", plan)
+        self._followers.send_plan(packed("plan", plan, pixels) if pixels else without, self._without_images, without)
+        finish = self._guarded(partial(self._own.launch, batch))
+        if self._samples:
+            return partial(self._guarded, finish)
+        return self._read if batch.slices else partial(StepOutput, ())
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        self._followers.watch(lost)
+
+    def idle(self) -> bool:
+        """Nothing can wait: there are no graphs to capture."""
+        return False
+
+    def warmed(self) -> None:
+        """Forget the first steps, on all ranks."""
+        self._own.warmed()
+        self._followers.send("warmed")
+        self._writer = PlanWriter()
+
+    def _read(self) -> StepOutput:
+        """The output of the oldest step that has not been read, from the rank that samples."""
+        rows, self._grammar_restarts = self._followers.take(self._layout.sampler, "output")
+        return StepOutput(tuple(map(_output, rows)))
+
+    def _guarded(self, compute: Callable[[], T]) -> T:
+        try:
+            return compute()
+        except Exception as error:
+            self._followers.end(error)

@@ -1,0 +1,79 @@
+"""Where this process stands among the ranks: its numbers, the place where all meet, its share of the host. No torch."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model.errors import OptionError
+
+LOOPBACK = "127.0.0.1"
+NAMES = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+    "host": "MASTER_ADDR",
+    "port": "MASTER_PORT",
+}
+"""The variables of torchrun, by our names. Rank 0 sets the same ones for the ranks that it starts."""
+AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One of `size` ranks. `local_rank` is its number among the `local_size` ranks of its host.
+
+    All meet at a store of torch.distributed on rank 0's host, at this address. With `agent` it is torchrun's, which
+    outlives an engine; else rank 0 opens it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str = LOOPBACK
+    port: int = 0
+    agent: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of this rank's process."""
+        return {variable: str(getattr(self, name)) for name, variable in NAMES.items()} | {AGENT: str(self.agent)}
+
+    def processors(self, allowed: set[int]) -> set[int]:
+        """Its share of the processors that a process of this host may use. Ranks share them if they are too few.
+
+        Worked example: of processors 0..4 the first of two ranks gets 0 and 1, the second 2 and 3.
+        """
+        numbers = sorted(allowed)
+        each = len(numbers) // self.local_size
+        if each == 0:
+            return {numbers[self.local_rank % len(numbers)]}
+        return set(numbers[self.local_rank * each : (self.local_rank + 1) * each])
+
+
+def from_environment(variables: Mapping[str, str] = os.environ) -> World | None:
+    """The world that torchrun describes; None if it did not start this process. Raises OptionError."""
+    if "RANK" not in variables or "MASTER_ADDR" not in variables:
+        return None
+    values = {name: variables.get(variable, "") for name, variable in NAMES.items()}
+    for name, value in values.items():
+        if name != "host" and not value.isdigit():
+            raise OptionError(f"{NAMES[name]} must be a number, as torchrun sets it, got {value!r}")
+    host = values.pop("host")
+    return World(
+        **{name: int(value) for name, value in values.items()}, host=host, agent=variables.get(AGENT) == "True"
+    )
+
+
+def check_size(world: World | None, n_ranks: int) -> None:
+    """Raise OptionError if torchrun has started another number of processes than the layout has ranks."""
+    if world is not None and world.size != n_ranks:
+        raise OptionError(
+            f"torchrun has started {world.size} processes (WORLD_SIZE), but --tensor-parallel-size times "
+            f"--pipeline-parallel-size is {n_ranks}: the two numbers must be equal"
+        )

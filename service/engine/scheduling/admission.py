@@ -1,0 +1,38 @@
+"""Whether a waiting sequence may begin: the pages that the cache has for it, and those that it and others will need."""
+
+from collections.abc import Collection
+from collections.abc import Sequence as Items
+
+from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
+from service.engine.scheduling.sequence import Sequence
+
+
+def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
+    """Share pages that hold the sequence's first tokens; returns how many. The last token is always computed."""
+    if not sequence.may_reuse:
+        return 0
+    names = sequence.names(sequence.n_reusable)
+    names = names[: reusable_blocks(pools, names)]
+    for table in sequence.tables:
+        table.share(names)
+    sequence.computed = len(names) * pools[0].page_size
+    return sequence.computed
+
+
+def fits(sequence: Sequence, running: Collection[Sequence], chunk: int) -> bool:
+    """Whether there are pages for the sequence, for what the running ones still compute, and one more for each.
+
+    The steps in flight compute at most `chunk` tokens of one sequence.
+    """
+    unfinished = [item for item in running if item.uncomputed > 1]
+    for index, table in enumerate(sequence.tables):
+        promised = sum(_pages_needed(item, item.tables[index], chunk) for item in unfinished) + len(running)
+        if table.pool.available < _pages_needed(sequence, table, chunk) + promised:
+            return False
+    return True
+
+
+def _pages_needed(sequence: Sequence, table: Table, chunk: int) -> int:
+    """Number of pages that the sequence will take until all its known tokens are computed."""
+    limit = table.pool.max_blocks(sequence.length, chunk)
+    return max(0, min(table.missing(sequence.length), limit - len(table.pages)))

@@ -1,0 +1,214 @@
+"""Several steps in flight in the stages of a pipeline: who is in which, and who must wait."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.batch import RunnerInfo, StepBatch, StepOutput
+from model.sampling_params import SamplingParams
+from service.engine import loop
+from service.engine.loop import MAX_FAILED_STEPS, EngineLoop
+from service.engine.messages import FromEngine, Stop, Submit, ToEngine
+from service.engine.scheduling import prompt_lookup
+from service.engine.scheduling.scheduler import Scheduler
+from tests.engine.driving import Client, Drive, expected
+from tests.engine.images import ImageDrive, Picture, info_with_images, prompt_of, shape
+from tests.engine.loads import Request, loads, play
+from tests.fakes import PipelineRunner, make_info
+
+LONG = SamplingParams(max_tokens=20)
+
+
+def stages(n: int, **more: Any) -> RunnerInfo:
+    return replace(make_info(**more), pipeline=n)
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads(st.integers(2, 4)))
+def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
+    play(*load)
+
+
+@pytest.mark.parametrize(("n", "depth", "sizes"), [(8, 2, [4, 4]), (7, 3, [3, 3, 1]), (2, 4, [1, 1])])
+def test_sequences_that_decode_are_divided_evenly(n: int, depth: int, sizes: list[int]) -> None:
+    drive = Drive(stages(depth, pools=((None, 200),)), max_sequences=8, max_step_tokens=64)
+    for number in range(n):
+        drive.submit(number, [number + 1], LONG)
+    for _ in range(4 * depth):
+        drive.step()
+    in_flight = [len(batch.slices) for batch, _ in drive.flights] + [len(drive.scheduler.plan().slices)]
+    assert sorted(in_flight, reverse=True)[: len(sizes)] == sizes
+
+
+def test_those_who_waited_longest_go_first() -> None:
+    """Three sequences in two steps at a time: two, the third, and then the ones that have waited."""
+    drive = Drive(stages(2), max_step_tokens=8)
+    for number in range(3):
+        drive.submit(number, [number + 1] * 2, LONG)
+    for _ in range(20):
+        drive.step()
+    steps = [[item.sequence_id for item in batch.slices] for batch in drive.runner.steps[4:]]
+    assert {tuple(sorted((*one, *other))) for one, other in pairwise(steps)} == {(0, 1, 2)}
+
+
+def test_chunks_of_a_prompt_follow_each_other() -> None:
+    """The steps in flight share the 16 tokens that a step may have; the last one has the rest of the prompt."""
+    drive = Drive(stages(2), max_step_tokens=16)
+    drive.submit(1, list(range(1, 21)), LONG)
+    drive.step()
+    drive.launch()
+    assert [[(item.start, item.stop) for item in batch.slices] for batch, _ in drive.flights] == [[(0, 8)], [(8, 16)]]
+    drive.land()
+    assert [(item.start, item.stop) for item in drive.launch().slices] == [(16, 20)]
+    drive.land()
+    assert not drive.launch(), "its token is not known"
+    drive.run()
+    assert drive.answers[1] == expected(list(range(1, 21)), LONG)
+
+
+def test_the_youngest_is_preempted_once_its_step_has_landed() -> None:
+    """The younger one takes the last of five pages of four tokens, then the older one needs a third page."""
+    drive = Drive(stages(2, pools=((None, 5),), max_model_len=16), max_step_tokens=16)
+    for number in (1, 2):
+        drive.submit(number, [number] * (6 + number), SamplingParams(max_tokens=8))
+        assert [item.sequence_id for item in drive.launch().slices] == [number]
+    for number in (1, 2):
+        drive.land()
+        assert [item.sequence_id for item in drive.launch().slices] == [number]
+    drive.land()
+    assert not drive.launch()
+    assert drive.scheduler.stats().preemptions == 0
+    drive.land()
+    assert [item.sequence_id for item in drive.launch().slices] == [1]
+    assert drive.scheduler.stats().preemptions == 1
+    drive.run()
+    assert drive.answers == {
+        number: expected([number] * (6 + number), SamplingParams(max_tokens=8)) for number in (1, 2)
+    }
+
+
+def test_a_draft_leaves_a_page_to_each_sequence_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft of 8 tokens would take the last three of four pages."""
+    monkeypatch.setattr(prompt_lookup, "FIRST_ACCEPTANCE", 0.99)
+    drive = Drive(stages(2, pools=((None, 4),), max_model_len=16), max_step_tokens=64)
+    drive.submit(1, [58] * 4, SamplingParams(max_tokens=3))
+    drive.launch()
+    drive.submit(2, [57] * 4, SamplingParams(max_tokens=12, prompt_lookup_num_tokens=8))
+    assert [(item.sequence_id, item.n_draft) for item in drive.launch().slices] == [(2, 4)]
+    drive.run()
+
+
+def test_an_image_is_read_once_its_step_has_landed() -> None:
+    """It may have a fault. The work on it goes on in each step, and so do other sequences."""
+    info = info_with_images(pools=((None, 64),))
+    drive = ImageDrive(replace(info, pipeline=2), max_step_tokens=8)
+    drive.ask(1, prompt_of(Picture(2, 3, b"\x01"), [4, 5]), SamplingParams(max_tokens=3))
+    assert shape(drive.launch()) == ([], [(1, 0, 12)])
+    assert shape(drive.launch()) == ([], [(1, 12, 24)])
+    drive.land()
+    assert not drive.launch()
+    drive.land()
+    assert shape(drive.launch()) == ([(1, 0, 4)], [])
+    drive.run()
+    assert len(drive.answers[1]) == 3
+
+
+class Failing(PipelineRunner):
+    """A runner that fails once, at the launch of a step or when it is read."""
+
+    def __init__(self, n_before: int, *, launching: bool) -> None:
+        super().__init__(stages(3))
+        self.n_before = n_before
+        self._launching = launching
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        self._fail(self._launching)
+        return super().launch(batch)
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self._fail(not self._launching)
+        return super().step(batch)
+
+    def _fail(self, here: bool) -> None:
+        self.n_before -= here
+        if here and self.n_before == -1:
+            raise RuntimeError("the device is gone for a moment")
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 2, 5])
+def test_a_launch_that_fails_leaves_the_steps_in_flight_their_tokens(n_before: int) -> None:
+    """Its sequence ends. The others in flight get their tokens first, and then go on."""
+    params = SamplingParams(max_tokens=4)
+    script = [[Submit(n, [40 + n] * 2, params, 0) for n in range(3)]]
+    client = Client(Failing(n_before, launching=True), script, max_step_tokens=6)
+    (failed,) = (number for number, reason in client.finished.items() if reason == "error")
+    for number in range(3):
+        answer = expected([40 + number] * 2, params)
+        assert client.answers[number] == (answer if number != failed else answer[: len(client.answers[number])])
+
+
+@pytest.mark.parametrize("n_before", [0, 2, 5])
+def test_a_step_that_fails_when_it_is_read_ends_those_of_all_steps_in_flight(n_before: int) -> None:
+    params = SamplingParams(max_tokens=4)
+    script: list[list[ToEngine]] = [[Submit(n, [40 + n] * 2, params, 0) for n in range(3)], *[[]] * 30]
+    client = Client(Failing(n_before, launching=False), [*script, [Submit(9, [50], params, 0)]], max_step_tokens=6)
+    assert client.finished == {0: "error", 1: "error", 2: "error", 9: "length"}
+    assert client.answers[9] == expected([50], params)
+
+
+def test_an_error_that_repeats_is_raised() -> None:
+    class Broken(PipelineRunner):
+        def step(self, batch: StepBatch) -> StepOutput:
+            raise RuntimeError("the device is gone")
+
+    script: list[list[ToEngine]] = [[Submit(i, [40], LONG, 0)] for i in range(MAX_FAILED_STEPS)]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        Client(Broken(stages(2)), script)
+
+
+class Timed(PipelineRunner):
+    """Two stages of `seconds` each, on a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(stages(2, pools=((None, 200),)))
+        self.now = 1.0
+        self._seconds = seconds
+        self._free = [0.0, 0.0]  # when each stage can begin the next step
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        wait = super().launch(batch)
+        first = max(self.now, self._free[0]) + self._seconds
+        second = max(first, self._free[1]) + self._seconds
+        self._free = [first, second]
+
+        def timed() -> StepOutput:
+            self.now = max(self.now, second)
+            return wait()
+
+        return timed
+
+
+@pytest.mark.parametrize(("n", "rows"), [(1, 1), (6, 6)])
+def test_a_step_costs_what_lies_between_two_tokens_of_a_sequence(
+    n: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence takes both stages for each token. Six take as long, three in each stage: 2 s for 6 rows."""
+    runner = Timed(1.0)
+    monkeypatch.setattr(loop, "time", runner)
+    scheduler = Scheduler(runner.info, max_sequences=8, max_step_tokens=64)
+    script: list[list[ToEngine]] = [[Submit(number, [number + 1], LONG, 0) for number in range(n)]]
+    sent: list[FromEngine] = []
+    engine = EngineLoop(
+        runner, scheduler, lambda block: script.pop() if script else [Stop()] if block else [], sent.append
+    )
+    engine.run()
+    base, per_row = engine._steps.cost.line
+    assert base + rows * per_row == pytest.approx(2.0, rel=0.05)
