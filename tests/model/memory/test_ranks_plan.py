@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from model import loading
 from model.checkpoint.configs.experts import FIELDS
 from model.checkpoint.families import read_config
+from model.config import ModelConfig
 from model.kernels.cpu import native
 from model.linear.schemes import NAMES, SCHEMES, Scheme
 from model.memory.plan import MemoryPlan, RankNeed, make_plan
@@ -17,6 +19,7 @@ from model.memory.remedies import lack, remedies
 from model.network import weights
 from model.network.transformer import Transformer
 from model.options import RunnerOptions
+from model.setup import choose
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.driving import CPU, EXPERTS, checkpoint, storages, tiny
@@ -133,18 +136,24 @@ LAYOUTS = [Layout(2), Layout(1, 2), Layout(2, 2)]
 CASES = [(name, layout) for name in FAMILIES for layout in LAYOUTS] + [("experts", Layout(2, experts=True))]
 
 
+def write(config: ModelConfig, directory: Path) -> None:
+    """The configuration as a native file."""
+    sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "norm_eps", "dtype")
+    raw = {name: getattr(config, name) for name in sizes}
+    raw |= {"max_seq_len": config.max_position, "rope_theta": 1e4, "tied_embeddings": config.tied_head}
+    if config.n_experts:
+        raw["moe"] = {key: getattr(config, field) for key, field in FIELDS.items()}
+    (directory / "params.json").write_text(json.dumps({**raw, "sliding_window": list(config.windows)}))
+    assert replace(read_config(directory), family=config.family) == config
+
+
 @pytest.mark.parametrize(("family", "layout"), CASES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
 @pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
 def test_the_plan_is_what_ranks_load(tmp_path: Path, scheme: Scheme, family: str, layout: Layout) -> None:
     sizes = {"dim": 256, "n_heads": 8, "n_kv_heads": 4, "head_dim": 32, "hidden_dim": 512, "vocab_size": 512}
     config = tiny((None,) * 4, **sizes, **FAMILIES[family])
-    names = ("n_layers", *sizes, "norm_eps", "dtype")
-    raw = {name: getattr(config, name) for name in names} | {"max_seq_len": config.max_position, "rope_theta": 1e4}
-    if config.n_experts:
-        raw["moe"] = {key: getattr(config, field) for key, field in FIELDS.items()}
-    (tmp_path / "params.json").write_text(json.dumps({**raw, "tied_embeddings": config.tied_head}))
-    assert replace(read_config(tmp_path), family=config.family) == config
+    write(config, tmp_path)
     by_name = {"quantize": scheme.name} if scheme.name in NAMES else {"dtype": scheme.name}
     made = make_plan(tmp_path, options(layout, device="cpu", **by_name), None)
     dtype = getattr(torch, made.dtype)
@@ -157,3 +166,26 @@ def test_the_plan_is_what_ranks_load(tmp_path: Path, scheme: Scheme, family: str
         activations = torch.float32 if scheme.compiled else dtype
         weights.load(model, shard, source.rotation, tensors, activations, CPU, lambda _: None, embeddings=dtype)
         assert storages(model) == pytest.approx(rank.weights, rel=0.02)
+
+
+@pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("values", [{}, {"max_model_len": 100}, {"cache_memory": 2**18, "quantize": "int4"}], ids=str)
+@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
+def test_ranks_size_their_caches_as_planned(
+    tmp_path: Path, layout: Layout, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage has layers of only one of two windows; the ranks serve what each of them can hold."""
+    config = tiny((5, 5, 5, None), dim=64, hidden_dim=128, n_heads=4, head_dim=16, vocab_size=512)
+    write(config, tmp_path)
+    requested = options(layout, device="cpu", **values)
+    total = 700_000 * layout.size
+    monkeypatch.setattr(loading, "free_bytes", lambda _: total)
+    setups = [choose(checkpoint(config), requested, place) for place in layout.places()]
+    sizes = [loading.size(setup, None, None, 0, layout.size) for setup in setups]
+    made = make_plan(tmp_path, requested, total)
+    length = min(size.length for size in sizes)
+    assert (made.served, [rank.cache for rank in made.ranks]) == (length, [size.cache for size in sizes])
+    pools = [setup.pool_sizes.pools(length, size.cache) for setup, size in zip(setups, sizes, strict=True)]
+    assert [pool.n_pages for pool in made.pools] == [
+        min(pool.n_pages for pool in each) for each in zip(*pools, strict=True)
+    ]
