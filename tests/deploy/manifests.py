@@ -22,7 +22,9 @@ KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 VERSION = "1.37"
 OLDEST = "1.30"
 """The oldest version of Kubernetes that knows all that the manifests use, such as `sleep` in preStop."""
-CRDS = {(crd["apiVersion"], crd["kind"]): crd for crd in yaml.safe_load(Path(__file__).with_name("crds.yaml").read_text())}
+CRDS = {
+    (crd["apiVersion"], crd["kind"]): crd for crd in yaml.safe_load(Path(__file__).with_name("crds.yaml").read_text())
+}
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 CLUSTER_WIDE = {"Namespace"}
 
