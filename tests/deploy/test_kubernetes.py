@@ -1,82 +1,42 @@
-"""The Kubernetes manifests against published schemas, kubectl, and what Noria itself declares: flags, probes, metrics."""
+"""The Kubernetes manifests against published schemas, kubectl, and what Noria declares itself: flags and probes."""
 
 import copy
-import json
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
-import yaml
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from deploy.kubernetes.resources import resources
-from service import cli
 from service.api.operations.health import probed
 from service.app import ROUTES
 from service.commands.flags import PREFIX
+from tests.deploy.cluster import CRDS, dry_run, validate
 from tests.deploy.manifests import (
     BUILDS,
-    CRDS,
-    HAS_KUBECTL,
-    KUBERNETES,
+    KSERVE,
+    PAGE,
+    ROOT,
+    RUNNING,
+    SHARDED,
     Build,
     Object,
     built,
-    dry_run,
+    containers,
     kustomize,
+    needs_kubectl,
     of_kind,
+    parsed,
     pods,
-    validate,
 )
-from tests.deploy.test_observation import known_metrics
 
-pytestmark = pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed: it builds the overlays")
+pytestmark = needs_kubectl
 
-ROOT = KUBERNETES.parents[1]
-PAGE = (ROOT / "docs/kubernetes.md").read_text()
-SHARDED, KSERVE, SCALED = BUILDS[2], BUILDS[-1], BUILDS[4]
-RUNNING = BUILDS[:-1]
-"""The builds with pods of our own; KServe makes its own."""
 CLOSING_SECONDS = 5
 """What docs/operations.md allows for connections to close after a drain."""
-CPU, GPU = BUILDS[:2]
 
 
-def ids(build: Build) -> str:
-    return " ".join(build)
-
-
-every_build = pytest.mark.parametrize("build", BUILDS, ids=ids)
-every_pod = pytest.mark.parametrize("build", RUNNING, ids=ids)
-
-
-def containers(build: Build) -> list[Object]:
-    """All containers with Noria."""
-    own = [template["spec"]["containers"] for template in pods(build)]
-    runtimes = [runtime["spec"]["containers"] for runtime in of_kind(build, "ServingRuntime")]
-    return [container for several in own + runtimes for container in several]
-
-
-def config(build: Build) -> dict[str, str]:
-    """The variables of the generated ConfigMap."""
-    return next((found["data"] for found in of_kind(build, "ConfigMap") if "NORIA_MODEL" in found["data"]), {})
-
-
-def parsed(build: Build, container: Object) -> dict[str, Any]:
-    """What the command line of `noria serve` gets in a container. Raises for a flag or a value that it refuses."""
-    args = [text.replace("$(LWS_GROUP_SIZE)", "2") for text in container.get("args", [])]
-    args = args[args.index("serve") + 1 :] if "serve" in args else args
-    serve = get_command(cli.build(["serve"])).commands["serve"]  # type: ignore[attr-defined]
-    known = {parameter.envvar for parameter in serve.params}
-    assert set(config(build)) <= known
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in config(build).items():
-            patch.setenv(name, value)
-        return dict(serve.make_context("serve", args).params)
+every_build = pytest.mark.parametrize("build", BUILDS, ids=" ".join)
+every_pod = pytest.mark.parametrize("build", RUNNING, ids=" ".join)
 
 
 @every_build
@@ -237,123 +197,6 @@ def test_selectors_find_the_pods_they_mean(build: Build) -> None:
     networks = [policy["spec"]["podSelector"] for policy in of_kind(build, "NetworkPolicy")]
     for selector in [budget["spec"]["selector"], *networks]:
         assert all(selects(selector["matchLabels"], template) for template in (first, *others))
-
-
-def test_prometheus_finds_the_service_and_its_key() -> None:
-    (monitor,) = of_kind(SCALED, "ServiceMonitor")
-    (service,) = [found for found in of_kind(SCALED, "Service") if found["metadata"]["name"] == "noria"]
-    labels = service["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert labels[monitor["spec"]["jobLabel"]] == "noria"  # the job that dashboard and alerts ask for
-    (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert endpoint["path"] in {route.path for route in ROUTES}
-    credentials = endpoint["authorization"]["credentials"]
-    (keys,) = [volume["secret"] for volume in pods(SCALED)[0]["spec"]["volumes"] if "secret" in volume]
-    assert credentials["name"] == keys["secretName"]
-    made = re.search(rf"create secret generic {keys['secretName']} (.*)", PAGE.replace("\\\n", ""))
-    assert made
-    assert set(re.findall(r"--from-literal=(\w+)=", made[1])) == {credentials["key"], keys["items"][0]["key"]}
-
-
-def queries(build: Build) -> list[str]:
-    """What autoscalers ask for."""
-    pod_metrics = [
-        metric["pods"]["metric"]["name"]
-        for found in of_kind(build, "HorizontalPodAutoscaler")
-        for metric in found["spec"]["metrics"]
-    ]
-    triggers = [
-        trigger["metadata"]["query"]
-        for found in of_kind(build, "ScaledObject")
-        for trigger in found["spec"]["triggers"]
-    ]
-    scaling = [found["spec"]["predictor"]["autoScaling"]["metrics"] for found in of_kind(build, "InferenceService")]
-    return pod_metrics + triggers + [metric["external"]["metric"]["query"] for several in scaling for metric in several]
-
-
-@pytest.mark.parametrize(("build", "n_queries"), [(BUILDS[3], 3), (SCALED, 3), (KSERVE, 1)])
-def test_autoscalers_ask_for_metrics_that_exist(build: Build, n_queries: int) -> None:
-    asked = queries(build)
-    assert len(asked) == n_queries
-    space = next(thing["metadata"]["namespace"] for thing in built(build) if "namespace" in thing["metadata"])
-    for query in asked:
-        assert set(re.findall(r"noria_\w+", query)) <= known_metrics()
-        assert set(re.findall(r'namespace="(\w+)"', query)) <= {space}
-
-
-def test_both_autoscalers_scale_alike() -> None:
-    (plain,), (keda,) = of_kind(BUILDS[3], "HorizontalPodAutoscaler"), of_kind(SCALED, "ScaledObject")
-    assert plain["spec"]["behavior"] == keda["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    limits = [metric["pods"]["target"]["averageValue"] for metric in plain["spec"]["metrics"]]
-    assert limits == [trigger["metadata"]["threshold"] for trigger in keda["spec"]["triggers"]]
-    for build, scaler in ((BUILDS[3], plain), (SCALED, keda)):
-        target = scaler["spec"]["scaleTargetRef"]
-        (deployment,) = [
-            found for found in of_kind(build, target["kind"]) if found["metadata"]["name"] == target["name"]
-        ]
-        assert "replicas" not in deployment["spec"], "an apply would undo the scaling"
-
-
-def test_the_picker_reads_our_metrics_by_the_label_of_the_pods() -> None:
-    (text,) = [
-        found["data"]["picker-config.yaml"]
-        for found in of_kind(SCALED, "ConfigMap")
-        if "picker" in found["metadata"]["name"]
-    ]
-    picker = yaml.safe_load(text)
-    plugins = {plugin["type"]: plugin.get("parameters") for plugin in picker["plugins"]}
-    (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
-    labels = pods(SCALED)[0]["metadata"]["labels"]
-    assert {engine.pop("name")} == {labels["llm-d.ai/engine-type"], labels["inference.networking.k8s.io/engine-type"]}
-    assert set(engine.values()) <= known_metrics()
-    protocol = dict(re.findall(r"^\| (\w+) \| `(\w+Spec)` \| `\w+` \|$", PAGE, re.MULTILINE))
-    assert set(protocol.values()) == set(engine)
-    for profile in picker["schedulingProfiles"]:
-        assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= set(plugins)
-    assert all("NORIA_API_KEY_FILE" not in found["data"] for found in of_kind(SCALED, "ConfigMap"))
-    (pool,) = of_kind(SCALED, "InferencePool")
-    assert pool["spec"]["targetPorts"] == [{"number": parsed(SCALED, containers(SCALED)[0])["port"]}]
-
-
-NEMO = {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8}
-NEMO |= {"head_dim": 128, "intermediate_size": 14336, "vocab_size": 131072, "max_position_embeddings": 131072}
-PUBLISHED = {
-    "/models/Mistral-Nemo-Instruct-2407": NEMO,
-    "mistralai/Mistral-7B-Instruct-v0.3": NEMO
-    | {"hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32768, "max_position_embeddings": 32768},
-}
-"""What the config.json of a model says of its sizes."""
-COMMAND = re.compile(r"# noria plan ([^|]*) --json \|\s*(?:#\s*)?python3 (\S+) (\d+)$", re.MULTILINE)
-
-
-@pytest.mark.parametrize("build", [CPU, GPU, SHARDED, KSERVE], ids=ids)
-def test_requests_are_those_of_the_plan(build: Build, tmp_path: Path) -> None:
-    """The command that a manifest names gives its numbers."""
-    text = "\n".join(path.read_text() for path in sorted((KUBERNETES / build[0]).glob("*.yaml")))
-    ((arguments, script, processors),) = COMMAND.findall(text)
-    assert ROOT / script == KUBERNETES / "resources.py"
-    model, *flags = shlex.split(arguments)
-    if model in PUBLISHED:
-        sizes = PUBLISHED[model] | {"model_type": "mistral", "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
-        (tmp_path / "config.json").write_text(json.dumps(sizes))
-    served = config(build).get("NORIA_MODEL", model)
-    assert served == model
-    done = CliRunner().invoke(
-        cli.build(["plan"]), ["plan", str(tmp_path) if model in PUBLISHED else model, *flags, "--json"]
-    )
-    made = resources(json.loads(done.stdout), int(processors))
-    shipped = [service["spec"]["predictor"]["model"] for service in of_kind(build, "InferenceService")]
-    for container in shipped or containers(build):
-        for bound, numbers in made.items():
-            assert container["resources"][bound] == numbers | {
-                "ephemeral-storage": container["resources"][bound]["ephemeral-storage"]
-            }
-
-
-def test_a_plan_that_does_not_fit_gives_no_requests() -> None:
-    with pytest.raises(ValueError, match="--max-model-len 4096"):
-        resources({"possible": False, "remedies": ["--max-model-len 4096"]}, 2)
 
 
 def test_the_page_names_files_that_exist_and_builds_that_work(tmp_path: Path) -> None:
