@@ -26,6 +26,7 @@ from tests.deploy.manifests import (
     needs_kubectl,
     of_kind,
     parsed,
+    pod_templates,
     pods,
 )
 
@@ -57,6 +58,13 @@ def test_a_misspelled_field_is_refused(kind: str) -> None:
     wrong = copy.deepcopy(thing)
     wrong["spec"]["replica"] = 1
     with pytest.raises(jsonschema.ValidationError, match="replica"):
+        validate(wrong)
+
+
+def test_a_misspelled_field_of_a_pod_is_refused_in_any_object() -> None:
+    wrong = copy.deepcopy(of_kind(SHARDED, "LeaderWorkerSet")[0])
+    pod_templates(wrong)[1]["spec"]["containers"][0]["readOnly"] = True
+    with pytest.raises(jsonschema.ValidationError, match="readOnly"):
         validate(wrong)
 
 
