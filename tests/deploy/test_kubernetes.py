@@ -99,6 +99,19 @@ def test_containers_are_confined(build: Build) -> None:
             }  # NORIA_CACHE_DIR and HF_HOME of the image are in the latter
 
 
+def configurations(thing: Object) -> set[str]:
+    """The ConfigMaps whose variables an object's pods have."""
+    own = [container for template in pod_templates(thing) for container in template["spec"]["containers"]]
+    return {source["configMapRef"]["name"] for container in own for source in container["envFrom"]}
+
+
+@every_pod
+def test_pods_have_the_variables_of_their_build(build: Build) -> None:
+    made = {found["metadata"]["name"] for found in of_kind(build, "ConfigMap") if "NORIA_MODEL" in found["data"]}
+    named = [configurations(thing) for thing in built(build) if pod_templates(thing)]
+    assert named == [made]
+
+
 @every_pod
 def test_pods_hold_no_credentials_of_the_cluster(build: Build) -> None:
     for template in pods(build):
@@ -218,6 +231,10 @@ def test_the_page_names_files_that_exist_and_builds_that_work(tmp_path: Path) ->
     things = kustomize(tmp_path)
     for thing in things:
         validate(thing)
+    (group,) = [thing for thing in things if thing["kind"] == "LeaderWorkerSet"]
+    (variables,) = [thing for thing in things if thing["kind"] == "ConfigMap"]
+    assert {"NORIA_MODEL", "NORIA_MAX_SEQUENCES"} <= set(variables["data"])
+    assert configurations(group) == {variables["metadata"]["name"]}
     (scaler,) = [thing for thing in things if thing["kind"] == "ScaledObject"]
     target = scaler["spec"]["scaleTargetRef"]
     assert any(
