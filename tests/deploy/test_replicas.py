@@ -88,53 +88,69 @@ def test_a_machine_that_is_gone_costs_a_delay(path: str, tmp_path: Path) -> None
             assert asked(http, name)["model"] == "fake"
 
 
-PROMPTS = [f"Write about the number {number}:" for number in range(3)]
-STORY = {"prompt": "Once upon a time", "max_tokens": 100, "ignore_eos": True}
+PLAIN, STREAM = ({"prompt": f"Write about {topic}:", "max_tokens": 12, "temperature": 0} for topic in ("rain", "tea"))
+LONG = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
 
 
 def told(http: httpx.Client, conversation: str, body: dict[str, Any]) -> str:
     """The text of a stream that ends as it should."""
-    text = ""
     with http.stream("POST", COMPLETIONS, json={**body, "stream": True}, headers={HEADER: conversation}) as response:
         *events, last = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
     assert last == "[DONE]"
-    for event in events:
-        text += json.loads(event)["choices"][0]["text"]
-    return text
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
-@pytest.mark.parametrize("path", REPLICAS)
-def test_a_replica_killed_under_load_costs_only_the_streams_that_had_begun(path: str, tmp_path: Path) -> None:
-    """The lost replica runs two requests, a stream and a plain one, and three more wait there, one of them a stream."""
-    flags = ("--max-sequences", "2", "--served-model-name")
-    greedy = [{"prompt": prompt, "max_tokens": 20, "temperature": 0} for prompt in PROMPTS]
+class Load:
+    """What a proxy sends to the second server: a stream that has begun, an answer that has not, and two that wait."""
+
+    def __init__(self, http: httpx.Client, stack: ExitStack) -> None:
+        self.http = http
+        self.name = next(name for name in NAMES if asked(http, name)["model"] == "second")
+        body = {**LONG, "max_tokens": 4000, "stream": True}
+        request = http.stream("POST", COMPLETIONS, json=body, headers={HEADER: self.name})
+        self.begun = stack.enter_context(request).iter_lines()
+        assert next(self.begun).startswith("data: {")
+
+    def run(self, pool: ThreadPoolExecutor) -> None:
+        self.long = pool.submit(asked, self.http, self.name, **LONG)
+
+    def wait(self, pool: ThreadPoolExecutor) -> None:
+        self.plain = pool.submit(asked, self.http, self.name, **PLAIN)
+        self.stream = pool.submit(told, self.http, self.name, STREAM)
+
+    def check(self, alone: list[str]) -> None:
+        """Only the stream that had begun is lost, and its client knows."""
+        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
+            list(self.begun)
+        assert self.long.result()["usage"]["completion_tokens"] == LONG["max_tokens"]
+        assert [self.plain.result()["choices"][0]["text"], self.stream.result()] == alone
+        assert {answer["model"] for answer in (self.long.result(), self.plain.result())} == {"first"}
+        assert asked(self.http, self.name)["model"] == "first"
+
+
+def test_a_replica_killed_under_load_costs_only_the_streams_that_had_begun(tmp_path: Path) -> None:
+    """Both proxies at once, before the same two servers of the embedded model."""
+    flags = ("--max-sequences", str(2 * len(REPLICAS)), "--served-model-name")
     with (
         serving(*flags, "first") as first,
         serving(*flags, "second") as second,
-        proxied(path, tmp_path, addresses(first, second)) as http,
+        ExitStack() as stack,
         ThreadPoolExecutor() as pool,
     ):
-        alone = [asked(first.http, None, **body)["choices"][0]["text"] for body in greedy]
-        before = homes(http)
-        lost = next(name for name, home in before.items() if home == "second")
-        with http.stream(
-            "POST", COMPLETIONS, json={**STORY, "max_tokens": 4000, "stream": True}, headers={HEADER: lost}
-        ) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: {")
-            story = pool.submit(asked, http, lost, **STORY)
-            eventually(lambda: second.metric("noria_requests_running") == 2, "both run")
-            plain = [pool.submit(asked, http, lost, **body) for body in greedy[:2]]
-            stream = pool.submit(told, http, lost, greedy[2])
-            eventually(lambda: second.metric("noria_requests_waiting") == 3, "three wait")
-            second.kill()
-            with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
-                list(lines)
-        assert story.result()["usage"]["completion_tokens"] == 100
-        answers = [future.result() for future in plain]
-        assert {answer["model"] for answer in (story.result(), *answers)} == {"first"}
-        assert [*(answer["choices"][0]["text"] for answer in answers), stream.result()] == alone
-        assert set(homes(http).values()) == {"first"}
+        alone = [asked(first.http, None, **body)["choices"][0]["text"] for body in (PLAIN, STREAM)]
+        loads = []
+        for path in REPLICAS:
+            folder = tmp_path / path.replace("/", "-")
+            folder.mkdir()
+            http = stack.enter_context(proxied(path, folder, addresses(first, second)))
+            loads.append(Load(http, stack))
+        for step, state in ((Load.run, "running"), (Load.wait, "waiting")):
+            for load in loads:
+                step(load, pool)
+            eventually(lambda: second.metric(f"noria_requests_{state}") == 2 * len(REPLICAS), state)  # noqa: B023
+        second.kill()
+        for load in loads:
+            load.check(alone)
 
 
 def test_nginx_has_the_same_servers_with_and_without_a_conversation() -> None:
