@@ -79,7 +79,7 @@ def proxied(path: str, folder: Path, servers: Sequence[str]) -> Iterator[httpx.C
     """A client of the proxy with the configuration `path` before `servers`, each HOST:PORT."""
     name = path.partition("/")[0]
     if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed (Debian: {name})")
+        pytest.skip(f"{name} is not installed (scripts/setup-proxies, or on Debian: apt install {name})")
     port = free_port()
     command = COMMANDS[name](folder, configured(path, port, servers))
     with (folder / "log").open("wb") as log:

@@ -94,6 +94,27 @@ def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
             assert third.metric("noria_requests_total", outcome="length") == 5
 
 
+@pytest.mark.parametrize(("path", "kind"), [("nginx/noria.conf", "unix:"), ("haproxy/haproxy.cfg", "unix@")])
+def test_a_server_on_a_unix_socket_below_a_prefix(
+    path: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="noria.access")
+    sockets = [tmp_path / "first.sock", tmp_path / "second.sock"]
+    with (
+        running(model="slow", uds=sockets[0], root_path="/noria") as first,
+        running(model="slow", uds=sockets[1], root_path="/noria") as second,
+        proxied(path, tmp_path, [f"{kind}{socket}" for socket in sockets]) as http,
+    ):
+        with http.stream("POST", "/noria/v1/completions", json={**LONG, "stream": True}) as response:
+            assert next(response.iter_lines()).startswith("data: {")
+            assert busy(first)() or busy(second)()
+        eventually(lambda: idle(first)() and idle(second)(), "the client of the stream is gone")
+        assert http.get("/noria/version").status_code == 200
+        eventually(lambda: "GET /version" in caplog.messages, "the request is in the log")
+    lines = [json.loads(JsonFormatter().format(line)) for line in caplog.records if line.name == "noria.access"]
+    assert [line["client"] for line in lines if line["message"] == "GET /version"] == [CLIENT]
+
+
 def test_traefiks_configuration_holds_together() -> None:
     """Traefik is not packaged by Debian: names and limits only."""
     http = yaml.safe_load((DEPLOY / "traefik/noria.yml").read_text())["http"]
