@@ -17,8 +17,8 @@ from service.commands.endpoint import headers
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-# The server gets all NORIA_* variables of the user but these: the chat has its own key and does not speak TLS.
-NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE")
+# The server gets all NORIA_* variables of the user but these: the chat has its own key and port and does not speak TLS.
+NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE", "NORIA_UDS")
 
 
 @contextmanager
