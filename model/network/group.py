@@ -44,23 +44,23 @@ class Group:
             dist.all_reduce(partial, group=self._stage)
             return partial
         if len(ranks) == 2 or partial.numel() < LARGE:
-            return _add(self._gather_all(partial))
-        return self._sum_by_shares(partial)
+            return add(self.gather_all(partial))
+        return self.sum_by_shares(partial)
 
-    def _gather_all(self, own: Tensor) -> list[Tensor]:
+    def gather_all(self, own: Tensor) -> list[Tensor]:
         """The tensors `own` of all ranks of the stage, in their order."""
         parts = [torch.empty_like(own) for _ in self.place.stage_ranks]
         parts[self.place.tensor_rank] = own
         self._exchange([own] * len(parts), parts)
         return parts
 
-    def _sum_by_shares(self, partial: Tensor) -> Tensor:
+    def sum_by_shares(self, partial: Tensor) -> Tensor:
         """`sum`, where each rank adds one share of the values and sends the result to the others."""
         shares, own = partial.view(-1).tensor_split(len(self.place.stage_ranks)), self.place.tensor_rank
         parts = [torch.empty_like(shares[own]) for _ in shares]
         parts[own] = shares[own]
         self._exchange(shares, parts)
-        shares[own].copy_(_add(parts))
+        shares[own].copy_(add(parts))
         self._exchange([shares[own]] * len(shares), shares)
         return partial
 
@@ -125,7 +125,7 @@ def _stage_group(place: Place) -> dist.ProcessGroup | None:
     return made[place.stage]
 
 
-def _add(parts: Sequence[Tensor]) -> Tensor:
+def add(parts: Sequence[Tensor]) -> Tensor:
     """The sum in the order of the parts, in place of the first."""
     total, *others = parts
     for part in others:
