@@ -1,7 +1,7 @@
 """Times of a sum over ranks on this machine, over gloo: `python -m benchmarks.sums`.
 
-Each rank has a tensor [rows, 4096] of float32, as after one half of a layer of a 7B model. "whole" exchanges the tensors,
-and each rank adds them in rank order; "shares" lets each rank add a share and exchange the results (`Group.sum` chooses
+Each rank has a tensor [rows, 4096] of float32, as after one half of a layer of a 7B model. "whole" exchanges the
+tensors, and each rank adds them in rank order; "shares" lets each rank add a share and exchange the results (`Group.sum` chooses
 between the two); "all_reduce" is gloo's, whose order of additions depends on the size; "all_gather" is gloo's, with the
 same addition. The ranks start each sum together. The result is the median, and the least, of all calls on rank 0.
 """
@@ -63,16 +63,15 @@ def measure(rank: int, n: int, meeting: str) -> None:
         for n_rows in ROWS:
             times = seconds(call, n_rows)
             if rank == 0:
-                print(
-                    f"{n} ranks, {n_rows:3} rows, {name:10} {median(times) * 1e6:8.0f} us, least {min(times) * 1e6:8.0f}"
-                )
+                figures = f"median {median(times) * 1e6:8.0f} us, least {min(times) * 1e6:8.0f} us"
+                print(f"{n} ranks, {n_rows:3} rows, {name:10} {figures}")
     dist.destroy_process_group()
 
 
 def main() -> None:
     for n in RANKS:
-        meeting = os.path.join(tempfile.mkdtemp(), "meeting")
-        multiprocessing.spawn(measure, (n, meeting), nprocs=n)
+        with tempfile.TemporaryDirectory() as directory:
+            multiprocessing.spawn(measure, (n, f"{directory}/meeting"), nprocs=n)
 
 
 if __name__ == "__main__":
