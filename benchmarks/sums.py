@@ -1,9 +1,10 @@
 """Times of a sum over ranks on this machine, over gloo: `python -m benchmarks.sums`.
 
 Each rank has a tensor [rows, 4096] of float32, as after one half of a layer of a 7B model. "whole" exchanges the
-tensors, and each rank adds them in rank order; "shares" lets each rank add a share and exchange the results (`Group.sum` chooses
-between the two); "all_reduce" is gloo's, whose order of additions depends on the size; "all_gather" is gloo's, with the
-same addition. The ranks start each sum together. The result is the median, and the least, of all calls on rank 0.
+tensors, and each rank adds them in rank order; "shares" lets each rank add a share and exchange the results
+(`Group.sum` chooses between the two); "all_reduce" is gloo's, whose order of additions depends on the size;
+"all_gather" is gloo's, with the same addition. The ranks start each sum together. The result is the median, and the
+least, of all calls on rank 0.
 """
 
 import os

@@ -31,6 +31,8 @@ class Group:
         self.bytes_sent, self.seconds_waiting = 0, 0.0
         self._reduces = device.type == "cuda" and not deterministic
         self._stage = _stage_group(place)
+        if device.type == "cuda":  # nccl: all ranks take part in the first operation, then any two may
+            dist.all_reduce(torch.zeros(1, device=device))
         self._sends: deque[tuple[dist.Work, Tensor]] = deque()  # keep tensors alive until they are sent
 
     def sum(self, partial: Tensor) -> Tensor:
