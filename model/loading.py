@@ -34,7 +34,6 @@ from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
-from model.step.part import PartRunner
 from model.step.runner import ModelRunner
 from model.warming import first_steps
 
@@ -84,11 +83,12 @@ Agree = Callable[[Sequence[int]], Sequence[int]]
 
 
 class Membership(NamedTuple):
-    """The group of a rank while it loads, and the number of ranks of its host, which share the memory."""
+    """The group of a rank while it loads, the number of ranks of its host, which share the memory, and its runner."""
 
     group: Group | None = None
     agree: Agree = tuple
     n_local: int = 1
+    runner: Callable[..., ModelRunner] = ModelRunner
 
 
 ALONE = Membership()
@@ -105,7 +105,7 @@ def load(setup: Setup, checkpoint: Checkpoint, progress: Progress, member: Membe
     model = read(setup, checkpoint, progress, member.group)
     adapters = _read_adapters(setup, progress)
     masks = Masks(First({"size": setup.config.vocab_size}, pack(Path(options.model))), setup.config.vocab_size)
-    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint))
+    build = partial(_runner, setup, model, masks, adapters, _describe(setup, checkpoint), member.runner)
     if gpu is not None:
         progress("measuring a step", 0.0)
         sizes = _measure(setup, sizes, gpu, build, reserved - adapters.n_bytes)
@@ -217,6 +217,7 @@ def _runner(
     masks: Masks,
     adapters: AdapterStore,
     description: dict[str, str],
+    runner: Callable[..., ModelRunner],
     length: int,
     specs: tuple[PoolSpec, ...],
 ) -> ModelRunner:
@@ -240,9 +241,7 @@ def _runner(
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)
-    if layout.size > 1:
-        return PartRunner(setup.shard.place, model, pools, backend, tables, info, masks, adapters)
-    return ModelRunner(model, pools, backend, tables, info, masks, adapters)
+    return runner(model, pools, backend, tables, info, masks, adapters)
 
 
 def _reserved(setup: Setup) -> int:

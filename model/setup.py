@@ -65,6 +65,7 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     _use_threads(choose_threads(options.threads))
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
+    scheme.check_part(shard)
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
     name, backend = attention.choose(

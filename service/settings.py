@@ -157,6 +157,7 @@ class Settings(RunnerOptions):
                 raise OptionError(f"{flag_name(declared)} must not be empty")
         _check_file("--chat-template", self.chat_template)
         self._check_adapters()
+        self._check_sharding()
         self.level()
         self._check_tls()
         if self.otlp_endpoint is not None:
@@ -189,6 +190,13 @@ class Settings(RunnerOptions):
                 raise OptionError(f"--lora {name}={path}: no such file or directory")
         if self.lora_dir is not None and not self.lora_dir.is_dir():
             raise OptionError(f"--lora-dir {self.lora_dir}: no such directory")
+
+    def _check_sharding(self) -> None:
+        for flag, value in (("--lora", self.lora), ("--lora-dir", self.lora_dir)):
+            if value and self.layout.size > 1:
+                raise OptionError(
+                    f"{flag} cannot be used with a model that {self.layout.size} ranks share; serve it with one rank"
+                )
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:

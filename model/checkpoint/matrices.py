@@ -121,7 +121,8 @@ class EncodedMatrix:
         """The matrix in blocks of 32, see `gguf.blocks`. Raises ValueError for a scale that is not finite."""
         from model.checkpoint.gguf.blocks import groups
 
-        found = groups(self).columns(range(self._own.start, self._own.stop))
+        own = self._own
+        found = groups(EncodedMatrix(self.data, self.kind, (len(self), own.stop))).columns(range(own.start, own.stop))
         found.block_form()
         return found
 

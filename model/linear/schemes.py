@@ -1,11 +1,12 @@
 """The facts of all weight schemes and formats of keys and values. No torch: the CLI and `noria plan` read them too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model.config import VALUE_BYTES, ModelConfig
 from model.errors import OptionError
 from model.kernels.groups import BLOCK_GROUP, INT4_GROUP
+from model.sharding.shard import Shard, fitting, shard_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,26 @@ class Scheme:
             )
 
     def fits(self, config: ModelConfig) -> bool:
-        """Whether it can store all projections of the model."""
+        """Whether it can store all projections of the model, or of a rank's part of it."""
+        return not self._odd_widths(config)
+
+    def _odd_widths(self, config: ModelConfig) -> list[int]:
+        """Channels of projections that it cannot store."""
         widths = (config.dim, config.hidden_dim, config.expert_dim, config.shared_dim, config.n_heads * config.head_dim)
-        return not any(width % self.multiple for width in widths)
+        return [width for width in widths if width % self.multiple]
+
+    def check_part(self, shard: Shard) -> None:
+        """Raise OptionError, which names the sizes that fit, if it can store the model but not this part of it."""
+        whole, layout = shard.whole, shard.place.layout
+        odd = self._odd_widths(shard.config)
+        if not odd or not self.fits(whole):
+            return
+        layouts = [replace(layout, tensor=n, experts=layout.experts and n > 1) for n in fitting(whole, layout)]
+        fit = [str(own.tensor) for own in layouts if self.fits(shard_of(whole, own.place(0)).config)]
+        raise OptionError(
+            f"--quantize {self.quantize} needs projections of multiples of {self.multiple} channels, with "
+            f"--tensor-parallel-size {layout.tensor} one has {odd[0]}; choose one of: {', '.join(fit)}"
+        )
 
 
 SCHEMES: Mapping[str, Scheme] = {

@@ -156,6 +156,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
     scheme = schemes.serving(chosen, dtype, options.device)
+    scheme.check_part(shards[0])
     ranks = [_rank(shard, options, scheme, dtype, own_bits) for shard in shards]
     ranks[0].sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position

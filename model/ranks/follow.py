@@ -16,11 +16,10 @@ from model.machine import records
 from model.options import RunnerOptions
 from model.ranks.links import BEAT_SECONDS, Link
 from model.ranks.meeting import join
-from model.ranks.part import Identity, load_part
+from model.ranks.part import Identity, PartRunner, load_part
 from model.ranks.plans import PlanReader
 from model.ranks.world import World
 from model.sampling_params import SamplingParams
-from model.step.part import PartRunner
 
 log = logging.getLogger(__name__)
 

@@ -64,6 +64,10 @@ class Link:
                 yield self.receive()
 
     def close(self) -> None:
-        """End both directions; a thread that receives sees the end."""
+        """End both directions; a thread that receives sees the end, and may `release` the descriptor."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the descriptor, once no thread receives any more."""
+        self._sock.close()

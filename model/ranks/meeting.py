@@ -66,30 +66,44 @@ class Host:
         """
         links: dict[int, Link] = {}
         deadline = time.monotonic() + seconds
-        while len(links) < self.world.size - 1:
-            watch()
-            if time.monotonic() > deadline:
-                missing = ", ".join(str(rank) for rank in range(1, self.world.size) if rank not in links)
-                raise OptionError(
-                    f"rank {missing} of {self.world.size} has not come to {self.world.address} within {seconds:g} s; "
-                    "start noria serve on every host with the same flags"
-                )
-            for rank, link, theirs in self._arrivals():
-                _check(rank, link, theirs, {**started_with(about), **versions()})
-                links[rank] = link
-        self._listener.close()
+        with self._listener:
+            while len(links) < self.world.size - 1:
+                watch()
+                if time.monotonic() > deadline:
+                    raise self._missing(links, seconds)
+                for rank, link, theirs in self._arrivals():
+                    links[rank] = link
+                    _check(rank, link, theirs, {**started_with(about), **versions()})
         for link in links.values():
             link.send("welcome", about)
         return Joined(self._store, links)
 
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.close()
+
+    def _missing(self, links: Mapping[int, Link], seconds: float) -> OptionError:
+        missing = ", ".join(str(rank) for rank in range(1, self.world.size) if rank not in links)
+        return OptionError(
+            f"rank {missing} of {self.world.size} has not come to {self.world.address} within {seconds:g} s; "
+            "start noria serve on every host with the same flags"
+        )
+
     def _arrivals(self) -> Iterator[tuple[int, Link, Any]]:
         """Rank, link and options of the next connection, if one comes soon and knows the secret."""
         self._listener.settimeout(RETRY_SECONDS)
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            sock, _ = self._listener.accept()
-            _, hello, _ = (link := Link(sock)).receive(HELLO_SECONDS)
-            if secrets.compare_digest(hello["secret"], self._secret):
-                yield hello["rank"], link, hello["about"]
+        with suppress(TimeoutError):
+            link = Link(self._listener.accept()[0])
+            try:
+                _, hello, _ = link.receive(HELLO_SECONDS)
+                arrival = hello["rank"], link, hello["about"]
+                known = secrets.compare_digest(hello["secret"], self._secret)
+            except (OSError, ValueError, TypeError, KeyError):
+                known = False
+            if known:
+                yield arrival
+            else:
+                link.release()
 
 
 def join(world: World, about: Mapping[str, Any] | None, seconds: float = MEETING_SECONDS) -> tuple[Joined, Any]:
@@ -118,12 +132,22 @@ def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tupl
     own.set_timeout(timedelta(seconds=HELLO_SECONDS))
     port, secret = json.loads(own.get("address"))
     link = Link(socket.create_connection((world.host, port), timeout=min(left, HELLO_SECONDS)))
+    try:
+        return Joined(own, {0: link}), _greet(world, link, secret, about, left)
+    except BaseException:
+        link.release()
+        raise
+
+
+def _greet(world: World, link: Link, secret: str, about: Mapping[str, Any] | None, left: float) -> Any:
+    """What rank 0 was started with. Raises OptionError if it refuses this rank."""
     mine = None if about is None else {**started_with(about), **versions()}
     link.send("hello", {"rank": world.rank, "secret": secret, "about": mine})
-    kind, body, _ = link.receive(max(left, HELLO_SECONDS))  # until all ranks are there
+    # Until all ranks are there. A rank without flags of its own is a child of rank 0, which may be a spare for long.
+    kind, body, _ = link.receive(None if about is None else max(left, HELLO_SECONDS))
     if kind == "refused":
         raise OptionError(body)
-    return Joined(own, {0: link}), body
+    return body
 
 
 def started_with(options: Mapping[str, Any]) -> dict[str, Any]:

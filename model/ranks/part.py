@@ -1,29 +1,100 @@
-"""Load the part of one rank, whichever it is."""
+"""The part of one rank, whichever it is: how it is loaded, and how it computes its part of each step."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from model import loading
+from model.batch import Slice, StepBatch, StepOutput
 from model.checkpoint.files import Progress
 from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import OptionError
 from model.machine.device import choose_device, name_of
+from model.network.expert_load import Counts
 from model.network.group import Group
 from model.options import RunnerOptions
 from model.ranks.meeting import use_interface
 from model.ranks.world import World
 from model.setup import Setup, choose
-from model.step.part import PartRunner
+from model.sharding.layout import Place
+from model.step import sampler
+from model.step.ahead import LastTokens
+from model.step.runner import ModelRunner, Started
 
 Identity = Mapping[str, str | int]
 """What all ranks must have in common, by the words for it in an error."""
 GROUP_TIMEOUT = timedelta(hours=1)
 """Our own connections notice a rank that is gone or hangs, much earlier."""
+
+
+class PartRunner(ModelRunner):
+    """A `ModelRunner` at a `place` in a group. The ranks of a stage send and receive in the same order.
+
+    A step that raises is not computed in parts, because the other ranks would not know. Its output is that of the whole
+    step on the rank that samples, and empty on the others.
+    """
+
+    def __init__(self, place: Place, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._place = place
+
+    @property
+    def layer_counts(self) -> Counts:
+        """`expert_tokens` with an entry for each layer of its stage, also if none has experts."""
+        return self.expert_tokens or ((),) * len(self._model.layers)
+
+    @torch.inference_mode()
+    def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        """Start a step. Raises RuntimeError for an image that cannot be encoded."""
+        if not self._place.is_first:
+            batch = StepBatch(tuple(replace(item, images=()) for item in batch.slices))
+        if faults := self._images.update(batch):
+            raise RuntimeError(next(iter(faults.values())))
+        if not batch.slices:
+            return partial(StepOutput, ())
+        if self._place.samples:
+            self._masks.start([item.samples for item in batch.slices])
+        return partial(self._finish, batch, self._start(batch, self._last))
+
+    def _start(self, batch: StepBatch, before: LastTokens) -> Started:
+        if self._place.is_last:
+            return super()._start(batch, before)
+        self._hidden(self._pack(batch, before, self._tables.device), before.tokens)
+        return Started(before, (), ())
+
+    def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
+        group, size = self._model.group, self._block_rows()
+        if group is None or not self._model.splits_layers:
+            yield from super()._sample(rows, slices, computed=computed)
+            return
+        for first in range(0, len(slices), size):
+            own = self._model.own_logits(rows[first : first + size]).float()
+            some, last = slices[first : first + size], (self._masks.step,)
+            sampled = sampler.sample_parts(own, some, group, self._model.shard.vocab_widths, last)
+            if sampled is not None:
+                yield sampled
+
+    @torch.inference_mode()
+    def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
+        if self._place.samples:
+            return self._collect(batch, started)
+        for row, n_rows in started.score_rows:
+            self._give_logits(started.hidden[row : row + n_rows])
+        return StepOutput(())
+
+    def _give_logits(self, hidden: Tensor) -> None:
+        """Compute its columns of the logits, in the blocks of the rank that samples, which gathers them."""
+        size = self._block_rows()
+        for first in range(0, len(hidden), size):
+            self._model.logits(hidden[first : first + size])
 
 
 def load_part(
@@ -46,7 +117,7 @@ def load_part(
         backend = "nccl" if setup.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=GROUP_TIMEOUT)
         group = Group(place, setup.device, deterministic=options.deterministic)
-        member = loading.Membership(group, agree, world.local_size)
+        member = loading.Membership(group, agree, world.local_size, partial(PartRunner, place))
         runner = loading.load(setup, checkpoint, progress, member)
     assert isinstance(runner, PartRunner)
     return runner

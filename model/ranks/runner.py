@@ -10,10 +10,10 @@ from model.machine import records
 from model.network.expert_load import Counts
 from model.ranks.followers import Followers
 from model.ranks.links import packed
+from model.ranks.part import PartRunner
 from model.ranks.plans import PlanWriter
 from model.sampling_params import SamplingParams
 from model.sharding.layout import Place
-from model.step.part import PartRunner
 
 T = TypeVar("T")
 

@@ -2,20 +2,18 @@
 
 import logging
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from model import loading
 from model.checkpoint.files import Progress
-from model.errors import OptionError
+from model.errors import NoriaError, OptionError
 from model.machine.child import ending, start_python
 from model.options import RunnerOptions
-from model.ranks.followers import Followers
+from model.ranks.followers import Followers, Lost
 from model.ranks.meeting import Host, Joined, difference
 from model.ranks.part import Identity, load_part
 from model.ranks.progress import LeastProgress
@@ -26,25 +24,56 @@ from model.warming import first_steps
 log = logging.getLogger(__name__)
 
 
-def create(progress: Progress, **options: Any) -> ParallelRunner:
+def starter(n_ranks: str) -> Callable[..., ParallelRunner]:
+    """Start the other ranks of this host now, so that they have imported PyTorch when `create` needs them.
+
+    Returns `create`. Ranks that torchrun starts are not ours to start.
+    """
+    world = World(0, int(n_ranks), 0, int(n_ranks))
+    return create if from_environment() else partial(create, local=Local(world))
+
+
+class Local:
+    """The ranks of this host as children of this process, which die with it. They wait for rank 0's options."""
+
+    def __init__(self, world: World) -> None:
+        self.host = Host(world)
+        self.processes = {rank: self._start(rank) for rank in range(1, world.size)}
+
+    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
+        own = replace(self.host.world, rank=rank, local_rank=rank)
+        return start_python("model.ranks", environment=own.variables)
+
+    def check(self) -> None:
+        """Raise OptionError if one has ended."""
+        for rank, process in self.processes.items():
+            if (code := process.poll()) is not None:
+                raise OptionError(f"rank {rank} (process {process.pid}) has ended while it started: {ending(code)}")
+
+
+def create(progress: Progress, local: Local | None = None, **options: Any) -> ParallelRunner:
     """Load a model that several ranks share, with `RunnerOptions(**options)`.
 
-    Raises ModelError and OptionError as `loading.create` does, also for what another rank finds.
+    The other ranks are `local`, or torchrun has started them. Raises ModelError and OptionError as `loading.create`
+    does, also for what another rank finds.
     """
     chosen = RunnerOptions(**options)
     check(chosen)
-    size = chosen.layout.size
-    started = from_environment()
-    check_size(started, size)
-    host = Host(started or World(0, size, 0, size))
-    processes = {} if started else dict(_start(host.world))
-    least = LeastProgress(progress, size)
-    followers = Followers(least)
     progress("starting the ranks", 0.0)
-    joined = host.meet(options, partial(_check_alive, processes))
-    followers.connect(joined.links, processes)
+    host = local.host if local else Host(_world(chosen.layout.size))
+    least = LeastProgress(progress, host.world.size)
+    followers = Followers(least)
+    joined = host.meet(options, local.check if local else lambda: None)
+    followers.connect(joined.links, local.processes if local else {})
     with _reporting(followers):
         return _load(chosen, host.world, joined, followers, least)
+
+
+def _world(n_ranks: int) -> World:
+    world = from_environment()
+    check_size(world, n_ranks)
+    assert world is not None, "`starter` gives the ranks of one host"
+    return world
 
 
 def check(options: RunnerOptions) -> None:
@@ -54,28 +83,18 @@ def check(options: RunnerOptions) -> None:
         raise OptionError(f"--lora: {NO_ADAPTERS}")
 
 
-def _start(world: World) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
-    """All other ranks as children of this process, which die with it. They wait for rank 0's options."""
-    for rank in range(1, world.size):
-        own = replace(world, rank=rank, local_rank=rank)
-        yield rank, start_python("model.ranks", environment=own.variables)
-
-
-def _check_alive(processes: Mapping[int, "subprocess.Popen[bytes]"]) -> None:
-    for rank, process in processes.items():
-        if (code := process.poll()) is not None:
-            raise OptionError(f"rank {rank} (process {process.pid}) has ended while it started: {ending(code)}")
-
-
 @contextmanager
 def _reporting(followers: Followers) -> Iterator[None]:
     """Where several ranks fail, raise the cause. The others learn of an error of rank 0."""
     try:
         yield
-    except Exception as error:
-        followers.check()
+    except Lost:
+        raise
+    except NoriaError as error:
         followers.send("refused", f"rank 0 could not load the model: {error}")
         raise
+    except Exception as error:
+        followers.end(error)
 
 
 def _load(
@@ -100,8 +119,7 @@ def _load(
     own = load_part(options, world, joined.store, report, compare, agree)
     runner = ParallelRunner(own, options.layout.place(0), followers)
     progress.note(0, "warming up", 0.0)
-    with torch.inference_mode():
-        first_steps(runner)
+    first_steps(runner)
     runner.warmed()
     log.info("%d ranks share the model: %s", world.size, options.layout.name)
     return runner

@@ -143,11 +143,15 @@ def check(config: ModelConfig, layout: Layout) -> None:
     if layout.experts and layout.tensor == 1:
         raise OptionError("--expert-parallel needs --tensor-parallel-size of at least 2: these ranks share the experts")
     if reasons := list(_obstacles(config, layout.tensor, experts=layout.experts)):
-        fit = [n for n in range(1, LARGEST_TENSOR + 1) if not any(_obstacles(config, n, experts=layout.experts))]
         raise OptionError(
             f"--tensor-parallel-size {layout.tensor} does not divide {' and '.join(reasons)}; "
-            f"choose one of: {', '.join(map(str, fit))}"
+            f"choose one of: {', '.join(map(str, fitting(config, layout)))}"
         )
+
+
+def fitting(config: ModelConfig, layout: Layout) -> list[int]:
+    """The sizes --tensor-parallel-size that the model allows, up to LARGEST_TENSOR."""
+    return [n for n in range(1, LARGEST_TENSOR + 1) if not any(_obstacles(config, n, experts=layout.experts))]
 
 
 def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:

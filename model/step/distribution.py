@@ -30,28 +30,34 @@ COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
 """Parameters that kernels/cpu/sample.c implements."""
 
 
-def choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """Tokens [N], or NO_TOKEN or NOT_FINITE, from logits [N, vocab_size] float32, which are overwritten."""
+def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
+    """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
+
+    The logits are overwritten. Afterwards a token's value is its logit in a greedy row, and what `_race` compares in
+    the others.
+    """
     kernels = native.kernels() if logits.device.type == "cpu" else None
     others = [row for row, item in enumerate(slices) if kernels is None or not item.params.choosing <= COMPILED]
     if kernels is None or len(others) == len(slices):
-        return _choose(logits, slices)
-    in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others]) if others else None
-    tokens = kernels.sample(logits, _kernel_rows(slices))
+        return _choose(logits, slices, first)
+    in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others], first) if others else None
+    tokens = kernels.sample(logits, _kernel_rows(slices, first))
     return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
 
 
-def _choose(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+def _choose(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     """`choose` in PyTorch: the greatest logit, the first of equals, or a sampled token."""
     tokens, greatest = logits.argmax(dim=-1), logits.amax(dim=-1)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
-        found = _race(rows_of(logits, sampled), [slices[row] for row in sampled])
-        tokens.index_copy_(0, indices(sampled, logits.device), found)
+        values, where = rows_of(logits, sampled), indices(sampled, logits.device)
+        tokens.index_copy_(0, where, _race(values, [slices[row] for row in sampled], first))
+        if values is not logits:
+            logits.index_copy_(0, where, values)
     return tokens.masked_fill_(~greatest.isfinite(), NOT_FINITE).masked_fill_(greatest == HIDDEN, NO_TOKEN)
 
 
-def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+def _race(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
     """Tokens [n], sampled by the Gumbel-max trick: the token whose exponential clock rings first.
 
     The rate of a token's clock is its probability. A rounding error in the logits changes the result only where two
@@ -60,8 +66,32 @@ def _race(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
     """
     _temperature(logits, slices)
     apply(DISTRIBUTION_STEPS, logits, slices)
-    waits = noise(_keys_of(slices), logits.shape[1], logits.device).log_().neg_()
+    waits = noise(_keys_of(slices), logits.shape[1], logits.device, first).log_().neg_()
     return logits.exp_().div_(waits).argmax(dim=-1)
+
+
+def best(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
+    """The best of the tokens from `first` on: [N, 3] float64 of its id, or what `choose` says, its value, and the top.
+
+    The top is the greatest of logits [N, n] float32, which are overwritten.
+    """
+    tops, columns = logits.amax(dim=-1), choose(logits, slices, first)
+    values = logits.gather(1, columns.clamp(min=0)[:, None])[:, 0]
+    return torch.stack((torch.where(columns < 0, columns, columns + first), values, tops), dim=1).double()
+
+
+def best_of_all(found: Tensor, slices: Sequence[Slice]) -> Tensor:
+    """Tokens [N], or NO_TOKEN or NOT_FINITE, from `best` of consecutive parts of the vocabulary, [N, 3 parts].
+
+    Values of a race are relative to the top of their part. A greedy row has no temperature, and its values are logits.
+    """
+    ids, values, tops = found.unflatten(1, (-1, 3)).unbind(dim=-1)  # [N, parts] each
+    temperatures = [max(item.params.temperature, LEAST_TEMPERATURE) for item in slices]
+    sampled = column([float(item.params.temperature > 0) for item in slices], found.device, torch.float64)
+    below = (tops - tops.amax(dim=1, keepdim=True)) / column(temperatures, found.device, torch.float64)
+    values = torch.where(sampled > 0, values * below.exp(), values).masked_fill_(ids < 0, HIDDEN)
+    tokens = ids.gather(1, values.argmax(dim=1, keepdim=True))[:, 0].long()
+    return tokens.masked_fill_((ids == NOT_FINITE).any(dim=1), NOT_FINITE)
 
 
 def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
@@ -72,13 +102,14 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
     )
 
 
-def _kernel_rows(slices: Sequence[Slice]) -> NDArray[np.void]:
-    """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy."""
+def _kernel_rows(slices: Sequence[Slice], first: int) -> NDArray[np.void]:
+    """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy. The first token is `first`."""
     rows = np.zeros(len(slices), dtype=records.SAMPLING)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]
     if sampled:
         chosen = [slices[row] for row in sampled]
         keys = _keys_of(chosen).view(np.int32).reshape(-1, 2) | np.array([0, 1], dtype=np.int32)
+        keys[:, 0] += keys[:, 1] * np.int32(first)  # wraps at 2^32
         params = [item.params for item in chosen]
         rows[sampled] = [
             (max(p.temperature, LEAST_TEMPERATURE), p.min_p, max(p.top_p, LEAST_TOP_P), max(p.top_k, 0), start, step)

@@ -94,6 +94,7 @@ class ModelRunner:
     def expert_tokens(self) -> Counts:
         return self._expert_load.read()
 
+    @torch.inference_mode()
     def warmed(self) -> None:
         """Forget what was counted while the first steps ran, which serve nobody."""
         self._expert_load.forget()

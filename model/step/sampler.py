@@ -8,13 +8,15 @@ Nothing waits for the device: sampled tokens stay there for the next step, and `
 
 from collections.abc import Mapping, Sequence, Set
 
+import torch
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.machine.transfers import Fetch
+from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import DISTRIBUTION_STEPS, RACED, choose
-from model.step.logits import LOGITS_STEPS, SamplingStep, apply, rows_of
+from model.step.distribution import DISTRIBUTION_STEPS, RACED, best, best_of_all, choose
+from model.step.logits import LOGITS_STEPS, SamplingStep, apply, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 
 
@@ -26,6 +28,11 @@ class Sampled:
         self._fetch = Fetch(tokens)
         self._scores = scores  # row -> place in `scored`
         self._scored = scored
+
+    def among(self, tokens: Tensor, rows: Sequence[int]) -> "Sampled":
+        """These N as `rows` of the tokens of more slices."""
+        tokens.index_copy_(0, indices(rows, tokens.device), self.tokens)
+        return Sampled(tokens, {rows[row]: place for row, place in self._scores.items()}, self._scored)
 
     def read(self) -> list[tuple[int, TokenLogprob | None]]:
         """Wait for the device."""
@@ -48,6 +55,36 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
         counts = [slices[row].params.logprobs or 0 for row in wanted]
         scored = Scores(own, rows_of(tokens, wanted).clamp(min=0), counts)
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
+
+
+NEEDS_ALL = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} - RACED
+NEEDS_ALL |= {"logprobs"}
+"""Parameters for which a row's token depends on more than the best token of each part of the vocabulary."""
+
+
+def sample_parts(
+    own: Tensor, slices: Sequence[Slice], group: Group, widths: Sequence[int], last: Sequence[SamplingStep] = ()
+) -> Sampled | None:
+    """As `sample`, where each rank of a stage has columns of the logits, `widths` of them; None on all but the first.
+
+    `own` [N, widths[tensor_rank]] float32 are those of this rank. The first rank gathers all logits only of rows that
+    need them, and else the best token of each rank.
+    """
+    whole = [row for row, item in enumerate(slices) if not NEEDS_ALL.isdisjoint(item.params.used)]
+    parts = [row for row, item in enumerate(slices) if NEEDS_ALL.isdisjoint(item.params.used)]
+    own_parts, of_parts = rows_of(own, parts), [slices[row] for row in parts]
+    logits = group.gather(rows_of(own, whole), widths) if whole else None
+    before = sum(widths[: group.place.tensor_rank])
+    found = group.gather(best(own_parts, of_parts, before), (3,) * len(widths)) if parts else None
+    if group.place.tensor_rank > 0:
+        return None
+    tokens = own.new_empty(len(slices), dtype=torch.int64)
+    if found is not None:
+        tokens.index_copy_(0, indices(parts, own.device), best_of_all(found, of_parts))
+    if logits is None:
+        return Sampled(tokens, {}, None)
+    others = sample(logits, [slices[row] for row in whole], last)
+    return others.among(tokens, whole)
 
 
 def unimplemented(last: Sequence[SamplingStep], reported: Set[str]) -> set[str]:

@@ -6,12 +6,10 @@ import socket
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from model.ranks.world import check_size, from_environment
 from service.http.keys.keys import Keys
 from service.http.listening import listen
 from service.settings import Settings
-
-ALONE, SHARED = "model.loading:create", "model.ranks.start:create"
-"""What loads the model in the engine process: for one process, and for several ranks."""
 
 
 def run(settings: Settings) -> int:
@@ -20,6 +18,12 @@ def run(settings: Settings) -> int:
     The engine process starts before the slow imports, and so both processes load at once.
     """
     settings.check()
+    world = from_environment()
+    check_size(world, settings.layout.size)
+    if world is not None and world.rank > 0:
+        from service.commands.rank import supervise
+
+        return supervise(settings, world)
     if settings.otlp_endpoint is None:
         # It has no effect then, and FastAPI does not start with a name that is not installed.
         os.environ.pop("OTEL_PROPAGATORS", None)
@@ -31,7 +35,8 @@ def run(settings: Settings) -> int:
         from service.engine.supervision.process import EngineProcess
 
         logs.configure(settings.log_format, settings.level())
-        runner = SHARED if settings.layout.size > 1 else ALONE
+        n_ranks = settings.layout.size
+        runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
         client = EngineClient(
             lambda: EngineProcess(runner, (settings.log_format, logs.level())),
             step_timeout=settings.step_timeout,

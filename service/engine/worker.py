@@ -44,9 +44,10 @@ CreateRunner = Callable[..., Runner]
 
 
 def import_callable(name: str) -> CreateRunner:
-    """`"module:callable"` -> the callable."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """`"module:callable"` -> the callable. `"module:callable:argument"` -> what the callable returns for it."""
+    module, attribute, *argument = name.split(":")
+    found = getattr(importlib.import_module(module), attribute)
+    return found(*argument) if argument else found
 
 
 class Worker:
@@ -112,7 +113,7 @@ class Worker:
         self._end()
 
     def _load(self, name: str) -> tuple[Runner, Scheduler] | None:
-        """Import at once; load at the LoadModel message, for which a spare engine may wait long."""
+        """Import at once, and start other ranks; load at the LoadModel message, for which a spare may wait long."""
         create = import_callable(name)
         load = self._inbox.get()
         if not isinstance(load, LoadModel):

@@ -33,9 +33,23 @@ def test_as_many_groups_as_stages_keep_all_stages_busy(stages: int, m: int) -> N
 
 def test_the_command_measures_a_tiny_model(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
-    command = [sys.executable, "-m", "benchmarks.parallel", "--quick", "--idle", "--quantize", "none", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.parallel",
+        "--quick",
+        "--idle",
+        "--quantize",
+        "none",
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(
-        [*command, "--only", "pipeline 2", "--output", str(output)], cwd=ROOT, capture_output=True, text=True, check=True
+        [*command, "--only", "pipeline 2", "--output", str(output)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (found,) = json.loads(output.read_text()).values()
     assert found["description"]["layout"] == "pp2"

@@ -148,7 +148,7 @@ class Driver:
         config = model.config
         specs = tuple(PoolSpec(window, n_pages) for window in config.pool_windows)
         self.model, self.attention, self.windows = model, attention, config.pool_windows
-        self.device = model.tok_embeddings.weight.device
+        self.device = next(model.parameters()).device
         self.pools = PagePools.allocate(
             config, specs, lambda shape: attention.allocate(shape, torch.float32, self.device)
         )
@@ -164,12 +164,12 @@ class Driver:
 
     @torch.inference_mode()
     def step(self, parts: Sequence[tuple[Rider, int]]) -> list[Tensor]:
-        """Compute the next n tokens of each sequence; logits [n, vocab_size] of each."""
+        """Compute the next n tokens of each sequence; logits [n, vocab_size] of each, [n, 0] without a head."""
         slices = tuple(self._slice(sequence, n) for sequence, n in parts)
         inputs = pack(StepBatch(slices), self.attention.page_size, self.windows, self.device)
         adapters = StepAdapters.of([rider.adapter for rider, _ in parts], [n for _, n in parts], self.device)
         hidden = self.model(inputs, self.tables, self.attention, self.pools, self.fused, adapters)
-        logits = self.model.logits(hidden, adapters)
+        logits = self.model.logits(hidden, adapters) if self.model.has_head else hidden[:, :0]
         for sequence, n in parts:
             sequence.done += n
         return list(logits.split([n for _, n in parts]))

@@ -263,8 +263,8 @@ def grouped(
     """The row of x of each (token, choice) pair, times the weights of its expert -> [n_pairs, n_out].
 
     `weights` are those of all experts, with one more axis. Block i of `tile.rows` slots belongs to expert experts[i]
-    (-1: to none). Slots hold pairs (-1: none). Pair p uses row p // choices of x. With `some`, pairs may have no expert:
-    their rows are zeros.
+    (-1: to none). Slots hold pairs (-1: none). Pair p uses row p // choices of x. With `some`, the blocks do not have
+    all pairs: the rows of the others are zeros.
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
     _launch(x, weights, y, tile, len(experts), gated=gated, slots=slots, experts=experts, choices=choices)

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.quants import dequantize, quantize
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from model.checkpoint.matrices import Matrix
+from model.checkpoint.open import open_checkpoint
 from model.checkpoint.resolve import resolve
 
 DIM, HIDDEN, HEADS, KV_HEADS, VOCAB = 32, 64, 4, 2, 20
@@ -22,10 +25,34 @@ SIZES = {
     "rms_norm_eps": 1e-5,
 }
 
+FACTORS = {
+    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_XS"), (0,)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ2_0": (64,),
+}
+"""Bytes of the float16 factors in the blocks for which the package has no encoder."""
+KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, "F16", "BF16", "F32")
+
 
 def permute(weights: np.ndarray, n_heads: int) -> np.ndarray:
     """The rows in the order of llama.cpp's converter: adjacent pairs, made from halves."""
     return weights.reshape(n_heads, 2, weights.shape[0] // n_heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)
+
+
+def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np.ndarray:
+    """Random rows in this kind; where the package has no encoder, random bytes with factors that are numbers."""
+    if kind not in FACTORS:
+        values = random.standard_normal((n_out, n_in)).astype(np.float32)
+        return quantize(values, GGMLQuantizationType[kind])
+    block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    data = random.integers(0, 256, (n_out, n_in // block, n_bytes), dtype=np.uint8)
+    for at in FACTORS[kind]:
+        factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
+        data[:, :, at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
+    return data.reshape(n_out, -1)
 
 
 def new_file(path: Path, architecture: str = "llama", **split: int) -> GGUFWriter:
@@ -115,3 +142,17 @@ def store(original: torch.nn.Module, writer: GGUFWriter, formats: tuple[str, ...
 def converted(source: Path) -> Path:
     """The directory of a GGUF file, in a cache beside the file."""
     return resolve(str(source), cache_dir=source.parent / "cache")
+
+
+def stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Matrix, Tensor]]:
+    """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
+    file = new_file(path)
+    random = np.random.default_rng(0)
+    expected = {}
+    for name, kind in kinds.items():
+        data = encoded(kind, n_out, n_in, random)
+        expected[name] = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
+        file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
+    write(file)
+    tensors = dict(open_checkpoint(converted(path)).tensors())
+    return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
+from model.checkpoint.matrices import QuantizedMatrix
+from model.checkpoint.quantized.config import Quantization, read_quantization
+from model.checkpoint.quantized.weights import stored_matrix
 from tests.model.checkpoint.native_files import half_to_adjacent, native_name, native_params
 
 Parts = dict[str, Tensor]
@@ -286,3 +290,23 @@ def save(name: str, directory: Path) -> MistralForCausalLM:
     (directory / "config.json").write_text(json.dumps(config))
     save_file(found, directory / "model.safetensors")
     return model
+
+
+def matrix(name: str, n_out: int = 300, n_in: int = 256) -> tuple[QuantizedMatrix, Tensor]:
+    """A matrix of a form as its reader makes it, and what it means."""
+    form = FORMS[name]
+    parts, wanted = form.make(np.random.default_rng(1), n_out, n_in)
+    role = next(role for role in ("weight", "weight_packed", "qweight") if role in parts)
+    found = stored_matrix(role, parts, quantization(form))
+    assert isinstance(found, QuantizedMatrix)
+    return found, wanted
+
+
+def quantization(form: Form) -> Quantization:
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        name, key = ("params.json", "quantization") if form.native else ("config.json", "quantization_config")
+        (path / name).write_text(json.dumps({key: form.config}))
+        found = read_quantization(path)
+    assert found is not None
+    return found

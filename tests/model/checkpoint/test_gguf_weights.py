@@ -2,24 +2,20 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from model.checkpoint.gguf.index import Index, read_index
-from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, Matrix, join
-from model.checkpoint.open import open_checkpoint
+from model.checkpoint.matrices import BlockMatrix, EncodedMatrix, join
 from model.kernels.cpu import native
 from model.linear.int4 import Int4Linear
 from model.loading import create
 from model.sampling_params import SamplingParams
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
-from tests.model.checkpoint.gguf_files import VOCAB, converted, new_file, save, write
+from tests.model.checkpoint.gguf_files import KINDS, VOCAB, converted, save, stored
 from tests.model.driving import network
 
 
@@ -48,51 +44,10 @@ def test_a_model_survives_the_way_through_gguf(kind: str, tmp_path: Path) -> Non
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-FACTORS = {
-    **dict.fromkeys(("Q4_K", "Q5_K"), (0, 2)),
-    **dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_XS"), (0,)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "TQ2_0": (64,),
-}
-"""Bytes of the float16 factors in the blocks for which the package has no encoder."""
-
-
-def encoded(kind: str, n_out: int, n_in: int, random: np.random.Generator) -> np.ndarray:
-    """Random rows in this kind; where the package has no encoder, random bytes with factors that are numbers."""
-    if kind not in FACTORS:
-        values = random.standard_normal((n_out, n_in)).astype(np.float32)
-        return quantize(values, GGMLQuantizationType[kind])
-    block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    data = random.integers(0, 256, (n_out, n_in // block, n_bytes), dtype=np.uint8)
-    for at in FACTORS[kind]:
-        factors = random.uniform(0.001, 0.02, data.shape[:2]).astype(np.float16)
-        data[:, :, at : at + 2] = factors.view(np.uint8).reshape(*data.shape[:2], 2)
-    return data.reshape(n_out, -1)
-
-
-def _stored(kinds: dict[str, str], path: Path, n_out: int = 300, n_in: int = 512) -> dict[str, tuple[Matrix, Tensor]]:
-    """Random matrices of these kinds: as they come from the file, and what the gguf package makes of them."""
-    file = new_file(path)
-    random = np.random.default_rng(0)
-    expected = {}
-    for name, kind in kinds.items():
-        data = encoded(kind, n_out, n_in, random)
-        expected[name] = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]))
-        file.add_tensor(f"blk.0.attn_{name}.weight", data, raw_dtype=GGMLQuantizationType[kind])
-    write(file)
-    tensors = dict(open_checkpoint(converted(path)).tensors())
-    return {name: (tensors[f"layers.0.attention.w{name}.weight"], expected[name]) for name in kinds}
-
-
-KINDS = ("Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", *FACTORS, "F16", "BF16", "F32")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
-    stored = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
-    matrix, expected = stored["q"]
+    found = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")
+    matrix, expected = found["q"]
     assert isinstance(matrix, BlockMatrix if kind in ("Q4_0", "Q4_1", "Q8_0") else EncodedMatrix)
     assert tuple(matrix.shape) == (300, 512)
     assert torch.equal(matrix.dequantize(), expected)
@@ -104,7 +59,7 @@ def test_matrices_of_a_quantized_file_mean_what_the_package_says(kind: str, tmp_
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "IQ4_XS"])
 def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: Path) -> None:
     """Exactly, or with the float16 rounding of a group's scale and minimum."""
-    matrix, expected = _stored({"q": kind}, tmp_path / "m.gguf")["q"]
+    matrix, expected = stored({"q": kind}, tmp_path / "m.gguf")["q"]
     assert isinstance(matrix, EncodedMatrix)
     blocks = matrix.blocks()
     assert blocks.quants.shape[2] == (16 if kind == "Q4_K" else 32)
@@ -120,7 +75,7 @@ def test_blocks_become_groups_without_another_quantization(kind: str, tmp_path: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scheme_gets_every_kind(kind: str, tmp_path: Path) -> None:
     """Products of int4 against the package's values: activations and, where the kind needs it, weights in 8 bits."""
-    matrix, expected = _stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")["q"]
+    matrix, expected = stored({"q": kind, "k": "Q4_0"}, tmp_path / "m.gguf")["q"]
     made, x = Int4Linear(512, 300), torch.randn(5, 512, generator=torch.Generator().manual_seed(1))
     made.take(0, matrix)
     exact = x.double() @ expected.double().T
@@ -140,11 +95,11 @@ def test_a_scheme_gets_every_kind(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_joined_blocks_mean_the_same(kinds: tuple[str, ...], bits: int, tmp_path: Path) -> None:
-    stored = _stored(dict(zip("qkv", kinds, strict=False)), tmp_path / "m.gguf")
-    whole = join([blocks for blocks, _ in stored.values()])  # type: ignore[misc]
+    found = stored(dict(zip("qkv", kinds, strict=False)), tmp_path / "m.gguf")
+    whole = join([blocks for blocks, _ in found.values()])  # type: ignore[misc]
     assert whole.quants.shape[2] * 8 == 32 * bits
     assert (whole.mins is not None) == ("Q4_1" in kinds)
-    assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in stored.values()]))
+    assert torch.equal(whole.dequantize(), torch.cat([expected for _, expected in found.values()]))
 
 
 @pytest.mark.skipif(native.kernels() is None, reason="the index counts the memory of compiled kernels")
@@ -155,16 +110,16 @@ def test_the_index_counts_the_bits_that_are_stored(formats: tuple[str, ...], tmp
     save("llama", tmp_path / "model.gguf", formats)
     directory = converted(tmp_path / "model.gguf")
     projections = [part for part in network(directory, "int4").model.modules() if isinstance(part, Int4Linear)]
-    stored = [part.packed for part in projections if part.packed is not None and part.n_out % 16 == 0]
+    packed = [part.packed for part in projections if part.packed is not None and part.n_out % 16 == 0]
     entries = [entry for entry in read_index(directory).entries if not entry.name.startswith(("tok_", "output"))]
     bits = Index((), tuple(entries)).block_bits
-    assert bits == sum(part.packed.numel() * 8 for part in stored) / sum(part.n_out * part.n_in for part in stored)
+    assert bits == sum(part.packed.numel() * 8 for part in packed) / sum(part.n_out * part.n_in for part in packed)
 
 
 def test_a_file_of_floats_is_read_as_tensors(tmp_path: Path) -> None:
-    stored = _stored({"q": "F16", "k": "BF16", "v": "F32"}, tmp_path / "m.gguf")
+    found = stored({"q": "F16", "k": "BF16", "v": "F32"}, tmp_path / "m.gguf")
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
-    for (tensor, expected), dtype in zip(stored.values(), dtypes, strict=True):
+    for (tensor, expected), dtype in zip(found.values(), dtypes, strict=True):
         assert isinstance(tensor, Tensor)
         assert tensor.dtype is dtype
         assert torch.equal(tensor.float(), expected)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from model.attention import choose
 from model.checkpoint.matrices import QuantizedMatrix
 from model.checkpoint.open import open_checkpoint
-from model.checkpoint.quantized.config import Quantization, read_quantization
 from model.checkpoint.quantized.weights import stored_matrix
 from model.kernels.cpu import native, packed
 from model.kernels.cpu.functions import Kernels
@@ -24,7 +22,7 @@ from model.linear.selection import PROJECTIONS
 from model.loading import load_from
 from model.memory.plan import make_plan
 from model.options import RunnerOptions
-from tests.model.checkpoint.quantized_files import FORMS, VOCAB, Form, save
+from tests.model.checkpoint.quantized_files import FORMS, VOCAB, matrix, quantization, save
 from tests.model.checkpoint.quantized_files import packed as packed_form
 from tests.model.driving import CPU, Driver, network, storages
 
@@ -53,26 +51,6 @@ def test_transformers_decodes_the_same(name: str) -> None:
     found = stored_matrix("weight", parts, quantization(FORMS[name]))
     assert isinstance(found, QuantizedMatrix)
     assert torch.equal(found.dequantize(), wanted)
-
-
-def matrix(name: str, n_out: int = 300, n_in: int = 256) -> tuple[QuantizedMatrix, Tensor]:
-    """A matrix of a form as its reader makes it, and what it means."""
-    form = FORMS[name]
-    parts, wanted = form.make(np.random.default_rng(1), n_out, n_in)
-    role = next(role for role in ("weight", "weight_packed", "qweight") if role in parts)
-    found = stored_matrix(role, parts, quantization(form))
-    assert isinstance(found, QuantizedMatrix)
-    return found, wanted
-
-
-def quantization(form: Form) -> Quantization:
-    with TemporaryDirectory() as folder:
-        path = Path(folder)
-        name, key = ("params.json", "quantization") if form.native else ("config.json", "quantization_config")
-        (path / name).write_text(json.dumps({key: form.config}))
-        found = read_quantization(path)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -1,21 +1,27 @@
 """What the ranks of a test compute: functions of their group, each called on every rank."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.attention import choose
+from model.batch import Slice, TokenLogprob
 from model.checkpoint.open import Checkpoint, open_checkpoint
+from model.config import ModelConfig
+from model.kernels.cpu import native
 from model.network import weights
 from model.network.group import Group
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
-from tests.model.driving import CPU, Driver
+from model.step.sampler import sample_parts
+from tests.model.driving import CPU, Driver, checkpoint
 
 
-def rank_model(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Transformer:
-    """What this rank holds of a model."""
+def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transformer:
+    """What this rank holds of a model, as `driving.loaded`."""
     opened = open_checkpoint(source) if isinstance(source, Path) else source
     shard = shard_of(opened.config, group.place)
     with torch.device("meta"):
@@ -25,14 +31,38 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str = "none") ->
     return model.eval()
 
 
+def driver(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Driver:
+    return Driver(rank_model(group, source, scheme), choose("auto", CPU)[1], shuffle=0)
+
+
 def sums(group: Group, parts: list[Tensor]) -> Tensor:
     """The sum of a part for each rank."""
     return group.sum(parts[group.place.tensor_rank].clone())
 
 
-def logits(
-    group: Group, source: Path | Checkpoint, scheme: str, tokens: list[int], chunks: list[int | None]
-) -> list[Tensor]:
-    """Logits [n, vocab_size] of the tokens, once for each size of a chunk; without a head, none."""
-    model = rank_model(group, source, scheme)
-    return [Driver(model, choose("auto", CPU)[1], shuffle=0).whole(tokens, chunk) for chunk in chunks]
+def logits(group: Group, source: Path, tokens: Sequence[int], chunks: Sequence[int | None]) -> list[Tensor]:
+    """Logits [n, vocab_size] of the tokens, once for each size of a chunk."""
+    network = driver(group, source)
+    return [network.whole(tokens, chunk) for chunk in chunks]
+
+
+def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[int]) -> list[Tensor]:
+    """Logits [n, vocab_size] of the tokens at random weights: at once, in chunks, and packed with another sequence."""
+    network = driver(group, checkpoint(config), scheme)
+    found = [network.whole(tokens, chunk) for chunk in (None, 1, 7)]
+    own, other = network.start(tokens), network.start(tokens[::-1])
+    parts = [network.step([(other, 2), (own, 5)])[1], network.step([(own, len(tokens) - 5), (other, 9)])[0]]
+    return [*found, torch.cat(parts)]
+
+
+def sampled(
+    group: Group, logits: Tensor, widths: Sequence[int], slices: Sequence[Slice], kernels: str
+) -> list[tuple[int, TokenLogprob | None]]:
+    """Tokens from logits [N, vocab_size] of which this rank has its columns; none on a rank that does not sample."""
+    os.environ[native.ENVIRONMENT] = kernels
+    try:
+        own = logits.split(list(widths), dim=1)[group.place.tensor_rank].clone()
+        found = sample_parts(own, slices, group, widths)
+        return [] if found is None else found.read()
+    finally:
+        del os.environ[native.ENVIRONMENT]

@@ -23,6 +23,10 @@ MOST = 4
 """Number of processes. A layout of fewer ranks uses the first of them."""
 
 
+PATIENCE = 30.0
+"""Seconds until a rank must have answered."""
+
+
 class Task(NamedTuple):
     """A call of `function` with the group of a rank; `meeting` is a file where the ranks of this layout meet."""
 
@@ -57,7 +61,7 @@ class Ranks:
         ends = self._ends[: layout.size]
         for end in ends:
             end.send(task)
-        results = [end.recv() for end in ends]
+        results = [end.recv() if end.poll(PATIENCE) else Failed("no answer") for end in ends]
         for result in results:
             if isinstance(result, Failed):
                 raise AssertionError(f"a rank failed:\n{result.trace}")
@@ -75,6 +79,7 @@ class Failed(NamedTuple):
 
 def _serve(rank: int, end: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
     torch.set_num_threads(1)
     native.use_threads(1)
     while True:
@@ -88,6 +93,9 @@ def _serve(rank: int, end: Connection) -> None:
 def _run(rank: int, task: Task) -> Any:
     dist.init_process_group("gloo", init_method=f"file://{task.meeting}", rank=rank, world_size=task.layout.size)
     try:
-        return task.function(Group(task.layout.place(rank), CPU), *task.arguments)
+        group = Group(task.layout.place(rank), CPU)
+        result = task.function(group, *task.arguments)
+        dist.barrier()  # a group that ends, ends its sends
+        return result
     finally:
         dist.destroy_process_group()

@@ -10,6 +10,7 @@ from torch.nn.functional import silu
 from model.kernels.cpu import native
 from model.linear.base import RMSNorm
 from model.linear.int4 import quantize8
+from model.linear.none import Linear
 from model.machine.host import choose_threads
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE, route
@@ -151,6 +152,40 @@ def test_the_kernels_route_as_pytorch_does(scheme: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(MoE, "packed", None)
     torch.testing.assert_close(fast, block(x), atol=2e-5, rtol=1e-5)
     assert torch.equal(block.load, 2 * tokens)
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8", "int4", "bfloat16"])
+def test_the_experts_of_two_ranks_add_up_to_all(scheme: str) -> None:
+    """One rank has the shared experts. No token of the first rows uses an expert of the other."""
+    whole = filled(MoE(64, 64, 6, 2, scheme, shared_dim=64, routed_scale=2.5))
+    parts = [
+        filled(MoE(64, 64, 6, 2, scheme, held=range(2), shared_dim=64, routed_scale=2.5)),
+        filled(MoE(64, 64, 6, 2, scheme, held=range(2, 6), routed_scale=2.5)),
+    ]
+    x = torch.randn(50, 64)
+    x[:7, :2], x[:7, 2:6] = 9.0, -9.0
+    whole.gate.weight[:, :6] = 4 * torch.eye(6)
+    for part in parts:
+        part.gate.weight.copy_(whole.gate.weight)
+    for rows in (x, x[:7]):
+        torch.testing.assert_close(parts[0](rows) + parts[1](rows), whole(rows), atol=1e-4, rtol=1e-4)
+    assert not parts[1](x[:7]).any()
+    assert all(torch.equal(part.load, whole.load) for part in parts)
+
+
+def filled(block: MoE) -> MoE:
+    """The block with random weights that are those of the model, whichever experts it holds."""
+    block.requires_grad_(False).gate.weight.copy_(random_matrix(block.gate.n_out, block.gate.n_in, 99))
+    named = [(number, block.experts[place]) for place, number in enumerate(block._held)]
+    for number, expert in [*named, *([(50, block.shared_experts)] if block.shared_experts is not None else [])]:
+        for part in (expert.w13, expert.w2):
+            matrix = random_matrix(part.n_out, part.n_in, number)
+            part.weight.copy_(matrix) if isinstance(part, Linear) else part.take(0, matrix)
+    return block
+
+
+def random_matrix(n_out: int, n_in: int, seed: int) -> Tensor:
+    return torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(seed)) / n_in**0.5
 
 
 def test_experts_in_layouts_that_differ_run_one_after_another() -> None:

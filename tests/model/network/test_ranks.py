@@ -1,15 +1,42 @@
-"""Several ranks give what one process gives: sums, stages, every scheme."""
+"""Several ranks give what one process gives: every layout, every kind of layer, every scheme of a CPU."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import Tensor
 
+from model.attention import choose
+from model.batch import Slice
+from model.kernels.cpu import native
+from model.sampling_params import SamplingParams
 from model.sharding.layout import Layout
-from tests.model.network import rank_cases
-from tests.model.network.oracles import TOKENS, save
+from model.step.sampler import sample
+from tests.model.driving import CPU, EXPERTS, Driver, checkpoint, loaded, tiny
+from tests.model.network import oracles, rank_cases
+from tests.model.network.oracles import TOKENS
 from tests.model.network.ranks import Ranks
+
+DENSE = (Layout(2), Layout(4), Layout(1, 2), Layout(2, 2))
+EXPERTS_WHOLE = (Layout(2, experts=True), Layout(4, experts=True), Layout(2, 2, experts=True))
+ALL: Mapping[str, tuple[Layout, ...]] = {
+    "mistral": DENSE,
+    "llama tied": DENSE,
+    "mixtral": (*DENSE, *EXPERTS_WHOLE),
+}
+"""Layouts of each kind of model. There are two heads of keys, and 4 ranks hold each of them twice."""
+PROMPT, OUTPUT = TOKENS[:20], 32
+
+
+def mixtral() -> Any:
+    shape = {**oracles.SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}
+    torch.manual_seed(2)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape, sliding_window=None)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +58,88 @@ def test_sums_have_the_order_of_the_ranks(ranks: Ranks, n: int, shape: tuple[int
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("layout", [Layout(2), Layout(4)], ids=lambda layout: layout.name)
-@pytest.mark.parametrize("kind", ["mistral", "llama tied"])
-def test_logprobs_are_those_of_transformers(ranks: Ranks, kind: str, layout: Layout, tmp_path: Path) -> None:
-    expected = save(kind, tmp_path)
-    for found in ranks.run(layout, rank_cases.logits, tmp_path, "none", TOKENS, [None, 7])[layout.sampler]:
+Saved = Callable[[str], tuple[Path, list[int], Tensor]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The directory of a kind, a prompt with the greedy output of transformers, and all their log probabilities."""
+
+    @cache
+    def made(kind: str) -> tuple[Path, list[int], Tensor]:
+        directory = tmp_path_factory.mktemp("hf")
+        model = mixtral() if kind == "mixtral" else oracles.build(kind)
+        model.save_pretrained(directory)
+        with torch.no_grad():
+            tokens = list(PROMPT)
+            while len(tokens) < len(PROMPT) + OUTPUT:
+                tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+            expected = model(input_ids=torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return directory, tokens, expected
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [(kind, layout) for kind, layouts in ALL.items() for layout in layouts], ids=str
+)
+def test_greedy_texts_and_logprobs_are_those_of_transformers(
+    ranks: Ranks, kind: str, layout: Layout, saved: Saved
+) -> None:
+    directory, tokens, expected = saved(kind)
+    for found in ranks.run(layout, rank_cases.logits, directory, tokens, [None, 9])[layout.sampler]:
         torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-4, rtol=0)
+        assert found[len(PROMPT) - 1 : -1].argmax(-1).tolist() == tokens[len(PROMPT) :]
+
+
+SPARSE = {**EXPERTS, "n_experts": 4, "expert_hidden_dim": 128}
+WIDE = {"dim": 64, "head_dim": 32, "hidden_dim": 256, "vocab_size": 96}
+"""The schemes store groups of 32 or 64 channels, of which four ranks have whole ones each."""
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bfloat16"])
+@pytest.mark.parametrize(
+    ("experts", "layout"),
+    [
+        *(({}, layout) for layout in (Layout(2), Layout(4), Layout(2, 2))),
+        *((SPARSE, layout) for layout in (Layout(4), Layout(4, experts=True), Layout(2, 2, experts=True))),
+    ],
+    ids=lambda value: value.name if isinstance(value, Layout) else "sparse" if value else "dense",
+)
+def test_the_bits_of_a_row_do_not_depend_on_others(
+    ranks: Ranks, scheme: str, experts: Mapping[str, Any], layout: Layout
+) -> None:
+    """In the compiled kernels, for a given layout. Close to one process, whose int8 scales are those of whole rows."""
+    config = tiny((None, 9), **WIDE, **experts)
+    whole, *others = ranks.run(layout, rank_cases.in_company, config, scheme, PROMPT)[layout.sampler]
+    for found in others:
+        assert torch.equal(found, whole)
+    expected = Driver(loaded(checkpoint(config), scheme), choose("auto", CPU)[1]).whole(PROMPT)
+    close = (whole - expected).norm() / expected.norm()
+    assert close < (0.1 if scheme == "int8" else 0.01)
+
+
+HARMLESS = ({}, {"temperature": 0.7}, {"temperature": 1.0}, {"temperature": 1e-31}, {"temperature": 2.0})
+NEED_ALL = ({"temperature": 1.0, "top_p": 0.5}, {"logprobs": 2}, {"logit_bias": ((990, 100.0),)})
+WIDTHS = {2: (496, 504), 4: (240, 256, 240, 264)}
+
+
+@pytest.mark.parametrize("kernels", [native.available()[0], "torch"])
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("kinds", [HARMLESS, NEED_ALL, (*HARMLESS, *NEED_ALL)], ids=["parts", "whole", "mixed"])
+def test_tokens_are_those_of_one_process_at_the_same_logits(
+    ranks: Ranks, kinds: Sequence[Mapping[str, Any]], n: int, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also among equal logits, in rows that are all hidden, and in rows with numbers that are not finite."""
+    monkeypatch.setenv(native.ENVIRONMENT, kernels)
+    logits = torch.randn(160, sum(WIDTHS[n]), generator=torch.Generator().manual_seed(0)) * 3
+    logits[:40] = logits[:40].round()
+    logits[41], logits[42, 900], logits[43, 3] = -math.inf, math.nan, math.inf
+    logits[44, :600] = -math.inf
+    params = [SamplingParams(seed=row, **{"temperature": 0.0, **kinds[row % len(kinds)]}) for row in range(len(logits))]
+    slices = [Slice(row, (0,), 1, 0, 1, (), each) for row, each in enumerate(params)]
+    expected = sample(logits.clone(), slices).read()
+    first, *others = ranks.run(Layout(n), rank_cases.sampled, logits, WIDTHS[n], slices, kernels)
+    assert [token for token, _ in first] == [token for token, _ in expected]
+    assert repr(first) == repr(expected)  # NaN is not equal to itself
+    assert not any(others)

@@ -181,7 +181,7 @@ static void multiply_all(const block *b, const weights *const *w, int kind) {
             c->y = b->gate_up + first * w[i]->n_out;
         }
     }
-    GLUE(multiply, VARIANT)(b->calls, n, b->rest);
+    if (n) GLUE(multiply, VARIANT)(b->calls, n, b->rest);
 }
 
 int64_t EXPORT(experts_scratch)(const experts_t *e, int64_t n_rows) {

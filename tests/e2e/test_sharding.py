@@ -1,0 +1,162 @@
+"""Models that several ranks share, over HTTP: the answers are those of one process, and the ranks end together."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from model.loading import create
+from model.sampling_params import SamplingParams
+from tests.e2e.server import LiveServer, free_port, serving
+from tests.e2e.without_server import serve
+from tests.faults import offspring
+from tests.model.tokenizers.kinds import of_words
+from tests.waiting import PATIENCE, children, ended, eventually, named, strike
+
+TEXT = "The wheel turns and each bucket"
+BODIES: list[dict[str, Any]] = [
+    {"prompt": TEXT, "max_tokens": 20, "logprobs": 2},
+    {"prompt": "Once", "max_tokens": 30, "logprobs": 0, "frequency_penalty": 1.0, "logit_bias": {"5": 2.0}},
+    {"prompt": TEXT * 40, "max_tokens": 4, "logprobs": 1},
+    {"prompt": TEXT, "max_tokens": 1, "logprobs": 2, "echo": True},
+    {"prompt": "Go", "max_tokens": 12, "logprobs": 0, "structured_outputs": {"regex": "[a-f]{4} [0-9]{3}"}},
+    {"prompt": "My", "max_tokens": 10, "logprobs": 0, "seed": 5, "n": 3, "temperature": 0.9, "top_p": 0.9},
+    {"prompt": "a b a b a b a b a b", "max_tokens": 16, "logprobs": 0, "prompt_lookup_num_tokens": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def alone(short_model: Path) -> Iterator[LiveServer]:
+    with serving(str(short_model), "--dtype", "float32") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pair(short_model: Path) -> Iterator[LiveServer]:
+    flags = ("--dtype", "float32", "--pipeline-parallel-size", "2", "--max-step-tokens", "64", "--spare-engine")
+    with serving(str(short_model), *flags) as started:
+        yield started
+
+
+def ranks(server: LiveServer) -> list[int]:
+    """Processes of the ranks of the engine that serves, but for rank 0."""
+    return [pid for pid in children(server.engine_pid) if named(pid).startswith("noria-rank-")]
+
+
+def choices(server: LiveServer, body: dict[str, Any]) -> tuple[list[Any], list[float]]:
+    """Texts and tokens of an answer, and all its logprobs."""
+    response = server.http.post("/v1/completions", json={"temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    found = sorted(response.json()["choices"], key=lambda choice: choice["index"])
+    values = [value for choice in found for value in choice["logprobs"]["token_logprobs"] if value is not None]
+    return [(choice["text"], choice["logprobs"]["tokens"], choice["finish_reason"]) for choice in found], values
+
+
+def test_two_stages_answer_as_one_process(alone: LiveServer, pair: LiveServer) -> None:
+    """All at once on the ranks, one after another in one process: what is sampled, scored and constrained."""
+    expected = [choices(alone, body) for body in BODIES]
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        found = list(pool.map(lambda body: choices(pair, body), BODIES))
+    for (texts, values), (same_texts, same_values) in zip(expected, found, strict=True):
+        assert same_texts == texts
+        assert same_values == pytest.approx(values, abs=1e-4)
+
+
+def test_two_stages_embed_as_one_process(alone: LiveServer, pair: LiveServer) -> None:
+    body = {"model": "smollm2-short", "input": [TEXT, "Once"], "encoding_format": "float"}
+    expected, found = (server.http.post("/v1/embeddings", json=body).json()["data"] for server in (alone, pair))
+    for one, same in zip(expected, found, strict=True):
+        assert same["embedding"] == pytest.approx(one["embedding"], abs=1e-5)
+
+
+def test_the_layout_has_a_name(alone: LiveServer, pair: LiveServer) -> None:
+    whole, split = (server.http.get("/version").json() for server in (alone, pair))
+    assert split["engine"] == whole["engine"] | {"layout": "pp2"}
+    assert split["fingerprint"] != whole["fingerprint"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_under_load(pair: LiveServer, number: signal.Signals) -> None:
+    """All ranks end, the log says why, what had begun gets an error, what waits is computed, a fresh set serves."""
+    (lost,) = ranks(pair)
+    body = {"prompt": TEXT, "max_tokens": 2000, "temperature": 0, "ignore_eos": True, "stream": True}
+    with pair.http.stream("POST", "/v1/completions", json=body) as response, ThreadPoolExecutor(1) as pool:
+        lines = response.iter_lines()
+        next(lines)
+        strike(lost, number)
+        waiting = pool.submit(pair.http.post, "/v1/completions", json={**body, "max_tokens": 3, "stream": False})
+        error = json.loads([line for line in lines if "error" in line][-1].removeprefix("data: "))["error"]
+        assert error["type"] == "server_error" or error["code"] == "engine_died", error
+        eventually(lambda: ended(lost), "the rank has ended")
+        answer = waiting.result(PATIENCE)
+    assert answer.status_code in (200, 503), answer.text
+    pair.wait_ready()
+    assert f"rank 1 (process {lost}) is " in pair.log
+    assert len(ranks(pair)) == 1
+    assert choices(pair, BODIES[0])[0][0][2] == "length"
+
+
+def of_engine(service: int) -> list[int]:
+    """The processes that the engine has started."""
+    return [pid for engine in children(service) for pid in offspring(engine)]
+
+
+@pytest.mark.parametrize("victim", ["service", "engine"])
+def test_no_rank_outlives_a_service_that_is_killed_while_it_loads(short_model: Path, victim: str) -> None:
+    command = [sys.executable, "-m", "service", "serve", str(short_model), "--pipeline-parallel-size", "2"]
+    with subprocess.Popen([*command, "--port", str(free_port())], stderr=subprocess.DEVNULL) as service:
+        try:
+            eventually(lambda: of_engine(service.pid), "a rank starts")
+            below = offspring(service.pid) + of_engine(service.pid)
+            (engine,) = children(service.pid)
+            strike(service.pid if victim == "service" else engine, signal.SIGKILL)
+            eventually(lambda: all(map(ended, below)), "nothing is left")
+        finally:
+            service.kill()
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mixtral with a window and a tokenizer."""
+    directory = tmp_path_factory.mktemp("mixtral")
+    torch.manual_seed(3)
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 640, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 40}
+    config = MixtralConfig(**shape, **heads, max_position_embeddings=256, initializer_range=0.3)
+    MixtralForCausalLM(config).save_pretrained(directory)
+    return of_words(r"\S+|\s+", directory)
+
+
+def test_four_ranks_answer_as_one_process(mixtral: Path) -> None:
+    """Two stages, each split in two: a mixture of experts with a window, prompts in chunks, all at once."""
+    prompts = [[(11 * n + 7 * i + i * i) % 600 for i in range(length)] for n, length in enumerate((1, 5, 40, 90))]
+    params = SamplingParams(temperature=0.0, max_tokens=24, logprobs=0)
+    runner = create(lambda *_: None, model=str(mixtral), dtype="float32")
+    expected = [[token for token, _ in answer] for answer in serve(runner, [(p, params) for p in prompts])[0]]
+    sizes = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--max-step-tokens", "32")
+    with serving(str(mixtral), "--dtype", "float32", *sizes) as server:
+        body = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+        def ask(prompt: list[int]) -> list[int]:
+            answer = server.http.post("/v1/completions", json={"prompt": prompt, **body})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"][0]["token_ids"]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(ask, prompts)) == expected
+        assert sorted(named(pid) for pid in ranks(server)) == ["noria-rank-1", "noria-rank-2", "noria-rank-3"]
+        server.wait_idle()
+        computed = 2 * sum(len(prompt) + 23 for prompt in prompts)  # two experts for each position but the last one
+        for layer in "01":
+            counts = (
+                server.metric("noria_expert_tokens_total", layer=layer, expert=str(expert)) for expert in range(4)
+            )
+            assert sum(counts) == computed
