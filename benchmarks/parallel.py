@@ -57,9 +57,9 @@ def cases(args: argparse.Namespace, model: Path) -> Iterator[tuple[str, Case]]:
         limits = {"max_sequences": 64, "max_step_tokens": 512}
         stages = options.get("pipeline_parallel_size", 1)
         micro = tuple(sorted({1, 2, stages, 2 * stages})) if args.idle and stages > 1 else ()
-        sizes: dict[str, Any] = {"prefill": (128, 512), "streams": (1, 8, 32), "prompt": 32, "tokens": args.tokens}
+        sizes: dict[str, Any] = {"prefill": (128, 512), "streams": (1, 8, 32), "tokens": args.tokens}
         if args.quick:
-            sizes = {"prefill": (16,), "streams": (2,), "prompt": 4, "tokens": 8}
+            sizes = {"prefill": (16,), "streams": (2,), "tokens": 8}
         yield name, Case({**common, **limits, **options}, **sizes, micro_batches=micro)
 
 

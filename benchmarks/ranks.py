@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import streams
-from benchmarks.workload import Timing, decode_case, joining, prefill_case
+from benchmarks.workload import Timing, decode_case, prefill_case
 from model import loading
 from model.batch import StepBatch, StepOutput
 from model.options import RunnerOptions
@@ -29,14 +29,13 @@ REPEATS = 3
 class Case:
     """The runner's options, and what to measure: lengths of a prompt alone, numbers of streams, of micro-batches.
 
-    Streams generate `tokens` tokens each after prompts of `prompt` tokens. Micro-batches are measured with the last
-    length and the last number of streams.
+    Streams generate `tokens` tokens each after a prompt of one token. Micro-batches are measured with the last length
+    and the last number of streams.
     """
 
     options: Mapping[str, Any]
     prefill: tuple[int, ...]
     streams: tuple[int, ...]
-    prompt: int
     tokens: int
     micro_batches: tuple[int, ...] = ()
 
@@ -101,12 +100,9 @@ def _children() -> list[int]:
 
 
 def _busy_seconds(pid: int) -> float:
-    """Seconds in which the threads of a process computed, or would have if others had not had their processor."""
-    nanoseconds = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        computed, delayed, _ = (task / "schedstat").read_text().split()
-        nanoseconds += int(computed) + int(delayed)
-    return nanoseconds / 1e9
+    """Seconds in which the main thread of a process, which computes, did so, or other programs had its processor."""
+    computed, delayed, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    return (int(computed) + int(delayed)) / 1e9
 
 
 class Bench:
@@ -121,12 +117,12 @@ class Bench:
         for length in self._case.prefill:
             yield prefill_case(length), self.prefill(length)
         for n in self._case.streams:
-            yield decode_case(n), self.decode(n, self._case.prompt)
+            yield decode_case(n), self.decode(n)
         stages, length, n = self._runner.info.pipeline, self._case.prefill[-1], self._case.streams[-1]
         for m in self._case.micro_batches:
             yield f"{prefill_case(length)} in {m}", self.prefill(length, step_tokens=stages * length // m)
             self._runner.info = replace(self._runner.info, pipeline=m)
-            yield f"{decode_case(n)} in {m}", self.decode(n, 1)
+            yield f"{decode_case(n)} in {m}", self.decode(n)
             self._runner.info = replace(self._runner.info, pipeline=stages)
 
     def prefill(self, length: int, step_tokens: int | None = None) -> Row:
@@ -134,16 +130,16 @@ class Bench:
         seconds = sum(self._generate(1, length, 1, step_tokens).first for _ in range(REPEATS))
         return self._gauge.row(before, REPEATS * length / seconds)
 
-    def decode(self, n: int, prompt: int) -> Row:
+    def decode(self, n: int) -> Row:
         before = self._gauge.read()
-        timing = self._generate(n, prompt, self._case.tokens)
+        timing = self._generate(n, 1, self._case.tokens)
         return self._gauge.row(before, timing.tokens / timing.seconds)
 
     def _generate(self, n: int, length: int, n_tokens: int, step_tokens: int | None = None) -> Timing:
         info = self._runner.info
         prompts = [random.choices(range(100, info.vocab_size - 100), k=length) for _ in range(n)]
         scheduler = Scheduler(info, max_sequences=n, max_step_tokens=step_tokens or self._step_tokens)
-        return streams.generate(self._runner, scheduler, prompts, n_tokens + joining(prompts, self._step_tokens))
+        return streams.generate(self._runner, scheduler, prompts, n_tokens)
 
 
 def main() -> None:
