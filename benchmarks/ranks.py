@@ -66,7 +66,7 @@ class Gauge:
     """Reads what the ranks of this host do, from the system and from rank 0's group."""
 
     def __init__(self, runner: Any) -> None:
-        self._group = runner._own._model._group if hasattr(runner, "_own") else None
+        self._group = runner._own._model.group if hasattr(runner, "_own") else None
         self._on_cpu = runner.info.description["device"] == "cpu"
         self._pids = [os.getpid(), *_children()] if self._group is not None else []
         self._steps, self._launch = 0, runner.launch
@@ -144,8 +144,9 @@ class Bench:
 
 def main() -> None:
     case = Case(**json.loads(sys.argv[1]))
-    parallel = RunnerOptions(**case.options).layout.size > 1
-    runner = (start if parallel else loading).create(lambda stage, done: None, **case.options)
+    n_ranks = RunnerOptions(**case.options).layout.size
+    create = start.starter(str(n_ranks)) if n_ranks > 1 else loading.create
+    runner = create(lambda stage, done: None, **case.options)
     rows = {name: row._asdict() for name, row in Bench(runner, case).rows()}
     print(json.dumps({"description": runner.info.description, "rows": rows}), flush=True)
     os._exit(0)  # the other ranks end with this process; threads of torch.distributed may hang in their end
