@@ -11,7 +11,7 @@ old place.
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -110,7 +110,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(self._max_step_tokens)
-        for sequence in sorted(self._running, key=lambda item: item.uncomputed > 1):
+        for sequence in self._in_order(step):
             if step.budget and sequence in self._running and not sequence.complete:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -209,6 +209,10 @@ class Scheduler:
             return "tokens"
         return "pages" if self._adapters.first() else "adapters"
 
+    def _in_order(self, step: Step) -> list[Sequence]:
+        """The running sequences in the order in which they get their tokens of a step, which is empty yet."""
+        return sorted(self._running, key=lambda item: item.uncomputed > 1)
+
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
         limit = sequence.uncomputed
@@ -234,8 +238,10 @@ class Scheduler:
         waits = step.images.work or step.images.waits
         return [item for item in self._running if item.uncomputed > 1] if waits else []
 
-    def _holders(self, images: Container[int]) -> list[Sequence]:
+    def _holders(self, images: Collection[int]) -> list[Sequence]:
         """The running sequences that hold one of the images with these numbers."""
+        if not images:  # spares the walk through all sequences in every step
+            return []
         return [item for item in self._running if any(number in images for number in item.images.held)]
 
     def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
