@@ -24,7 +24,7 @@ def least_requests(number: int, request: Request, replicas: Sequence[Replica]) -
 
 
 def hashing(number: int, request: Request, replicas: Sequence[Replica]) -> int:
-    """The replica of the conversation: by its name, else by the first block of the prompt, else each request has one."""
+    """The replica of the conversation: by its name, else by the prompt's first block; else each request has one."""
     name = request.conversation or (f"block {request.prefix[0]}" if request.prefix else f"request {number}")
     return crc32(name.encode()) % len(replicas)
 

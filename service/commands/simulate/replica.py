@@ -62,6 +62,7 @@ class Replica:
 
     def __init__(self, costs: Costs, max_queue: int) -> None:
         info = costs.engine
+        self._now = 0.0
         self.scheduler = SkippingScheduler(
             info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens, clock=lambda: self._now
         )
@@ -73,7 +74,6 @@ class Replica:
         self._served: dict[int, Served] = {}
         self._stalled: dict[int, float] = {}  # preempted sequences, with the time of their latest token
         self._batch: StepBatch | None = None  # the step in flight
-        self._now = 0.0
         self._seconds = 0.0  # of the step in flight
 
     def submit(self, number: int, served: Served) -> None:

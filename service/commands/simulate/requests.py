@@ -63,7 +63,7 @@ def distribution(text: str, flag: str) -> Draw:
 
 
 def at_random(rate: float, count: int, n_prompt: Draw, n_output: Draw, *, shared: int, seed: int) -> Iterator[Request]:
-    """`count` requests at `rate` requests per second (Poisson). The first `shared` tokens of all prompts are the same."""
+    """`count` requests at `rate` requests per second (Poisson). The first `shared` tokens of all are the same."""
     rng, at = random.Random(seed), 0.0
     for _ in range(count):
         at += rng.expovariate(rate)

@@ -62,7 +62,8 @@ def _azure(lines: list[str]) -> Iterator[Request]:
         if len(row) != len(AZURE):
             raise BadLine(f"{where}: expected {len(AZURE)} columns, found {len(row)}")
         values = dict(zip(AZURE, row, strict=True))
-        yield Request(_date(values, where), *(_digits(values, name, where) for name in AZURE[1:]))
+        prompt, output = (_digits(values, name, where) for name in AZURE[1:])
+        yield Request(_date(values, where), prompt, output)
 
 
 def _date(values: dict[str, str], where: str) -> float:

@@ -46,8 +46,9 @@ class SkippingScheduler(Scheduler):
     """A scheduler whose plans leave out the sequences that only decode.
 
     The next step also computes one token for each of `n_quiet` sequences, with `quiet_keys` visible keys together.
-    `commit` follows each `plan`, also an empty one. `answer` gives the token that stands for the answer of a sequence.
-    `preempted` has the ids of the sequences that the latest `plan` preempted. Without images, adapters and draft tokens.
+    `commit` follows each `plan`, also an empty one. `answer` gives the token of which the answer of a sequence
+    consists. `preempted` has the ids of the sequences that the latest `plan` preempted. Images, adapters and draft tokens
+    are not simulated.
     """
 
     def __init__(self, info: RunnerInfo, **options: Any) -> None:
