@@ -1,6 +1,7 @@
 """One replica under a virtual clock: the engine's loop of plan, step and commit, with costs in place of a model."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log
 
@@ -70,6 +71,7 @@ class Replica:
         self.in_flight = self.steps = self.tokens = self.most_waiting = 0
         self.busy = self.waiting = 0.0
         self._costs = costs
+        self._pools = info.pools
         self._capacity = info.max_sequences + max_queue
         self._served: dict[int, Served] = {}
         self._stalled: dict[int, float] = {}  # preempted sequences, with the time of their latest token
@@ -110,16 +112,10 @@ class Replica:
         self._batch = scheduler.plan()
         for sequence_id in scheduler.preempted:
             self._stalled.setdefault(sequence_id, now)
-        pools = self._costs.engine.pools
-        tokens = sequences = scheduler.n_quiet
-        keys = pairs = scheduler.quiet_keys
-        for item in self._batch.slices:
-            tokens += item.stop - item.start
-            sequences += 1
-            last = visible(pools, item.stop - 1)
-            keys += last
-            pairs += last if item.stop - item.start == 1 else _pairs(pools, item)
-        self._seconds = self._costs.seconds(tokens, sequences, keys / len(pools), pairs / len(pools))
+        tokens, sequences, keys, pairs = features(self._batch, self._pools)
+        n_quiet, quiet_keys = scheduler.n_quiet, scheduler.quiet_keys / len(self._pools)
+        tokens += n_quiet
+        self._seconds = self._costs.seconds(tokens, sequences + n_quiet, keys + quiet_keys, pairs + quiet_keys)
         self.tokens += tokens
 
     def _land(self) -> None:
@@ -154,13 +150,24 @@ class Replica:
         return follows
 
 
+def features(batch: StepBatch, pools: Sequence[PoolSpec]) -> tuple[int, int, float, float]:
+    """What the cost of a step depends on, as `Line.seconds` takes it."""
+    tokens = keys = pairs = 0
+    for item in batch.slices:
+        tokens += item.stop - item.start
+        last = visible(pools, item.stop - 1)
+        keys += last
+        pairs += last if item.stop - item.start == 1 else _pairs(pools, item)
+    return tokens, len(batch.slices), keys / len(pools), pairs / len(pools)
+
+
 def _sampled(item: Slice) -> SliceOutput:
     if item.stop < len(item.tokens):
         return NOTHING
     return SliceOutput((SkippingScheduler.answer(item.sequence_id),))
 
 
-def _pairs(pools: tuple[PoolSpec, ...], item: Slice) -> int:
+def _pairs(pools: Sequence[PoolSpec], item: Slice) -> int:
     """Number of keys that the tokens of a chunk attend to, the sum over tokens and pools."""
     return sum(_seen(pool.window, item.stop) - _seen(pool.window, item.start) for pool in pools)
 

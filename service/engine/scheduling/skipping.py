@@ -47,8 +47,8 @@ class SkippingScheduler(Scheduler):
 
     The next step also computes one token for each of `n_quiet` sequences, with `quiet_keys` visible keys together.
     `commit` follows each `plan`, also an empty one. `answer` gives the token of which the answer of a sequence
-    consists. `preempted` has the ids of the sequences that the latest `plan` preempted. There may be no images, adapters
-    or draft tokens.
+    consists. `preempted` has the ids of the sequences that the latest `plan` preempted. There may be no images,
+    adapters or draft tokens.
     """
 
     def __init__(self, info: RunnerInfo, **options: Any) -> None:
