@@ -48,10 +48,10 @@ def about(runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...
     }
 
 
-def with_service(costs: Costs, model: str, flags: tuple[str, ...], console: Console) -> Costs:
+def with_service(costs: Costs, args: argparse.Namespace, flags: tuple[str, ...], console: Console) -> Costs:
     """The costs with what HTTP adds."""
-    with service.server(model, flags) as server:
-        added, request = service.measure(server, costs.lines, console.print)
+    with service.server(args.model, flags) as server:
+        added, request = service.measure(server, costs.lines, args.quantile, console.print)
     lines = tuple(
         line._replace(step=line.step + added.step, sequence=line.sequence + added.sequence) for line in costs.lines
     )
@@ -61,13 +61,13 @@ def with_service(costs: Costs, model: str, flags: tuple[str, ...], console: Cons
 
 def measure(args: argparse.Namespace, console: Console) -> Costs:
     runner = load(args)
-    samples = fit.grouped(steps.measure(runner, args.rounds, 0, console.print))
+    samples = fit.grouped(steps.measure(runner, args.rounds, 0, console.print), args.quantile)
     lines = fit.fit(samples)
     costs = Costs(about(runner, samples, lines), lines, 0.0, runner.info)
     console.print(costs.about["relative_error_of_the_fit"], *lines)
     del runner
     flags = ("--quantize", args.quantize) if args.quantize else ()
-    return costs if args.no_service else with_service(costs, args.model, flags, console)
+    return costs if args.no_service else with_service(costs, args, flags, console)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +76,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=STEP_LIMITS, help="default: a GPU if there is one")
     made.add_argument("--quantize", help="scheme, as for noria serve")
     made.add_argument("--rounds", type=int, default=3, help="how often each shape is measured (3)")
+    made.add_argument(
+        "--quantile",
+        type=float,
+        default=0.5,
+        help="which of the steps of one shape counts (0.5, the median); 0.1 leaves out what other programs cost",
+    )
     made.add_argument("--no-service", action="store_true", help="leave out what HTTP adds")
     return made
 

@@ -31,12 +31,17 @@ def sample(batch: StepBatch, pools: Sequence[PoolSpec], seconds: float) -> Sampl
     return Sample(*features(batch, pools), seconds)
 
 
-def grouped(samples: Iterable[Sample]) -> list[Sample]:
-    """One sample for the steps of nearly the same shape, with the median of their seconds."""
+def grouped(samples: Iterable[Sample], quantile: float) -> list[Sample]:
+    """One sample for the steps of nearly the same shape, with a quantile of their seconds: 0.5 for the median."""
     groups: dict[tuple[int, int, int], list[Sample]] = defaultdict(list)
     for item in samples:
         groups[item.tokens, item.sequences, round(item.pairs / (256 * item.sequences))].append(item)
-    return [Sample(*(median(column) for column in zip(*group, strict=True))) for group in groups.values()]
+    return [_typical(group, quantile) for group in groups.values()]
+
+
+def _typical(group: list[Sample], quantile: float) -> Sample:
+    counts = map(median, list(zip(*group, strict=True))[:4])
+    return Sample(*counts, float(np.quantile([item.seconds for item in group], quantile)))
 
 
 def least_squares(rows: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """What HTTP adds to the steps of an engine: loads on a real server, with the client on the same machine."""
 
 import asyncio
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +55,9 @@ def server(model: str, flags: tuple[str, ...] = ()) -> Iterator[Server]:
         yield Server(client, find_model(client, None))
 
 
-def measure(target: Server, lines: tuple[Line, ...], on_load: Callable[[str], None]) -> tuple[Line, float]:
+def measure(
+    target: Server, lines: tuple[Line, ...], quantile: float, on_load: Callable[[str], None]
+) -> tuple[Line, float]:
     """What the service adds to a step and to each of its sequences, and to the first token of a request, in seconds."""
     extra: list[tuple[int, float, float]] = []
     request = 0.0
@@ -67,9 +68,10 @@ def measure(target: Server, lines: tuple[Line, ...], on_load: Callable[[str], No
         gaps = [gap for result in results for gap, _ in inter_token(result)]
         keys = streams * (PROMPT + OUTPUT / 2)
         seconds = max(line.seconds(streams, streams, keys, keys) for line in lines)
-        extra.append((streams, statistics.median(gaps) - seconds, statistics.median(gaps)))
+        typical = float(np.quantile(gaps, quantile))
+        extra.append((streams, typical - seconds, typical))
         if streams == 1:
-            first = statistics.median(result.arrivals[0] for result in results)
+            first = float(np.quantile([result.arrivals[0] for result in results], quantile))
             request = first - max(line.seconds(PROMPT, 1, PROMPT, PROMPT**2 / 2) for line in lines)
     return _added(extra[1:]), max(0.0, request)
 

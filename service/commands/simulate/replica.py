@@ -57,8 +57,7 @@ def gap_seconds(number: int) -> float:
 class Replica:
     """A scheduler, its clock and what it did. Call `run` and `submit` in the order of time.
 
-    `gaps` counts the times between two tokens of a request by `gap_class`. `waiting` is the integral of the queue's
-    length over time, and `busy` the seconds with a step in flight.
+    `gaps` counts the times between two tokens of a request by `gap_class`. `busy` is the time with a step in flight.
     """
 
     def __init__(self, costs: Costs, max_queue: int) -> None:
@@ -69,7 +68,7 @@ class Replica:
         )
         self.gaps: Counter[int] = Counter()
         self.in_flight = self.steps = self.tokens = self.most_waiting = 0
-        self.busy = self.waiting = 0.0
+        self.busy = 0.0
         self._costs = costs
         self._pools = info.pools
         self._capacity = info.max_sequences + max_queue
@@ -90,7 +89,7 @@ class Replica:
         except ValueError:
             return
         finally:
-            self._now = before if self._batch else request.at
+            self._now = request.at if self._batch is None else before
         self._served[number] = served
         self.in_flight += 1
         self.most_waiting = max(self.most_waiting, self.scheduler.n_waiting)
@@ -123,7 +122,6 @@ class Replica:
         assert self._batch is not None
         n_quiet, seconds = self.scheduler.n_quiet, self._seconds
         self._now += seconds
-        self.waiting += seconds * self.scheduler.n_waiting
         self.busy += seconds
         self.steps += 1
         updates = self.scheduler.commit(StepOutput(tuple(map(_sampled, self._batch.slices))))

@@ -56,7 +56,8 @@ def summarize(fleet: Fleet, costs: Costs, targets: Targets) -> dict[str, Any]:
             "request": distribution([(item.end - item.request.at, 1.0) for item in answered]),
         },
         "limits": to_json(costs)["engine"],
-        "engine": _engine(fleet.replicas, seconds),
+        "engine": _engine(fleet.replicas, seconds)
+        | {"mean_waiting": sum(item.queued for item in answered) / seconds / len(fleet.replicas) if seconds else 0.0},
     }
 
 
@@ -90,7 +91,6 @@ def _engine(replicas: Sequence[Replica], seconds: float) -> dict[str, float]:
         "preemptions": sum(item.preemptions for item in stats),
         "cache_hit_share": sum(item.hit_tokens for item in stats) / queried if queried else 0.0,
         "most_waiting": max(replica.most_waiting for replica in replicas),
-        "mean_waiting": sum(replica.waiting for replica in replicas) / seconds / len(replicas) if seconds else 0.0,
         "busy_share": sum(replica.busy for replica in replicas) / seconds / len(replicas) if seconds else 0.0,
         "least_busy_share": min(replica.busy for replica in replicas) / seconds if seconds else 0.0,
         "steps": steps,
