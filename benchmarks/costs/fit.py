@@ -20,8 +20,8 @@ WORTH = 0.8
 class Sample(NamedTuple):
     """A measured step: the counts that `Line.seconds` takes, and its seconds."""
 
-    tokens: int
-    sequences: int
+    tokens: float
+    sequences: float
     keys: float
     pairs: float
     seconds: float
@@ -40,8 +40,8 @@ def grouped(samples: Iterable[Sample], quantile: float) -> list[Sample]:
 
 
 def _typical(group: list[Sample], quantile: float) -> Sample:
-    counts = map(median, list(zip(*group, strict=True))[:4])
-    return Sample(*counts, float(np.quantile([item.seconds for item in group], quantile)))
+    tokens, sequences, keys, pairs, _ = map(median, zip(*group, strict=True))
+    return Sample(tokens, sequences, keys, pairs, float(np.quantile([item.seconds for item in group], quantile)))
 
 
 def least_squares(rows: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ NOTHING = SliceOutput()
 
 @dataclass(slots=True)
 class Served:
-    """What became of a request. `first` and `end` are seconds since the start, infinite if it was refused.
-
+    """What became of a request. `first` and `end` are seconds since the start, infinite if it was `refused`: "queue"
+    because too many were in flight, "length" because it could never run.
     `queued` is the time in seconds until its first admission, `cached` the number of its tokens from the cache.
     """
 
@@ -29,10 +29,7 @@ class Served:
     end: float = inf
     queued: float = 0.0
     cached: int = 0
-
-    @property
-    def refused(self) -> bool:
-        return self.end == inf
+    refused: str = ""
 
     @property
     def first_token(self) -> float:
@@ -80,6 +77,7 @@ class Replica:
     def submit(self, number: int, served: Served) -> None:
         """A request arrives. The service refuses it if too many are in flight, the scheduler if it can never run."""
         if self.in_flight >= self._capacity:
+            served.refused = "queue"
             return
         request, before = served.request, self._now
         params = SamplingParams(temperature=0.0, max_tokens=request.n_output)
@@ -87,6 +85,7 @@ class Replica:
         try:
             self.scheduler.submit(Submit(number, request.prompt(number), params, tenant=request.tenant))
         except ValueError:
+            served.refused = "length"
             return
         finally:
             self._now = request.at if self._batch is None else before

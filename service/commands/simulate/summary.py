@@ -37,7 +37,7 @@ def summarize(fleet: Fleet, costs: Costs, targets: Targets) -> dict[str, Any]:
         "requests": {
             "total": len(fleet.served),
             "answered": len(answered),
-            "refused": len(fleet.served) - len(answered),
+            "refused": dict(Counter(item.refused for item in fleet.served if item.refused)),
         },
         "goodput": {
             "targets": asdict(targets),
@@ -113,6 +113,8 @@ def _figures(report: dict[str, Any]) -> Table:
     table.add_row("pages of each, and their tokens", f"{_pages(limits)} of {limits['page_size']}")
     table.add_row("longest sequence", f"{limits['max_model_len']:,}")
     table.add_row("requests answered", f"{requests['answered']:,} of {requests['total']:,}")
+    for reason, number in requests["refused"].items():
+        table.add_row(f"  refused for {reason}", f"{number:,}")
     aims = f"first token {targets['ttft']:g} s, then {targets['inter_token']:g} s a token"
     table.add_row(f"within targets ({aims})", f"{goodput['share']:.1%}")
     for tenant, share in goodput["tenants"].items():

@@ -61,9 +61,9 @@ def test_a_full_queue_and_a_long_prompt_are_refused() -> None:
         *(Request(0.0, 4, 1), Request(0.1, 4, 1), Request(0.2, 4, 1), Request(9.0, 120, 9)),
         max_queue=1,
     )
-    assert [item.refused for item in fleet.served] == [False, False, True, True]
+    assert [item.refused for item in fleet.served] == ["", "", "queue", "length"]
     report = summarize(fleet, costs(), Targets(9.0, 9.0))
-    assert report["requests"] == {"total": 4, "answered": 2, "refused": 2}
+    assert report["requests"] == {"total": 4, "answered": 2, "refused": {"queue": 1, "length": 1}}
     assert report["goodput"]["share"] == 0.5
 
 
