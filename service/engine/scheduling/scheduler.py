@@ -309,12 +309,16 @@ class Scheduler:
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether there are pages for the sequence, for what the running ones still compute, and one more for each."""
-        unfinished = [item for item in self._running if item.uncomputed > 1]
+        unfinished = self._unfinished()
         for index, table in enumerate(sequence.tables):
             promised = sum(self._pages_needed(item, item.tables[index]) for item in unfinished) + len(self._running)
             if table.pool.available < self._pages_needed(sequence, table) + promised:
                 return False
         return True
+
+    def _unfinished(self) -> list[Sequence]:
+        """The running sequences that have more than one token to compute."""
+        return [item for item in self._running if item.uncomputed > 1]
 
     def _pages_needed(self, sequence: Sequence, table: Table) -> int:
         """Number of pages that the sequence will take until all its known tokens are computed."""

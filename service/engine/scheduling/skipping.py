@@ -1,8 +1,9 @@
 """A scheduler for simulations: it does not touch a sequence in steps that change nothing but its length.
 
-A sequence that decodes on a page that it holds needs no decision, until the page is full, a page leaves its window, or
-its answer ends. It is passed over until then and brought up to date at once. All else is the scheduler's own code, so
-that plans, pages and preemptions are the same as step by step.
+A sequence that decodes on a page that it holds needs no decision until the page is full, a page leaves its window, or
+its answer ends. It is passed over until then and brought up to date at once. While there are pages for all, the next
+page is taken at once too. All else is the scheduler's own code, so that plans, pages and preemptions are the same as
+step by step.
 """
 
 from collections import Counter, defaultdict
@@ -98,9 +99,15 @@ class SkippingScheduler(Scheduler):
         for sequence in self._ends.pop(self._n, ()):
             if sequence in self._quiet and self._quiet[sequence].until == self._n:
                 self._wake(sequence)
+        if all(pool.available >= len(self._running) for pool in self.pools):  # then nobody is preempted for a page
+            for sequence in tuple(self._awake):
+                self._turn_page(sequence)
         step.budget -= len(self._quiet)
         self._planning = step
         return sorted(self._awake, key=lambda item: (item.uncomputed > 1, self._awake[item]))
+
+    def _unfinished(self) -> list[Sequence]:
+        return [item for item in self._awake if item.uncomputed > 1]
 
     def _admit(self, sequence: Sequence) -> bool:
         admitted = super()._admit(sequence)
@@ -121,6 +128,13 @@ class SkippingScheduler(Scheduler):
             self._wake(sequence)
         self._awake.pop(sequence, None)
         super()._forget(sequence)
+
+    def _turn_page(self, sequence: Sequence) -> None:
+        """Take the page that a decoding sequence needs next, and pass over it if that was all."""
+        if sequence.uncomputed == 1 and sequence.n_output:
+            for table in sequence.tables:
+                table.grow(sequence.length)
+            self._rest(sequence)
 
     def _rest(self, sequence: Sequence) -> None:
         """Pass over a sequence that decodes as long as its steps change nothing but its length."""
@@ -146,14 +160,17 @@ class SkippingScheduler(Scheduler):
         self._growth -= growth
 
     def _quiet_steps(self, sequence: Sequence) -> int:
-        """Number of the sequence's next steps before one that takes, fills or releases a page, or ends the answer."""
+        """Number of the sequence's next steps before one that takes or releases a page, or ends the answer.
+
+        A page that is full gets its name when the next one is taken: no sequence looks for it between.
+        """
         position = sequence.computed
         if sequence.uncomputed > 1 or not sequence.n_output:
             return 0
         least = sequence.params.max_tokens - sequence.n_output - 1
         for table in sequence.tables:
             size, window = table.pool.page_size, table.pool.window
-            least = min(least, size - 1 - position % size, table.end_block * size - position)
+            least = min(least, table.end_block * size - position)
             if window is not None:
                 least = min(least, (table.first_block + 1) * size + window - 2 - position)
                 if position + 1 < window:  # from there on the number of visible keys is the same

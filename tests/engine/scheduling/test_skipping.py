@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +45,7 @@ def ends(updates: list[Update]) -> list[tuple[int, str | None, int | None]]:
     return sorted((item.id, item.finish, item.cached) for item in updates if item.finish or item.cached is not None)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests=st.lists(arrivals, min_size=1, max_size=12), specs=pools, max_sequences=st.integers(1, 6))
 def test_every_step_is_that_of_the_scheduler(requests: list[Arrival], specs: tuple, max_sequences: int) -> None:
     info = make_info(page_size=4, pools=specs, max_model_len=64)
@@ -78,8 +77,8 @@ def test_every_step_is_that_of_the_scheduler(requests: list[Arrival], specs: tup
     skipping.check_idle()
 
 
-def test_a_long_answer_is_planned_twice_a_page() -> None:
-    """48 tokens on pages of 4: the pages are named and taken, and the other half of the steps is passed over."""
+def test_a_long_answer_is_passed_over() -> None:
+    """Of 48 steps only the prompt and the last one need a plan."""
     info = make_info(page_size=4, max_model_len=64)
     scheduler = SkippingScheduler(info, max_sequences=1, max_step_tokens=8)
     scheduler.submit(Submit(1, [5] * 4, SamplingParams(temperature=0.0, max_tokens=48)))
@@ -89,7 +88,7 @@ def test_a_long_answer_is_planned_twice_a_page() -> None:
         planned.append(len(batch.slices))
         scheduler.commit(answers(batch))
     assert len(planned) == 48
-    assert sum(planned) == pytest.approx(48 / 2, abs=2)
+    assert sum(planned) == 2
 
 
 def test_the_preempted_are_named() -> None:
