@@ -33,7 +33,7 @@ def sample(batch: StepBatch, pools: Sequence[PoolSpec], seconds: float) -> Sampl
 
 def grouped(samples: Iterable[Sample], quantile: float) -> list[Sample]:
     """One sample for the steps of nearly the same shape, with a quantile of their seconds: 0.5 for the median."""
-    groups: dict[tuple[int, int, int], list[Sample]] = defaultdict(list)
+    groups: dict[tuple[float, ...], list[Sample]] = defaultdict(list)
     for item in samples:
         groups[item.tokens, item.sequences, round(item.pairs / (256 * item.sequences))].append(item)
     return [_typical(group, quantile) for group in groups.values()]

@@ -23,7 +23,7 @@ class Line(NamedTuple):
     key: float = 0.0
     pair: float = 0.0
 
-    def seconds(self, tokens: int, sequences: int, keys: float, pairs: float) -> float:
+    def seconds(self, tokens: float, sequences: float, keys: float, pairs: float) -> float:
         return self.step + self.token * tokens + self.sequence * sequences + self.key * keys + self.pair * pairs
 
 
