@@ -2,9 +2,11 @@
 
 It measures the costs, asks the simulator what the machine can serve, and sends three loads to a server: light, near
 that, and above. The simulator then gets the same requests at the same times. With --costs it measures no costs.
+With --pretend the server does not compute: its steps last as long as the costs say (`pretend.py`).
 """
 
 import json
+import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.costs import service
+from benchmarks.costs import pretend, service
 from benchmarks.costs.__main__ import measure, parser
 from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import inter_token
@@ -117,13 +119,19 @@ def table(found: dict[str, Any]) -> Table:
 def main() -> None:
     made = parser()
     made.add_argument("--costs", type=Path, help="file of costs to use instead of measuring them")
+    made.add_argument("--pretend", action="store_true", help="steps that sleep; needs --costs")
     made.add_argument("--requests", type=int, default=150, help="requests of each load (150)")
     made.add_argument("--out", type=Path, help="file for the figures")
     args = made.parse_args()
+    if args.pretend and not args.costs:
+        made.error("--pretend needs --costs")
     console = Console(width=None if Console().is_terminal else 120)
     costs = read(args.costs) if args.costs else measure(args, console)
     flags = (*(("--quantize", args.quantize) if args.quantize else ()), "--max-queue", str(MAX_QUEUE))
-    with service.server(args.model, flags) as server:
+    if args.pretend:
+        os.environ[pretend.FILE] = str(args.costs.resolve())
+    module = pretend.__name__ if args.pretend else "service"
+    with service.server(args.model, flags, module) as server:
         found = compare(costs, server, args.requests, console.print)
     console.print(table(found))
     if args.out:

@@ -50,8 +50,8 @@ class Server:
 
 
 @contextmanager
-def server(model: str, flags: tuple[str, ...] = ()) -> Iterator[Server]:
-    with embedded_server(model, lambda stage, done: None, flags) as client:
+def server(model: str, flags: tuple[str, ...] = (), module: str = "service") -> Iterator[Server]:
+    with embedded_server(model, lambda stage, done: None, flags, module) as client:
         yield Server(client, find_model(client, None))
 
 
