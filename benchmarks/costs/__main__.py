@@ -31,6 +31,12 @@ def load(args: argparse.Namespace) -> ModelRunner:
     return engine.load(args.model, device=device, max_sequences=sequences, max_step_tokens=tokens, **scheme)
 
 
+def flags(args: argparse.Namespace) -> tuple[str, ...]:
+    """The flags of `noria serve` for the same runner."""
+    device = ("--device", args.device) if args.device else ()
+    return (*device, "--quantize", args.quantize) if args.quantize else device
+
+
 def about(runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...]) -> dict[str, Any]:
     """What the file says about its measurement."""
     facts = runner.info.description
@@ -48,9 +54,9 @@ def about(runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...
     }
 
 
-def with_service(costs: Costs, args: argparse.Namespace, flags: tuple[str, ...], console: Console) -> Costs:
+def with_service(costs: Costs, args: argparse.Namespace, console: Console, module: str = "service") -> Costs:
     """The costs with what HTTP adds."""
-    with service.server(args.model, flags) as server:
+    with service.server(args.model, flags(args), module) as server:
         added, request = service.measure(server, costs.lines, args.quantile, console.print)
     lines = tuple(
         line._replace(step=line.step + added.step, sequence=line.sequence + added.sequence) for line in costs.lines
@@ -66,8 +72,7 @@ def measure(args: argparse.Namespace, console: Console) -> Costs:
     costs = Costs(about(runner, samples, lines), lines, 0.0, runner.info)
     console.print(costs.about["relative_error_of_the_fit"], *lines)
     del runner
-    flags = ("--quantize", args.quantize) if args.quantize else ()
-    return costs if args.no_service else with_service(costs, args, flags, console)
+    return costs if args.no_service else with_service(costs, args, console)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -79,8 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--quantile",
         type=float,
-        default=0.5,
-        help="which of the steps of one shape counts (0.5, the median); 0.1 leaves out what other programs cost",
+        help="quantile of equal steps that counts, instead of their mean; 0.1 leaves out what other programs cost",
     )
     made.add_argument("--no-service", action="store_true", help="leave out what HTTP adds")
     return made

@@ -2,7 +2,8 @@
 
 It measures the costs, asks the simulator what the machine can serve, and sends three loads to a server: light, near
 that, and above. The simulator then gets the same requests at the same times. With --costs it measures no costs.
-With --pretend the server does not compute: its steps last as long as the costs say (`pretend.py`).
+With --pretend the server does not compute: its steps last as long as the costs say (`pretend.py`), and only what HTTP
+adds is measured.
 """
 
 import json
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.costs import pretend, service
-from benchmarks.costs.__main__ import measure, parser
+from benchmarks.costs.__main__ import flags, measure, parser, with_service
 from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import inter_token
 from service.commands.bench.workload import Result
@@ -126,12 +127,13 @@ def main() -> None:
     if args.pretend and not args.costs:
         made.error("--pretend needs --costs")
     console = Console(width=None if Console().is_terminal else 120)
+    module = "service"
     costs = read(args.costs) if args.costs else measure(args, console)
-    flags = (*(("--quantize", args.quantize) if args.quantize else ()), "--max-queue", str(MAX_QUEUE))
     if args.pretend:
         os.environ[pretend.FILE] = str(args.costs.resolve())
-    module = pretend.__name__ if args.pretend else "service"
-    with service.server(args.model, flags, module) as server:
+        module = pretend.__name__
+        costs = with_service(costs, args, console, module)
+    with service.server(args.model, (*flags(args), "--max-queue", str(MAX_QUEUE)), module) as server:
         found = compare(costs, server, args.requests, console.print)
     console.print(table(found))
     if args.out:

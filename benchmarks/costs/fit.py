@@ -31,17 +31,22 @@ def sample(batch: StepBatch, pools: Sequence[PoolSpec], seconds: float) -> Sampl
     return Sample(*features(batch, pools), seconds)
 
 
-def grouped(samples: Iterable[Sample], quantile: float) -> list[Sample]:
-    """One sample for the steps of nearly the same shape, with a quantile of their seconds: 0.5 for the median."""
+def typical(seconds: Sequence[float], quantile: float | None) -> float:
+    """The mean, or a quantile."""
+    return float(np.mean(seconds) if quantile is None else np.quantile(seconds, quantile))
+
+
+def grouped(samples: Iterable[Sample], quantile: float | None) -> list[Sample]:
+    """One sample for the steps of nearly the same shape, with their `typical` seconds."""
     groups: dict[tuple[float, ...], list[Sample]] = defaultdict(list)
     for item in samples:
         groups[item.tokens, item.sequences, round(item.pairs / (256 * item.sequences))].append(item)
-    return [_typical(group, quantile) for group in groups.values()]
+    return [_joined(group, quantile) for group in groups.values()]
 
 
-def _typical(group: list[Sample], quantile: float) -> Sample:
+def _joined(group: list[Sample], quantile: float | None) -> Sample:
     tokens, sequences, keys, pairs, _ = map(median, zip(*group, strict=True))
-    return Sample(tokens, sequences, keys, pairs, float(np.quantile([item.seconds for item in group], quantile)))
+    return Sample(tokens, sequences, keys, pairs, typical([item.seconds for item in group], quantile))
 
 
 def least_squares(rows: np.ndarray, values: np.ndarray, scale: np.ndarray) -> np.ndarray:

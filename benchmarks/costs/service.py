@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.costs.fit import least_squares
+from benchmarks.costs.fit import least_squares, typical
 from service.commands.bench.connections import Connections
 from service.commands.bench.prompts import random_prompts
 from service.commands.bench.summary import inter_token
@@ -56,7 +56,7 @@ def server(model: str, flags: tuple[str, ...] = (), module: str = "service") -> 
 
 
 def measure(
-    target: Server, lines: tuple[Line, ...], quantile: float, on_load: Callable[[str], None]
+    target: Server, lines: tuple[Line, ...], quantile: float | None, on_load: Callable[[str], None]
 ) -> tuple[Line, float]:
     """What the service adds to a step and to each of its sequences, and to the first token of a request, in seconds."""
     extra: list[tuple[int, float, float]] = []
@@ -68,10 +68,10 @@ def measure(
         gaps = [gap for result in results for gap, _ in inter_token(result)]
         keys = streams * (PROMPT + OUTPUT / 2)
         seconds = max(line.seconds(streams, streams, keys, keys) for line in lines)
-        typical = float(np.quantile(gaps, quantile))
-        extra.append((streams, typical - seconds, typical))
+        found = typical(gaps, quantile)
+        extra.append((streams, found - seconds, found))
         if streams == 1:
-            first = float(np.quantile([result.arrivals[0] for result in results], quantile))
+            first = typical([result.arrivals[0] for result in results], quantile)
             request = first - max(line.seconds(PROMPT, 1, PROMPT, PROMPT**2 / 2) for line in lines)
     return _added(extra[1:]), max(0.0, request)
 
