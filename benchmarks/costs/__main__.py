@@ -37,7 +37,9 @@ def flags(args: argparse.Namespace) -> tuple[str, ...]:
     return (*device, "--quantize", args.quantize) if args.quantize else device
 
 
-def about(runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...]) -> dict[str, Any]:
+def about(
+    runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...], quantile: float | None
+) -> dict[str, Any]:
     """What the file says about its measurement."""
     facts = runner.info.description
     on_gpu = facts["device"] != "cpu"
@@ -48,6 +50,7 @@ def about(runner: ModelRunner, samples: list[fit.Sample], lines: tuple[Line, ...
         f"{facts['quantize']} on {where}",
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": [round(value, 2) for value in os.getloadavg()],
+        "typical_step": "mean" if quantile is None else f"quantile {quantile}",
         "model": facts,
         **described,
         "relative_error_of_the_fit": fit.stated(lines, samples),
@@ -69,7 +72,7 @@ def measure(args: argparse.Namespace, console: Console) -> Costs:
     runner = load(args)
     samples = fit.grouped(steps.measure(runner, args.rounds, 0, console.print), args.quantile)
     lines = fit.fit(samples)
-    costs = Costs(about(runner, samples, lines), lines, 0.0, runner.info)
+    costs = Costs(about(runner, samples, lines, args.quantile), lines, 0.0, runner.info)
     console.print(costs.about["relative_error_of_the_fit"], *lines)
     del runner
     return costs if args.no_service else with_service(costs, args, console)
