@@ -35,9 +35,9 @@ class SimulateOptions:
     trace: Path | None = option(
         None, "File of requests: CSV of Azure's LLM traces, or JSON lines of Mooncake's.", unset="none", group="Load"
     )
-    speed: float | None = option(None, "Factor by which the requests of --trace come faster.", unset="1", above=0.0)
+    speed: float | None = option(None, "Factor by which the requests of --trace come faster.", unset="1", least=0.001)
     rate: float | None = option(
-        None, "Average number of requests per second, at random times (Poisson).", unset="none", above=0.0
+        None, "Average number of requests per second, at random times (Poisson).", unset="none", least=0.001
     )
     input: str | None = option(
         None, "Tokens of the prompts for --rate: N, uniform:LOW-HIGH or lognormal:MEDIAN,SIGMA.", unset="512"
@@ -72,8 +72,8 @@ class SimulateOptions:
     max_sequences: int | None = option(None, "Number of sequences in a step.", unset="that of --costs", least=1)
     max_step_tokens: int | None = option(None, "Number of tokens in a step.", unset="that of --costs", least=1)
     max_queue: int = same(Settings, "max_queue")
-    ttft: float = option(1.0, "Target for the time to the first token, in seconds.", above=0.0, group="Report")
-    inter_token: float = option(0.1, "Target for the mean time between the tokens of an answer, in seconds.", above=0.0)
+    ttft: float = option(1.0, "Target for the time to the first token, in seconds.", least=0.001, group="Report")
+    inter_token: float = option(0.1, "Target for the mean time between an answer's tokens, in seconds.", least=0.001)
     json: bool = option(False, "Print JSON.")
 
 
@@ -109,17 +109,17 @@ def execute(options: SimulateOptions) -> dict[str, Any]:
         return tried(options.replicas or 1)
     if options.replicas is not None:
         raise OptionError(f"--goal finds the number of replicas; leave out --replicas {options.replicas}")
-    return least_replicas(tried, options.goal)
+    return least_replicas(tried, options.goal, min(MOST_REPLICAS, len(requests)))
 
 
-def least_replicas(tried: Callable[[int], dict[str, Any]], goal: float) -> dict[str, Any]:
-    """The report of the least number of replicas that reach the goal; of the last one tried, if none does.
+def least_replicas(tried: Callable[[int], dict[str, Any]], goal: float, most: int) -> dict[str, Any]:
+    """The report of the least number of replicas that reach the goal; of `most`, if none does.
 
     More replicas are taken to serve no worse.
     """
     fails, n, report = 0, 1, tried(1)
-    while report["goodput"]["share"] < goal and n < MOST_REPLICAS:
-        fails, n = n, 2 * n
+    while report["goodput"]["share"] < goal and n < most:
+        fails, n = n, min(2 * n, most)
         report = tried(n)
     while n - fails > 1 and report["goodput"]["share"] >= goal:
         middle = (fails + n) // 2
