@@ -45,11 +45,18 @@ def ends(updates: list[Update]) -> list[tuple[int, str | None, int | None]]:
     return sorted((item.id, item.finish, item.cached) for item in updates if item.finish or item.cached is not None)
 
 
-@settings(max_examples=60, deadline=None)
-@given(requests=st.lists(arrivals, min_size=1, max_size=12), specs=pools, max_sequences=st.integers(1, 6))
-def test_every_step_is_that_of_the_scheduler(requests: list[Arrival], specs: tuple, max_sequences: int) -> None:
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(arrivals, min_size=1, max_size=12),
+    specs=pools,
+    max_sequences=st.integers(1, 6),
+    chunk=st.integers(0, 6),
+)
+def test_every_step_is_that_of_the_scheduler(
+    requests: list[Arrival], specs: tuple, max_sequences: int, chunk: int
+) -> None:
     info = make_info(page_size=4, pools=specs, max_model_len=64)
-    limits = {"max_sequences": max_sequences, "max_step_tokens": 8}
+    limits = {"max_sequences": max_sequences, "max_step_tokens": max_sequences + chunk}
     whole, skipping = Scheduler(info, **limits), SkippingScheduler(info, **limits)
     number, step = 0, 0
     waiting = sorted(requests, key=lambda arrival: arrival.step)
