@@ -75,7 +75,7 @@ def serve(profile: bool) -> None:
     from service.settings import Settings
 
     settings = Settings()
-    with listen(settings.host, 0) as sock:
+    with listen(settings.address[0], 0) as sock:
         client = EngineClient(
             lambda: EngineProcess("benchmarks.api_path:create"),
             on_report=lambda report: metrics.observe_report(report),

@@ -133,7 +133,7 @@ def size(
     options, pools, device, dtype = setup.options, setup.pool_sizes, setup.device, name_of(setup.dtype)
     needed = memory.weight_bytes(setup.shard, setup.scheme, dtype, block_bits)
     free = free_bytes(device) // (n_local if device.type == "cpu" else 1) - reserved
-    where = "the GPU" if device.type == "cuda" else "this machine"
+    where = "the GPU" if device.type == "cuda" else "this machine" if n_local == 1 else f"each of {n_local} ranks here"
     memory.check_weights(setup.shard, needed, stored_as(setup.scheme, dtype, block_bits), free, where)
     free -= needed
     if setup.images is not None:

@@ -178,7 +178,7 @@ class RunnerOptions:
     )
     cache_memory: int | None = option(
         None,
-        "Memory of the KV cache, such as 4GiB.",
+        "Memory of the KV cache, such as 4GiB; where several ranks share a model, of each.",
         unset=f"{CPU_SHARE:.0%} of the memory that is free after the weights, on a GPU see --gpu-memory-utilization",
         is_size=True,
         in_plan=True,

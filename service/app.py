@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ from service.http.policy import Policies
 from service.http.server import Server
 from service.images.images import Images
 from service.metrics import Metrics
-from service.page.routes import PAGES, Page
+from service.page.routes import PAGES, Page, start_at
 from service.settings import Settings
 from service.structured.trial import Grammars
 from service.view.feed import Feed
@@ -88,7 +88,7 @@ def create_server(
     settings: Settings,
     client: EngineClient,
     measured: Metrics,
-    port: int,
+    port: int | None,
     keys: Keys,
     *,
     progress: bool = False,
@@ -99,7 +99,8 @@ def create_server(
 ) -> Server:
     """A server of the application. It reports the progress and the end of loading on stderr.
 
-    `client` must report to `measured`. `port` is that of the socket to serve on, `health` the socket for probes alone.
+    `client` must report to `measured`. `port` is that of the socket to serve on, None of a Unix socket. `health` is the
+    socket for probes alone.
     """
 
     def on_ready(served: ServedModel) -> None:
@@ -172,6 +173,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         admission = Admission(settings, client)
         measured.adapters.watch(lambda: admission.adapters.numbered)
+        measured.watch_backlog(lambda: admission.backlog.tokens.total)
         feed = Feed(client, measured, lambda: admission.status, admission.expired)
         app.state.noria = State(
             settings,
@@ -220,6 +222,13 @@ def _tracing(settings: Settings) -> "Tracing | None":
         raise OptionError(f"--otlp-endpoint: a variable OTEL_* has a wrong value: {error}") from error
 
 
+def _check_prefix(prefix: str, served: Sequence[Route | Page]) -> None:
+    """Raise OptionError for a prefix that begins like a path of ours: such a path could have two meanings."""
+    first = prefix.split("/")[1]
+    if (own := next((route.path for route in served if route.path.split("/")[1] == first), None)) is not None:
+        raise OptionError(f"--root-path {prefix} begins like the server's own path {own}; choose another prefix")
+
+
 def _assemble(
     settings: Settings,
     measured: Metrics,
@@ -240,9 +249,12 @@ def _assemble(
         if taking.body is not None:
             measured.await_responses(taking.methods, taking.path)
     served: tuple[Route | Page, ...] = (*routes, *PAGES)
+    if (prefix := settings.root_path) is not None:
+        _check_prefix(prefix, served)
+        served = (*served, start_at(prefix))
     for route in served:
         app.add_api_route(route.path, route.handler, methods=[*route.methods], name=route.name, response_model=None)
-    hints = Hints(served)
+    hints = Hints(served, prefix or "")
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

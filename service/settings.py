@@ -3,7 +3,9 @@
 `commands/flags.py` reads the declarations. Imports here are light: `serve` needs them before it starts the engine.
 """
 
+import re
 from dataclasses import dataclass, fields
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
 from model.chat.reasoning import STYLES
@@ -14,6 +16,12 @@ from model.options import RunnerOptions, check_limits, flag_name, option
 LEVELS = ("debug", "info", "warning", "error")
 MAX_ADAPTER_NAME = 256
 """Characters of an adapter's name."""
+HOST, PORT = "127.0.0.1", 8000
+PROXIES = ("127.0.0.1", "::1")
+"""The peers that are believed about clients, unless others are named."""
+ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)+")
+MAX_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,27 @@ class Settings(RunnerOptions):
         "Directory from which POST /v1/lora/load may load adapters while the server runs.",
         unset="only --lora loads adapters",
     )
-    host: str = option("127.0.0.1", "Address to listen on.", group="Network")
-    port: int = option(8000, "Port to listen on; 0 picks a free one.", least=0, most=65535)
+    host: str | None = option(None, "Address to listen on.", unset=HOST, group="Network")
+    port: int | None = option(None, "Port to listen on; 0 picks a free one.", unset=str(PORT), least=0, most=65535)
+    uds: Path | None = option(
+        None,
+        "Unix socket to listen on, instead of an address and a port. Every user who can enter its directory may "
+        "connect.",
+        unset="none",
+    )
+    root_path: str | None = option(
+        None,
+        "Prefix of all paths, such as /noria, below which a reverse proxy publishes the server. Requests may come with "
+        "the prefix or without it.",
+        unset="none",
+    )
+    forwarded_allow_ips: tuple[str, ...] = option(
+        (),
+        "Address or network of a reverse proxy, such as 10.0.0.0/8. The server believes its X-Forwarded-For and "
+        "X-Forwarded-Proto, for the log and for traces. Several are separated by commas, or the flag is repeated. "
+        "Peers at --uds are always believed.",
+        unset=" and ".join(PROXIES),
+    )
     api_keys: tuple[str, ...] = option(
         (),
         "API key that clients must send; repeat the flag for more keys.",
@@ -159,6 +186,7 @@ class Settings(RunnerOptions):
         self._check_adapters()
         self._check_sharding()
         self.level()
+        self._check_place()
         self._check_tls()
         if self.otlp_endpoint is not None:
             _check_collector(self.otlp_endpoint)
@@ -167,6 +195,17 @@ class Settings(RunnerOptions):
     def names(self) -> tuple[str, ...]:
         """The names of the model itself."""
         return self.served_model_name or (default_name(self.model),)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on, unless there is a Unix socket."""
+        return self.host or HOST, PORT if self.port is None else self.port
+
+    @property
+    def proxies(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The peers that are believed about clients. Raises OptionError."""
+        names = [name.strip() for given in self.forwarded_allow_ips for name in given.split(",")]
+        return tuple(map(_network, names or PROXIES))
 
     @property
     def adapters_given(self) -> dict[str, Path]:
@@ -197,6 +236,23 @@ class Settings(RunnerOptions):
                 raise OptionError(
                     f"{flag} cannot be used with a model that {self.layout.size} ranks share; serve it with one rank"
                 )
+
+    def _check_place(self) -> None:
+        """Raise OptionError for a wrong socket or prefix, or wrong proxies."""
+        _ = self.proxies
+        if self.root_path is not None and not ROOT_PATH.fullmatch(self.root_path):
+            raise OptionError(
+                "--root-path must be a path such as /noria, of letters, digits and -._~ between slashes, without a "
+                f"slash at its end, got {self.root_path[:80]!r}"
+            )
+        if self.uds is None:
+            return
+        if self.port is not None:
+            raise OptionError(f"--uds {self.uds} and --port {self.port} exclude each other: choose one")
+        if self.host is not None and self.health_port is None:
+            raise OptionError(f"--uds {self.uds} and --host {self.host} exclude each other: choose one")
+        if (size := len(str(self.uds).encode())) > MAX_SOCKET_PATH:
+            raise OptionError(f"--uds {self.uds}: a socket's path may have at most {MAX_SOCKET_PATH} bytes, got {size}")
 
     def _check_tls(self) -> None:
         if self.ssl_certfile is None and self.ssl_keyfile is None:
@@ -233,6 +289,15 @@ def adapter_name_problem(name: str) -> str | None:
     if len(name) > MAX_ADAPTER_NAME:
         return f"the name of an adapter must have at most {MAX_ADAPTER_NAME} characters, got {len(name)}"
     return None
+
+
+def _network(name: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(name)
+    except ValueError as error:
+        raise OptionError(
+            f"--forwarded-allow-ips must be addresses or networks such as 10.0.0.0/8, got {name[:80]!r} ({error})"
+        ) from error
 
 
 def _check_collector(url: str) -> None:

@@ -10,8 +10,8 @@ from torch import distributed as dist
 
 from model.sharding.layout import Place
 
-LARGE = 2**15
-"""Values from which more than two ranks add a share each: they send less, but wait twice."""
+LARGE = 2**18
+"""Values from which more than two ranks add a share each: they send less, but wait twice. See `benchmarks.sums`."""
 IN_FLIGHT = 2
 """Sends to the next stage that may be unfinished, for each stage of the pipeline."""
 
@@ -31,6 +31,8 @@ class Group:
         self.bytes_sent, self.seconds_waiting = 0, 0.0
         self._reduces = device.type == "cuda" and not deterministic
         self._stage = _stage_group(place)
+        if device.type == "cuda":  # nccl: all ranks take part in the first operation, then any two may
+            dist.all_reduce(torch.zeros(1, device=device))
         self._sends: deque[tuple[dist.Work, Tensor]] = deque()  # keep tensors alive until they are sent
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -44,23 +46,23 @@ class Group:
             dist.all_reduce(partial, group=self._stage)
             return partial
         if len(ranks) == 2 or partial.numel() < LARGE:
-            return _add(self._gather_all(partial))
-        return self._sum_by_shares(partial)
+            return add(self.gather_all(partial))
+        return self.sum_by_shares(partial)
 
-    def _gather_all(self, own: Tensor) -> list[Tensor]:
+    def gather_all(self, own: Tensor) -> list[Tensor]:
         """The tensors `own` of all ranks of the stage, in their order."""
         parts = [torch.empty_like(own) for _ in self.place.stage_ranks]
         parts[self.place.tensor_rank] = own
         self._exchange([own] * len(parts), parts)
         return parts
 
-    def _sum_by_shares(self, partial: Tensor) -> Tensor:
+    def sum_by_shares(self, partial: Tensor) -> Tensor:
         """`sum`, where each rank adds one share of the values and sends the result to the others."""
         shares, own = partial.view(-1).tensor_split(len(self.place.stage_ranks)), self.place.tensor_rank
         parts = [torch.empty_like(shares[own]) for _ in shares]
         parts[own] = shares[own]
         self._exchange(shares, parts)
-        shares[own].copy_(_add(parts))
+        shares[own].copy_(add(parts))
         self._exchange([shares[own]] * len(shares), shares)
         return partial
 
@@ -125,7 +127,7 @@ def _stage_group(place: Place) -> dist.ProcessGroup | None:
     return made[place.stage]
 
 
-def _add(parts: Sequence[Tensor]) -> Tensor:
+def add(parts: Sequence[Tensor]) -> Tensor:
     """The sum in the order of the parts, in place of the first."""
     total, *others = parts
     for part in others:

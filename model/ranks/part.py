@@ -24,7 +24,7 @@ from model.options import RunnerOptions
 from model.ranks.meeting import use_interface
 from model.ranks.world import World
 from model.setup import Setup, choose
-from model.sharding.layout import Place
+from model.sharding.shard import Shard
 from model.step import sampler
 from model.step.ahead import LastTokens
 from model.step.runner import ModelRunner, Started
@@ -36,15 +36,15 @@ GROUP_TIMEOUT = timedelta(hours=1)
 
 
 class PartRunner(ModelRunner):
-    """A `ModelRunner` at a `place` in a group. The ranks of a stage send and receive in the same order.
+    """A `ModelRunner` of a shard, in a group. The ranks of a stage send and receive in the same order.
 
     A step that raises is not computed in parts, because the other ranks would not know. Its output is that of the whole
     step on the rank that samples, and empty on the others.
     """
 
-    def __init__(self, place: Place, *parts: Any) -> None:
+    def __init__(self, shard: Shard, group: Group, *parts: Any) -> None:
         super().__init__(*parts)
-        self._place = place
+        self._place, self._widths, self._group = shard.place, shard.vocab_widths, group
 
     @property
     def layer_counts(self) -> Counts:
@@ -71,14 +71,12 @@ class PartRunner(ModelRunner):
         return Started(before, (), ())
 
     def _sample(self, rows: Tensor, slices: list[Slice], *, computed: bool = False) -> Iterator[sampler.Sampled]:
-        group, size = self._model.group, self._block_rows()
-        if group is None or not self._model.splits_layers:
-            yield from super()._sample(rows, slices, computed=computed)
-            return
+        """As in one process; of ranks that share the head, only the first samples."""
+        size = self._block_rows()
         for first in range(0, len(slices), size):
             own = self._model.own_logits(rows[first : first + size]).float()
-            some, last = slices[first : first + size], (self._masks.step,)
-            sampled = sampler.sample_parts(own, some, group, self._model.shard.vocab_widths, last)
+            some = slices[first : first + size]
+            sampled = sampler.sample_parts(own, some, self._group, self._widths, (self._masks.step,))
             if sampled is not None:
                 yield sampled
 
@@ -91,7 +89,7 @@ class PartRunner(ModelRunner):
         return StepOutput(())
 
     def _give_logits(self, hidden: Tensor) -> None:
-        """Compute its columns of the logits, in the blocks of the rank that samples, which gathers them."""
+        """Compute its columns of the logits that score a prompt, in the blocks of the rank that samples."""
         size = self._block_rows()
         for first in range(0, len(hidden), size):
             self._model.logits(hidden[first : first + size])
@@ -117,7 +115,7 @@ def load_part(
         backend = "nccl" if setup.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=GROUP_TIMEOUT)
         group = Group(place, setup.device, deterministic=options.deterministic)
-        member = loading.Membership(group, agree, world.local_size, partial(PartRunner, place))
+        member = loading.Membership(group, agree, world.local_size, partial(PartRunner, setup.shard, group))
         runner = loading.load(setup, checkpoint, progress, member)
     assert isinstance(runner, PartRunner)
     return runner

@@ -17,22 +17,23 @@ from service.commands.endpoint import headers
 
 POLL_SECONDS = 0.1
 END_SECONDS = 10.0
-# The server gets all NORIA_* variables of the user but these: the chat has its own key and does not speak TLS.
-NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE")
+# The server gets all NORIA_* variables of the user but these: the chat has its own key and port and does not speak TLS.
+NOT_PASSED_ON = ("NORIA_API_KEY", "NORIA_API_KEY_FILE", "NORIA_SSL_CERTFILE", "NORIA_SSL_KEYFILE", "NORIA_UDS")
 
 
 @contextmanager
 def embedded_server(
-    model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = ()
+    model: str | None, on_loading: Callable[[str, float], None], flags: Sequence[str] = (), module: str = "service"
 ) -> Iterator[httpx.Client]:
     """Start `noria serve MODEL FLAGS` as a child process; the context is a client of the server, once that is ready.
 
+    `module` is run, which has the commands of `noria`.
     `on_loading(stage, fraction)` is called while the server loads. Only this client has the server's key. Raises
     OptionError with the last line of the server's log if the server ends before it is ready.
     """
     port, key = _free_port(), secrets.token_urlsafe(32)
     with tempfile.TemporaryFile() as log:
-        process = _start([*([model] if model else []), *flags], port, key, log)
+        process = _start(module, [*([model] if model else []), *flags], port, key, log)
         try:
             url = f"http://127.0.0.1:{port}"
             with httpx.Client(base_url=url, headers=headers(key), timeout=None, trust_env=False) as client:
@@ -51,11 +52,11 @@ def _free_port() -> int:
         return sock.getsockname()[1]
 
 
-def _start(arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(module: str, arguments: Sequence[str], port: int, key: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the server in its own session: Ctrl-C stops an answer, not the server. No thread may run yet."""
     where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", "--no-spare-engine")
     return start_python(
-        *("service", "serve", *arguments, *where),
+        *(module, "serve", *arguments, *where),
         environment=dict.fromkeys(NOT_PASSED_ON) | {"NORIA_API_KEY": key},
         stdout=log,
         stderr=log,

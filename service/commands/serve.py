@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from model.ranks.world import check_size, from_environment
 from service.http.keys.keys import Keys
-from service.http.listening import listen
+from service.http.listening import listen, listen_at
 from service.settings import Settings
 
 
@@ -29,7 +29,7 @@ def run(settings: Settings) -> int:
         os.environ.pop("OTEL_PROPAGATORS", None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
-    with listen(settings.host, settings.port) as sock, listen_for_probes(settings) as health:
+    with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
         from service import logs
         from service.engine.client import EngineClient
         from service.engine.supervision.process import EngineProcess
@@ -51,14 +51,19 @@ def run(settings: Settings) -> int:
 
         metrics = Metrics(lambda: client.stats)
         progress = settings.log_format == "human" and sys.stderr.isatty()
-        port = sock.getsockname()[1]
+        port = None if settings.uds else sock.getsockname()[1]
         server = create_server(settings, client, metrics, port, keys, progress=progress, health=health)
         server.run([sock])
     return int(server.failed)
+
+
+def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.socket]:
+    """The socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
+    return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
 
 
 def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:
     """The socket of `--health-port`, or None. Raises OptionError."""
     if settings.health_port is None:
         return nullcontext()
-    return listen(settings.host, settings.health_port, "--health-port")
+    return listen(settings.address[0], settings.health_port, "--health-port")

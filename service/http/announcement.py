@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from shlex import quote
 from typing import Any
 
 from service.engine.client import EngineClient
@@ -12,6 +13,7 @@ from service.settings import Settings
 
 PATIENCE_SECONDS = 0.7
 REFRESH_SECONDS = 0.1
+UNIX = "unix:"
 
 
 @asynccontextmanager
@@ -37,9 +39,12 @@ async def _draw_progress(client: EngineClient) -> None:
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def address(settings: Settings, port: int) -> str:
-    """The URL to try from this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+def address(settings: Settings, port: int | None) -> str:
+    """The URL to try from this machine, or unix:PATH without a port."""
+    if port is None:
+        return f"{UNIX}{settings.uds}"
+    host = settings.address[0]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "http" if settings.ssl_certfile is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -54,8 +59,11 @@ def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
         path, question = "/v1/completions", {"prompt": "Once upon a time"}
     body = json.dumps({"model": model, **question})
     header = " -H 'Authorization: Bearer YOUR_KEY'" if key else ""
-    curl = f"curl {url}{path} -H 'Content-Type: application/json'{header} -d '{body}'"
-    return f"noria: {model} is ready on {url} (open it in a browser)\nTry: {curl}"
+    file = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+    where = url if file is None else f"--unix-socket {quote(file)} http://localhost"
+    browse = " (open it in a browser)" if file is None else ""
+    curl = f"curl {where}{path} -H 'Content-Type: application/json'{header} -d '{body}'"
+    return f"noria: {model} is ready on {url}{browse}\nTry: {curl}"
 
 
 def say(text: str) -> None:

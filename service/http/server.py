@@ -19,6 +19,7 @@ from model.errors import NoriaError
 from service.http.connection.limits import Limits
 from service.http.connection.places import Places
 from service.http.connection.protocol import Connection
+from service.http.connection.proxied import Proxied
 from service.http.health import HealthListener
 from service.settings import Settings
 
@@ -60,7 +61,8 @@ class Server(uvicorn.Server):
         protocol: Any = partial(Connection, limits=limits, places=places, on_refused=on_refused)
         super().__init__(
             uvicorn.Config(
-                app,
+                Proxied(app, settings.root_path, settings.proxies),
+                proxy_headers=False,
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -99,6 +99,9 @@ class Metrics:
         self._image_decode = self._latency("image_decode", "Decoding of an image of a request, retries included.")
         self._request = self._latency("request", "From a request's arrival to the end of its answer.")
         self._connections = Gauge("noria_connections", "Open connections.", registry=registry)
+        self._waiting_tokens = Gauge(
+            "noria_prompt_tokens_waiting", "Tokens of prompts that wait for their first step.", registry=registry
+        )
         self._refused_connections = Counter(
             "noria_refused_connections",
             "Connections that were ended for their bytes, their silence or a limit.",
@@ -117,6 +120,10 @@ class Metrics:
     def watch_connections(self, n_open: Callable[[], int]) -> None:
         """Report the number of open connections."""
         self._connections.set_function(n_open)
+
+    def watch_backlog(self, n_tokens: Callable[[], int]) -> None:
+        """Report the number of prompt tokens that wait."""
+        self._waiting_tokens.set_function(n_tokens)
 
     def observe_refused_connection(self, reason: str) -> None:
         self._refused_connections.labels(reason).inc()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from service.api.routes import Handler
 from service.http.policy import Policy
@@ -63,6 +63,15 @@ def respond(request: Request, file: File) -> Response:
     if file.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+def start_at(prefix: str) -> Page:
+    """A route that leads from the prefix of all paths to the page, whose links need the slash at the end."""
+
+    async def start(request: Request) -> Response:
+        return RedirectResponse(f"{prefix}/", 307)
+
+    return Page(prefix, start, "page_start")
 
 
 PAGES = (

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from service.app import ROUTES
-from service.engine.messages import Beat, PoolStats, Report, Stats
+from service.engine.messages import Stats
 from service.metrics import Metrics
-from tests.fakes import make_info
+from tests.deploy.series import known_metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCS = [DEPLOY.parent / "README.md", *sorted((DEPLOY.parent / "docs").rglob("*.md"))]
@@ -21,20 +21,6 @@ METRIC = re.compile(r"\b(?:noria|process)_[a-z_]+(?![a-z_]*\()")
 RECORDED = re.compile(r"\bnoria:[a-z0-9_]+:[a-z0-9_]+")
 # In PromQL a name before "{", "[" or an operator; labels stand inside braces or after "by" and "on".
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/noria.json").read_text())
-
-
-def known_metrics() -> set[str]:
-    """Every series that a scrape of a serving Noria can hold."""
-    pools = (PoolStats(window=None, held=1, cached=1, free=1),)
-    metrics = Metrics(lambda: Stats(pools=pools))
-    metrics.observe_key("team", "stop", 1, 1)
-    metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
-    metrics.observe_beat(Beat(resident=1))
-    metrics.observe_response("GET", "/", 200)
-    metrics.describe_model("model", make_info())
-    metrics.adapters.watch(lambda: {1: "sql"})
-    text = metrics.render().decode()
-    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 
 
 LIMIT = re.compile(r'(noria_\w+_bucket)\{le="([^"]+)"\}')

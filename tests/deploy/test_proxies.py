@@ -2,13 +2,8 @@
 
 import json
 import logging
-import os
-import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -17,84 +12,12 @@ import yaml
 
 from service.logs import JsonFormatter
 from service.settings import Settings
+from tests.deploy.proxies import CLIENT, DEPLOY, FIRST_OF_TWO, REPLICAS, proxied
 from tests.service.live import LONG, Live, busy, idle, running
 from tests.waiting import PATIENCE, eventually
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-NGINX = """
-user root;
-daemon off;
-pid {folder}/pid;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    include {folder}/noria.conf;
-}}
-"""
-CLIENT = "127.0.0.5"
-"""The client's address; that of the proxy is 127.0.0.1, which the server trusts to name clients."""
 FEW_BYTES = 1024
 """A proxy that buffers sends the events in parts of 4 KiB or more; one event has less than 300 bytes."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def addressed(text: str, port: int, servers: list[str]) -> str:
-    """A configuration for these addresses in place of its own."""
-    for own, other in zip(("127.0.0.1:8000", "127.0.0.1:8001"), servers, strict=True):
-        assert own in text
-        text = text.replace(own, other)
-    assert "8080" in text
-    return text.replace("8080", str(port))
-
-
-def nginx(folder: Path, port: int, servers: list[str]) -> list[str]:
-    (folder / "noria.conf").write_text(addressed((DEPLOY / "nginx/noria.conf").read_text(), port, servers))
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder))
-    return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
-
-
-def caddy(folder: Path, port: int, servers: list[str]) -> list[str]:
-    text = addressed((DEPLOY / "caddy/Caddyfile").read_text(), port, servers)
-    (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + text)
-    return ["caddy", "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
-
-
-PROXIES = {"nginx": nginx, "caddy": caddy}
-
-
-@contextmanager
-def proxied(name: str, folder: Path, first: Live, second: Live) -> Iterator[httpx.Client]:
-    """A client of a proxy before two servers."""
-    port = free_port()
-    command = PROXIES[name](folder, port, [live.url.removeprefix("http://") for live in (first, second)])
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HOME": str(folder)})
-    try:
-        transport = httpx.HTTPTransport(local_address=CLIENT)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, transport=transport) as http:
-            eventually(lambda: process.poll() is not None or answers(http), "the proxy answers")
-            assert process.poll() is None, (folder / "log").read_text()
-            yield http
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE)
-
-
-def answers(http: httpx.Client) -> bool:
-    try:
-        return http.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +26,19 @@ def servers() -> Iterator[tuple[Live, Live]]:
         yield first, second
 
 
-@pytest.fixture(params=PROXIES)
+@pytest.fixture(params=(*FIRST_OF_TWO, *REPLICAS))
 def proxy(request: pytest.FixtureRequest, servers: tuple[Live, Live], tmp_path: Path) -> Iterator[httpx.Client]:
-    if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed (Debian: {request.param})")
-    with proxied(request.param, tmp_path, *servers) as http:
+    with proxied(request.param, tmp_path, addresses(*servers)) as http:
         yield http
+
+
+def addresses(*servers: Live) -> list[str]:
+    return [live.url.removeprefix("http://") for live in servers]
 
 
 def test_a_proxy_passes_streams_bodies_and_addresses(
     proxy: httpx.Client, servers: tuple[Live, Live], caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, _ = servers
-
     def flows() -> bool:
         with proxy.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
             assert response.status_code == 200
@@ -124,7 +47,11 @@ def test_a_proxy_passes_streams_bodies_and_addresses(
             return len(next(chunks)) < FEW_BYTES
 
     eventually(flows, "a stream whose second event comes alone")
-    eventually(idle(first), "the server has seen that the client of the proxy is gone")
+    eventually(lambda: all(idle(live)() for live in servers), "the client of the stream is gone")
+    for _ in range(4):  # HAProxy with `abortonclose` in the wrong section forgets some of them
+        with pytest.raises(httpx.ReadTimeout):
+            proxy.post("/v1/completions", json=LONG, timeout=0.3)
+    eventually(lambda: all(idle(live)() for live in servers), "the client that waits for a whole answer is gone")
     caplog.set_level(logging.INFO, logger="noria.access")
     huge = {"prompt": "a" * (Settings().max_body_bytes - 100)}
     refused = proxy.post("/v1/completions", json=huge)  # more tokens than the context: its whole body has come
@@ -139,12 +66,10 @@ def test_a_proxy_passes_streams_bodies_and_addresses(
 
 def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
     """While the first server drains, its stream goes on, and new ones go to the second one. Then the other way."""
-    if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed (Debian: nginx)")
     with (
         running(model="slow", drain_timeout=PATIENCE) as first,
         running() as second,
-        proxied("nginx", tmp_path, first, second) as http,
+        proxied("nginx/noria.conf", tmp_path, addresses(first, second)) as http,
     ):
         body = {"prompt": "long", "max_tokens": 100, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as response:
@@ -167,6 +92,27 @@ def test_a_server_drains_behind_a_proxy_without_loss(tmp_path: Path) -> None:
             for _ in range(5):
                 assert http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
             assert third.metric("noria_requests_total", outcome="length") == 5
+
+
+@pytest.mark.parametrize(("path", "kind"), [("nginx/noria.conf", "unix:"), ("haproxy/haproxy.cfg", "unix@")])
+def test_a_server_on_a_unix_socket_below_a_prefix(
+    path: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="noria.access")
+    sockets = [tmp_path / "first.sock", tmp_path / "second.sock"]
+    with (
+        running(model="slow", uds=sockets[0], root_path="/noria") as first,
+        running(model="slow", uds=sockets[1], root_path="/noria") as second,
+        proxied(path, tmp_path, [f"{kind}{socket}" for socket in sockets]) as http,
+    ):
+        with http.stream("POST", "/noria/v1/completions", json={**LONG, "stream": True}) as response:
+            assert next(response.iter_lines()).startswith("data: {")
+            assert busy(first)() or busy(second)()
+        eventually(lambda: idle(first)() and idle(second)(), "the client of the stream is gone")
+        assert http.get("/noria/version").status_code == 200
+        eventually(lambda: "GET /version" in caplog.messages, "the request is in the log")
+    lines = [json.loads(JsonFormatter().format(line)) for line in caplog.records if line.name == "noria.access"]
+    assert [line["client"] for line in lines if line["message"] == "GET /version"] == [CLIENT]
 
 
 def test_traefiks_configuration_holds_together() -> None:

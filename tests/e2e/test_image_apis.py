@@ -166,3 +166,11 @@ def test_images_with_an_adapter_are_as_in_transformers_with_merged_weights(
     for model, wanted in (("tuned", tokens), (None, base), ("tuned", tokens)):
         answer = chat(server, data, **({"model": model} if model else {}))
         assert answer["choices"][0]["token_ids"] == wanted
+
+
+def test_ranks_that_share_a_model_answer_as_transformers_does(tmp_path: Path) -> None:
+    """The ranks of the first stage encode images, those of the second get no pixels."""
+    flags = ("--quantize", "none", "--dtype", "float32", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+    with serving(str(pixtral.save_hf("mistral3", tmp_path)), *flags) as server:
+        _, *tokens = expected("mistral3")
+        assert chat(server, [*map(data_of, IMAGES)])["choices"][0]["token_ids"] == tokens

@@ -1,11 +1,13 @@
 """Models that several ranks share, over HTTP: the answers are those of one process, and the ranks end together."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,51 @@ def test_four_ranks_answer_as_one_process(mixtral: Path) -> None:
                 server.metric("noria_expert_tokens_total", layer=layer, expert=str(expert)) for expert in range(4)
             )
             assert sum(counts) == computed
+
+
+@contextmanager
+def torchrun(model: Path, log: Path) -> Iterator[tuple[LiveServer, list["subprocess.Popen[bytes]"]]]:
+    """`noria serve` in two stages, each in a process tree of its own, as on two hosts; the server of rank 0, the trees.
+
+    SIGTERM ends both.
+    """
+    meeting, port = free_port(), free_port()
+    common = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={meeting}"]
+    serve = ["-m", "service", "serve", str(model), "--pipeline-parallel-size=2", f"--port={port}", "--no-spare-engine"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    trees = []
+    with log.open("wb") as output:
+        for node in range(2):
+            command = [sys.executable, "-m", "torch.distributed.run", *common, f"--node-rank={node}", *serve]
+            trees.append(subprocess.Popen(command, stdout=output, stderr=output, env=variables))
+        server = LiveServer(trees[0], port, log)
+        try:
+            server.wait_ready()
+            yield server, trees
+        finally:
+            server.http.close()
+            server.openai.close()
+            below = [pid for tree in trees for pid in (tree.pid, *descendants(tree.pid))]
+            for tree in trees:
+                tree.terminate()
+            for tree in trees:
+                tree.wait(PATIENCE)
+            eventually(lambda: all(map(ended, below)), "nothing is left")
+
+
+def descendants(pid: int) -> list[int]:
+    below = offspring(pid)
+    return [*below, *(pid for child in below for pid in descendants(child))]
+
+
+def test_torchrun_across_hosts(short_model: Path, tmp_path: Path) -> None:
+    """Rank 0 serves HTTP. When rank 1 is killed both start again, rank 1 under its own supervisor."""
+    with torchrun(short_model, tmp_path / "log") as (server, trees):
+        before = choices(server, BODIES[0])
+        (lost,) = [pid for pid in descendants(trees[1].pid) if named(pid) == "noria-rank-1"]
+        strike(lost, signal.SIGKILL)
+        eventually(lambda: not server.ready(), "the service notices")
+        server.wait_ready()
+        assert choices(server, BODIES[0]) == before
+        assert "rank 1 has closed its connection" in server.log
+        assert "rank 1: its process has ended (killed by SIGKILL); it joins rank 0 again" in server.log

@@ -19,6 +19,7 @@ from model.linear.fp8 import quantize
 from model.network import weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 from tests.model.kernels.triton_case import LAYOUTS, NAMES, poisoned, stacked, weights_of
 
@@ -174,7 +175,7 @@ def test_experts_in_a_graph() -> None:
 def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.device) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config, scheme)
-    weights.load(model, config, "half", random_tensors(config), dtype, device, lambda _: None)
+    weights.load(model, shard_of(config), "half", random_tensors(config), dtype, device, lambda _: None)
     return model.eval()
 
 

@@ -22,7 +22,7 @@ from service.generation.served import ServedModel, longest_piece
 from service.generation.startup import marks_of
 from service.http.connection.limits import Limits
 from service.http.keys.keys import Keys
-from service.http.listening import listen
+from service.http.listening import listen, listen_at
 from service.http.server import Server
 from service.metrics import Metrics
 from service.settings import Settings
@@ -179,15 +179,18 @@ def running(
     )
     metrics = Metrics(lambda: client.stats)
     keys = Keys(settings.api_keys, settings.api_key_file)
-    with listen("127.0.0.1", at) as sock:
-        port = sock.getsockname()[1]
+    uds = settings.uds
+    with listen("127.0.0.1", at) if uds is None else listen_at(uds) as sock:
+        port = None if uds else sock.getsockname()[1]
+        transport = httpx.HTTPTransport(uds=str(uds)) if uds else None
         server = create_server(
             settings, client, metrics, port, keys, load=load, routes=routes, limits=limits, health=health
         )
         thread = threading.Thread(target=server.run, args=[[sock]])
         thread.start()
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=PATIENCE) as http:
+            url = f"http://127.0.0.1:{port}" if port else "http://localhost"
+            with httpx.Client(base_url=url, timeout=PATIENCE, transport=transport) as http:
                 live = Live(server, client, keys, hosts, http, thread.is_alive)
                 eventually(lambda: client.state == wait and (wait != "ready" or ready(http)), wait)
                 yield live

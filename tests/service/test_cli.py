@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -145,6 +146,12 @@ def noria(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--chat-template", "missing"), ["--chat-template", "no such file"]),
         (("--host", "256.0.0.1", "--port", "0"), ["256.0.0.1"]),
         (("./no-such-model", "--port", "0"), ["no-such-model"]),
+        (("--pipeline-parallel-size", "2", "--lora-dir", "."), ["--lora-dir", "2 ranks share"]),
+        (("--pipeline-parallel-size", "2", "--lora", "a=."), ["--lora", "2 ranks share"]),
+        (("--uds", "a.sock", "--port", "8000"), ["--uds a.sock and --port 8000 exclude each other"]),
+        (("--root-path", "noria/"), ["--root-path must be a path such as /noria", "got 'noria/'"]),
+        (("--root-path", "/v1", "--port", "0"), ["--root-path /v1 begins like the server's own path /v1/"]),
+        (("--forwarded-allow-ips", "10.0.0.0/33"), ["--forwarded-allow-ips must be addresses", "'10.0.0.0/33'"]),
     ],
 )
 def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: list[str]) -> None:
@@ -153,6 +160,28 @@ def test_a_start_that_cannot_be_is_one_line(arguments: tuple[str, ...], words: l
     assert done.stderr.startswith("noria: ")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"uds": Path("a.sock"), "host": "::1"}, "--uds a.sock and --host ::1 exclude each other"),
+        ({"uds": Path("a" * 108)}, "a socket's path may have at most 107 bytes, got 108"),
+        ({"root_path": "/"}, "got '/'"),
+        ({"root_path": "/a/../b"}, "got '/a/../b'"),
+        ({"root_path": "/a b"}, "got '/a b'"),
+        ({"forwarded_allow_ips": ("*",)}, "such as 10.0.0.0/8, got '*'"),
+        ({"forwarded_allow_ips": ("10.0.0.1,",)}, "got ''"),
+        ({"forwarded_allow_ips": ("10.0.0.1/8",)}, "got '10.0.0.1/8' (10.0.0.1/8 has host bits set)"),
+    ],
+)
+def test_options_of_proxies_that_cannot_work(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(words)):
+        Settings(**options).check()
+
+
+def test_a_host_beside_a_unix_socket_is_that_of_the_probes() -> None:
+    Settings(uds=Path("a.sock"), host="::1", health_port=8001).check()
 
 
 def test_a_port_in_use_is_one_line() -> None:

@@ -51,9 +51,13 @@ class Served(Protocol):
 
 
 class Hints:
-    """The hints for the paths of these routes. Each is made in less than a millisecond, whatever the path."""
+    """The hints for the paths of these routes. Each is made in less than a millisecond, whatever the path.
 
-    def __init__(self, routes: Sequence[Served]) -> None:
+    `prefix` is before each path that they name: clients use it behind a reverse proxy.
+    """
+
+    def __init__(self, routes: Sequence[Served], prefix: str = "") -> None:
+        self._prefix = prefix
         self._methods: dict[str, tuple[str, ...]] = {}
         for route in routes:
             self._methods[route.path] = (*self._methods.get(route.path, ()), *route.methods)
@@ -64,7 +68,7 @@ class Hints:
         message, headers = str(error.detail), dict(error.headers or {})
         if error.status_code == 404:
             near = self.meant(path)
-            hint = f": did you mean {self._methods[near][0]} {near}?" if near else ""
+            hint = f": did you mean {self._methods[near][0]} {self._prefix}{near}?" if near else ""
             message = f"there is no route {quoted(path)[1:-1]}{hint}"
         elif error.status_code == 405 and "Allow" in headers:
             headers["Allow"] = ", ".join(self._taken(path)) or headers["Allow"]

@@ -43,8 +43,8 @@ EVENT: Json = {
 }
 
 
-def document(routes: Sequence[Route]) -> Json:
-    """The OpenAPI 3.1 document of the routes."""
+def document(routes: Sequence[Route], prefix: str | None = None) -> Json:
+    """The OpenAPI 3.1 document of the routes. `prefix`: clients find all of them below this path."""
     schemas, components = _schemas(routes)
     paths: Json = {}
     for route in routes:
@@ -56,6 +56,7 @@ def document(routes: Sequence[Route]) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Noria", "summary": "Mistral-family models over HTTP.", "version": version()},
+        **({"servers": [{"url": prefix}]} if prefix else {}),
         "paths": paths,
         "components": {
             "schemas": components,

@@ -23,10 +23,10 @@ class Document(TypedDict):
 @get("/openapi.json", answer=Document)
 async def openapi(request: Request) -> Response:
     """Describe every route"""
-    content = await asyncio.to_thread(_rendered, request.app.state.routes)
+    content = await asyncio.to_thread(_rendered, request.app.state.routes, request.app.state.noria.settings.root_path)
     return Response(content, media_type="application/json")
 
 
 @lru_cache(maxsize=1)
-def _rendered(routes: tuple[Route, ...]) -> bytes:
-    return orjson.dumps(document(routes))
+def _rendered(routes: tuple[Route, ...], prefix: str | None) -> bytes:
+    return orjson.dumps(document(routes, prefix))

@@ -19,14 +19,14 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
     return sequence.computed
 
 
-def fits(sequence: Sequence, running: Collection[Sequence], chunk: int) -> bool:
-    """Whether there are pages for the sequence, for what the running ones still compute, and one more for each.
+def fits(sequence: Sequence, unfinished: Collection[Sequence], n_running: int, chunk: int) -> bool:
+    """Whether there are pages for the sequence, for what the `unfinished` ones still compute, and one more for each.
 
-    The steps in flight compute at most `chunk` tokens of one sequence.
+    Of the running sequences these have more than one token to compute. The steps in flight compute at most `chunk`
+    tokens of one sequence.
     """
-    unfinished = [item for item in running if item.uncomputed > 1]
     for index, table in enumerate(sequence.tables):
-        promised = sum(_pages_needed(item, item.tables[index], chunk) for item in unfinished) + len(running)
+        promised = sum(_pages_needed(item, item.tables[index], chunk) for item in unfinished) + n_running
         if table.pool.available < _pages_needed(sequence, table, chunk) + promised:
             return False
     return True

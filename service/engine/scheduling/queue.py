@@ -55,8 +55,10 @@ class WaitingQueue:
 
     def charge(self, sequence: Sequence, *, prompt: int = 0, generated: int = 0) -> None:
         """Count tokens that were computed for a sequence as service of its tenant."""
-        tokens = PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated
-        self._levels[sequence.priority].charge(sequence.tenant, tokens)
+        self.charge_tenant(sequence.priority, sequence.tenant, prompt=prompt, generated=generated)
+
+    def charge_tenant(self, priority: int, tenant: str, *, prompt: int = 0, generated: int = 0) -> None:
+        self._levels[priority].charge(tenant, PROMPT_WEIGHT * prompt + GENERATED_WEIGHT * generated)
 
 
 class FairQueue:

@@ -15,7 +15,7 @@ the steps in the order of their plans. So a page that one step releases may be w
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
@@ -117,7 +117,7 @@ class Scheduler:
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
         step = Step(budget := max(1, self._max_step_tokens // self._depth))
-        for sequence in (*self._next_to_decode(), *[item for item in self._running if item.uncomputed > 1]):
+        for sequence in self._in_order(step):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
         while step.budget and len(self._running) < self._max_sequences and (first := self._adapters.first()):
@@ -227,7 +227,16 @@ class Scheduler:
         """An even share of the sequences that decode for each step in flight: those that have waited longest."""
         decoding = [item for item in self._running if item.uncomputed <= 1]
         ready = [item for item in decoding if item.uncomputed and not item.complete]
-        return sorted(ready, key=lambda item: item.last_step)[: -(-len(decoding) // self._depth)]
+        share = -(-len(decoding) // self._depth)
+        return ready if share >= len(ready) else sorted(ready, key=lambda item: item.last_step)[:share]
+
+    def _in_order(self, step: Step) -> list[Sequence]:
+        """The running sequences in the order in which they get their tokens of a step, which is empty yet."""
+        return [*self._next_to_decode(), *self._unfinished()]
+
+    def _unfinished(self) -> list[Sequence]:
+        """The running sequences that have more than one token to compute."""
+        return [item for item in self._running if item.uncomputed > 1]
 
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
@@ -256,8 +265,10 @@ class Scheduler:
         waits = step.images.work or step.images.waits
         return [item for item in self._running if item.uncomputed > 1] if waits else []
 
-    def _holders(self, images: Container[int]) -> list[Sequence]:
+    def _holders(self, images: Collection[int]) -> list[Sequence]:
         """The running sequences that hold one of the images with these numbers."""
+        if not images:  # spares the walk through all sequences in every step
+            return []
         return [item for item in self._running if any(number in images for number in item.images.held)]
 
     def _fail_images(self, faults: Mapping[int, str]) -> list[Update]:
@@ -292,7 +303,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Move a waiting sequence to the running ones if there are pages for its tokens. Reuses pages."""
         reused = reuse(sequence, self.pools)
-        if not fits(sequence, self._running, self._max_step_tokens):
+        if not fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens):
             sequence.reset()
             return False
         self._queue.remove(sequence)

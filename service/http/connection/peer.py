@@ -26,7 +26,7 @@ def bytes_acknowledged(transport: asyncio.Transport) -> int:
     The transport's own buffer may shrink only when a whole write is done.
     """
     sock = transport.get_extra_info("socket")
-    if sys.platform != "linux" or sock is None:
+    if sys.platform != "linux" or sock is None or sock.family == socket.AF_UNIX:
         return 0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED + 8)
     return int(struct.unpack_from("=Q", info, BYTES_ACKED)[0]) if len(info) == BYTES_ACKED + 8 else 0

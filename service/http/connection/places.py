@@ -16,7 +16,7 @@ class Place:
 
     __slots__ = ("address", "leave", "refusal")
 
-    def __init__(self, address: str, refusal: str | None, leave: Callable[[], None]) -> None:
+    def __init__(self, address: str | None, refusal: str | None, leave: Callable[[], None]) -> None:
         self.address = address
         self.refusal = refusal
         self.leave = leave
@@ -34,13 +34,13 @@ class Places:
         self.limit = limit
         self.per_address = per_address
         self.n_open = 0
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str | None] = Counter()
         self._waiting: dict[Place, None] = {}  # for a head, the longest first
-        self._waiting_at: defaultdict[str, dict[Place, None]] = defaultdict(dict)
+        self._waiting_at: defaultdict[str | None, dict[Place, None]] = defaultdict(dict)
         self._reserved: dict[Place, None] = {}  # oldest first
 
-    def enter(self, address: str, leave: Callable[[], None]) -> Place:
-        """The place of a new connection, which waits for a head. `leave` ends it."""
+    def enter(self, address: str | None, leave: Callable[[], None]) -> Place:
+        """The place of a new connection, which waits for a head. `leave` ends it. A Unix socket has no address."""
         place = Place(address, self._make_place(address), leave)
         if place.refusal is None:
             self.n_open += 1
@@ -77,9 +77,10 @@ class Places:
         if not self._counts[place.address]:
             del self._counts[place.address]
 
-    def _make_place(self, address: str) -> str | None:
+    def _make_place(self, address: str | None) -> str | None:
         """End a connection that waits if there is no place. Returns the limit that is exceeded if none waits."""
-        if self._counts[address] >= self.per_address and not self._end_first(self._waiting_at.get(address, ())):
+        full = address is not None and self._counts[address] >= self.per_address
+        if full and not self._end_first(self._waiting_at.get(address, ())):
             return f"your address has {self.per_address} connections, which is the limit"
         if self.n_open >= self.limit and not self._end_first(self._waiting):
             return f"the server has {self.limit} connections, which is its limit"

@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._client = address(transport.get_extra_info("peername"))
         self._local = address(transport.get_extra_info("sockname"))
         self._encrypted = transport.get_extra_info("sslcontext") is not None
-        self._place = self._places.enter(self._client[0] if self._client else "", self._leave)
+        self._place = self._places.enter(self._client[0] if self._client else None, self._leave)
         self._reading = Deadline(self._too_slow)
         self._writing = Deadline(self._not_read)
         self._reading.set(self._limits.head_seconds)

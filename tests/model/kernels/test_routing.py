@@ -63,11 +63,15 @@ def test_equal_logits_choose_the_first() -> None:
     assert plan.shares.tolist() == [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize("n_rows", [1, 5])
-@pytest.mark.parametrize("scheme", ["none", "int4-weights"])
-def test_the_block_is_the_same_as_without_kernels(scheme: str, n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "n_rows", "held"), [("none", 1, None), ("none", 5, range(1, 3)), ("int4-weights", 5, None)]
+)
+def test_the_block_is_the_same_as_without_kernels(
+    scheme: str, n_rows: int, held: range | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a rank that holds some of the experts."""
     torch.manual_seed(0)
-    block = MoE(64, 128, 4, 2, scheme, shared_dim=64, routed_scale=2.5).requires_grad_(False)
+    block = MoE(64, 128, 4, 2, scheme, held=held, shared_dim=64, routed_scale=2.5).requires_grad_(False)
     block.reserve(torch.float32, CPU)
     block.gate.weight.data = torch.randn(4, 64)
     assert block.shared_experts is not None

@@ -14,6 +14,7 @@ from model.linear import schemes, selection
 from model.linear.bfloat16 import BFloat16Linear
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model import records
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
 
@@ -154,7 +155,9 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, "bfloat16")
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16)
+    weights.load(
+        model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16
+    )
     tokens = [(7 * i) % 64 for i in range(50)]
     attention = choose("auto", CPU)[1]
     logits = Driver(model.eval(), attention).whole(tokens)

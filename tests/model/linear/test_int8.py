@@ -11,6 +11,7 @@ from model.linear.base import quantize_rows
 from model.linear.int8 import Int8Linear, quantize
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, Driver, random_model, random_tensors, tiny
 
 
@@ -66,7 +67,9 @@ def test_network_is_near_its_float32_self(serving: str, changes: dict[str, objec
     config = tiny((None, 9), **changes)
     with torch.device("meta"):
         model = Transformer(config, "int8")
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16)
+    weights.load(
+        model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16
+    )
     assert model.tok_embeddings.weight.dtype == torch.bfloat16
     tokens = [(7 * i) % 64 for i in range(50)]
     attention = choose("auto", CPU)[1]

@@ -17,6 +17,7 @@ from model.linear.schemes import CACHE_FORMATS, SCHEMES, CacheFormat, Scheme
 from model.linear.selection import PROJECTIONS, make_linear
 from model.network import weights
 from model.network.transformer import Transformer
+from model.sharding.shard import shard_of
 from tests.model.driving import CPU, Driver, random_tensors, tiny
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
@@ -64,7 +65,9 @@ def test_what_is_promised_bit_identical_is(scheme: Scheme) -> None:
     config = tiny((None, 9), hidden_dim=64)
     with torch.device("meta"):
         model = Transformer(config, scheme.name)
-    weights.load(model, config, "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16)
+    weights.load(
+        model, shard_of(config), "half", random_tensors(config), torch.float32, CPU, lambda _: None, torch.bfloat16
+    )
     tokens = [(7 * i) % 64 for i in range(50)]
     logits = Driver(model.eval(), PagedAttention()).whole(tokens)
     for chunk in (1, 7):

@@ -17,7 +17,7 @@ from model.network.group import Group
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
 from model.step.sampler import sample_parts
-from tests.model.driving import CPU, Driver, checkpoint
+from tests.model.driving import Driver, checkpoint
 
 
 def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transformer:
@@ -27,12 +27,12 @@ def rank_model(group: Group, source: Path | Checkpoint, scheme: str) -> Transfor
     with torch.device("meta"):
         model = Transformer(shard.config, scheme, shard, group)
     tensors = opened.tensors(weights.elsewhere(shard))
-    weights.load(model, shard, opened.rotation, tensors, torch.float32, CPU, lambda _: None)
+    weights.load(model, shard, opened.rotation, tensors, torch.float32, group.device, lambda _: None)
     return model.eval()
 
 
 def driver(group: Group, source: Path | Checkpoint, scheme: str = "none") -> Driver:
-    return Driver(rank_model(group, source, scheme), choose("auto", CPU)[1], shuffle=0)
+    return Driver(rank_model(group, source, scheme), choose("auto", group.device)[1], shuffle=0)
 
 
 def sums(group: Group, parts: list[Tensor]) -> Tensor:
@@ -52,7 +52,7 @@ def in_company(group: Group, config: ModelConfig, scheme: str, tokens: Sequence[
     found = [network.whole(tokens, chunk) for chunk in (None, 1, 7)]
     own, other = network.start(tokens), network.start(tokens[::-1])
     parts = [network.step([(other, 2), (own, 5)])[1], network.step([(own, len(tokens) - 5), (other, 9)])[0]]
-    return [*found, torch.cat(parts)]
+    return [each.cpu() for each in (*found, torch.cat(parts))]
 
 
 def sampled(

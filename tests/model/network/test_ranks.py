@@ -47,7 +47,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("shape", [(1, 5), (3, 7), (300, 257)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 5), (3, 7), (513, 513)], ids=str)
 def test_sums_have_the_order_of_the_ranks(ranks: Ranks, n: int, shape: tuple[int, int]) -> None:
     """Whatever the size: in float32 another order gives other bits."""
     parts = [torch.randn(shape, generator=torch.Generator().manual_seed(rank)) for rank in range(n)]

@@ -263,7 +263,7 @@ def resident(path: Path) -> int:
     return total
 
 
-ROWS = {"vocab_size": 2**14, "dim": 128}
+ROWS = {"vocab_size": 2**15, "dim": 128}
 LAYERS = {"vocab_size": 64, "dim": 256, "hidden_dim": 2**11}
 
 

@@ -162,9 +162,9 @@ def test_the_compiled_kernel_samples_only_rows_whose_parameters_it_implements(mo
     in_pytorch: list[int] = []
     choose = distribution._choose
 
-    def noted(logits: Tensor, slices: Sequence[Slice]) -> Tensor:
+    def noted(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:
         in_pytorch.extend(item.sequence_id for item in slices)
-        return choose(logits, slices)
+        return choose(logits, slices, first)
 
     monkeypatch.setattr(distribution, "_choose", noted)
     own = SamplingParams(temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, seed=7, repetition_penalty=1.5)

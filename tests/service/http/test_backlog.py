@@ -58,7 +58,9 @@ def test_what_runs_does_not_count_and_what_is_aborted_leaves() -> None:
                     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                     eventually(lambda: live.metric("noria_requests_waiting") == 1, "a third waits: two run")
                     assert "4 prompt tokens" in refused(live, COMPLETIONS, {"prompt": "x"}, 429)["message"]
+                    assert live.metric("noria_prompt_tokens_waiting") == 4
                 eventually(lambda: live.metric("noria_requests_waiting") == 0, "the engine forgets it")
+                eventually(lambda: live.metric("noria_prompt_tokens_waiting") == 0, "it no longer counts")
         eventually(idle(live), "all are gone")
         assert live.complete(prompt="next", max_tokens=2)["choices"][0]["text"] == answer("next", 2)
 

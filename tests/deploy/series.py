@@ -1,0 +1,21 @@
+"""The metrics that the service has, for the tests of all that asks for them."""
+
+import re
+
+from service.engine.messages import Beat, PoolStats, Report, Stats
+from service.metrics import Metrics
+from tests.fakes import make_info
+
+
+def known_metrics() -> set[str]:
+    """Every series that a scrape of a serving Noria can hold."""
+    pools = (PoolStats(window=None, held=1, cached=1, free=1),)
+    metrics = Metrics(lambda: Stats(pools=pools))
+    metrics.observe_key("team", "stop", 1, 1)
+    metrics.observe_report(Report((), Stats(expert_tokens=((1,),))))
+    metrics.observe_beat(Beat(resident=1))
+    metrics.observe_response("GET", "/", 200)
+    metrics.describe_model("model", make_info())
+    metrics.adapters.watch(lambda: {1: "sql"})
+    text = metrics.render().decode()
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}

@@ -1,0 +1,153 @@
+"""How replicas are measured, scaled, chosen and sized: against Noria's own metrics and memory plan."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deploy.kubernetes.resources import resources
+from service import cli
+from service.app import ROUTES
+from tests.deploy.manifests import (
+    CPU,
+    FULL,
+    GPU,
+    KSERVE,
+    KUBERNETES,
+    PAGE,
+    ROOT,
+    SCALED,
+    SHARDED,
+    Build,
+    built,
+    config,
+    containers,
+    needs_kubectl,
+    of_kind,
+    parsed,
+    pods,
+)
+from tests.deploy.series import known_metrics
+
+pytestmark = needs_kubectl
+
+
+def test_prometheus_finds_the_service_and_its_key() -> None:
+    (monitor,) = of_kind(FULL, "ServiceMonitor")
+    (service,) = [found for found in of_kind(FULL, "Service") if found["metadata"]["name"] == "noria"]
+    labels = service["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["spec"]["jobLabel"]] == "noria"  # the job that dashboard and alerts ask for
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["path"] in {route.path for route in ROUTES}
+    credentials = endpoint["authorization"]["credentials"]
+    (keys,) = [volume["secret"] for volume in pods(FULL)[0]["spec"]["volumes"] if "secret" in volume]
+    assert credentials["name"] == keys["secretName"]
+    made = re.search(rf"create secret generic {keys['secretName']} (.*)", PAGE.replace("\\\n", ""))
+    assert made
+    assert set(re.findall(r"--from-literal=(\w+)=", made[1])) == {credentials["key"], keys["items"][0]["key"]}
+
+
+def queries(build: Build) -> list[str]:
+    """What autoscalers ask for."""
+    pod_metrics = [
+        metric["pods"]["metric"]["name"]
+        for found in of_kind(build, "HorizontalPodAutoscaler")
+        for metric in found["spec"]["metrics"]
+    ]
+    triggers = [
+        trigger["metadata"]["query"]
+        for found in of_kind(build, "ScaledObject")
+        for trigger in found["spec"]["triggers"]
+    ]
+    scaling = [found["spec"]["predictor"]["autoScaling"]["metrics"] for found in of_kind(build, "InferenceService")]
+    return pod_metrics + triggers + [metric["external"]["metric"]["query"] for several in scaling for metric in several]
+
+
+@pytest.mark.parametrize(("build", "n_queries"), [(SCALED, 3), (FULL, 3), (KSERVE, 1)])
+def test_autoscalers_ask_for_metrics_that_exist(build: Build, n_queries: int) -> None:
+    asked = queries(build)
+    assert len(asked) == n_queries
+    space = next(thing["metadata"]["namespace"] for thing in built(build) if "namespace" in thing["metadata"])
+    for query in asked:
+        assert set(re.findall(r"noria_\w+", query)) <= known_metrics()
+        assert set(re.findall(r'namespace="(\w+)"', query)) <= {space}
+
+
+def test_both_autoscalers_scale_alike() -> None:
+    (plain,), (keda,) = of_kind(SCALED, "HorizontalPodAutoscaler"), of_kind(FULL, "ScaledObject")
+    assert plain["spec"]["behavior"] == keda["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    limits = [metric["pods"]["target"]["averageValue"] for metric in plain["spec"]["metrics"]]
+    assert limits == [trigger["metadata"]["threshold"] for trigger in keda["spec"]["triggers"]]
+    for build, scaler in ((SCALED, plain), (FULL, keda)):
+        target = scaler["spec"]["scaleTargetRef"]
+        (deployment,) = [
+            found for found in of_kind(build, target["kind"]) if found["metadata"]["name"] == target["name"]
+        ]
+        assert "replicas" not in deployment["spec"], "an apply would undo the scaling"
+
+
+def test_the_picker_reads_our_metrics_by_the_label_of_the_pods() -> None:
+    (text,) = [
+        found["data"]["picker-config.yaml"]
+        for found in of_kind(FULL, "ConfigMap")
+        if "picker" in found["metadata"]["name"]
+    ]
+    picker = yaml.safe_load(text)
+    plugins = {plugin["type"]: plugin.get("parameters") for plugin in picker["plugins"]}
+    (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
+    labels = pods(FULL)[0]["metadata"]["labels"]
+    assert {engine.pop("name")} == {labels["llm-d.ai/engine-type"], labels["inference.networking.k8s.io/engine-type"]}
+    assert set(engine.values()) <= known_metrics()
+    protocol = dict(re.findall(r"^\| (\w+) \| `(\w+Spec)` \| `\w+` \|$", PAGE, re.MULTILINE))
+    assert set(protocol.values()) == set(engine)
+    for profile in picker["schedulingProfiles"]:
+        assert {plugin["pluginRef"] for plugin in profile["plugins"]} <= set(plugins)
+    assert all("NORIA_API_KEY_FILE" not in found["data"] for found in of_kind(FULL, "ConfigMap"))
+    (pool,) = of_kind(FULL, "InferencePool")
+    assert pool["spec"]["targetPorts"] == [{"number": parsed(FULL, containers(FULL)[0])["port"]}]
+
+
+NEMO = {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 8}
+NEMO |= {"head_dim": 128, "intermediate_size": 14336, "vocab_size": 131072, "max_position_embeddings": 131072}
+PUBLISHED = {
+    "/models/Mistral-Nemo-Instruct-2407": NEMO,
+    "mistralai/Mistral-7B-Instruct-v0.3": NEMO
+    | {"hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32768, "max_position_embeddings": 32768},
+}
+"""What the config.json of a model says of its sizes."""
+COMMAND = re.compile(r"# noria plan ([^|]*) --json \|\s*(?:#\s*)?python3 (\S+) (\d+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("build", [CPU, GPU, SHARDED, KSERVE], ids=" ".join)
+def test_requests_are_those_of_the_plan(build: Build, tmp_path: Path) -> None:
+    """The command that a manifest names gives its numbers."""
+    text = "\n".join(path.read_text() for path in sorted((KUBERNETES / build[0]).glob("*.yaml")))
+    ((arguments, script, processors),) = COMMAND.findall(text)
+    assert ROOT / script == KUBERNETES / "resources.py"
+    model, *flags = shlex.split(arguments)
+    if model in PUBLISHED:
+        sizes = PUBLISHED[model] | {"model_type": "mistral", "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
+        (tmp_path / "config.json").write_text(json.dumps(sizes))
+    served = config(build).get("NORIA_MODEL", model)
+    assert served == model
+    done = CliRunner().invoke(
+        cli.build(["plan"]), ["plan", str(tmp_path) if model in PUBLISHED else model, *flags, "--json"]
+    )
+    made = resources(json.loads(done.stdout), int(processors))
+    shipped = [service["spec"]["predictor"]["model"] for service in of_kind(build, "InferenceService")]
+    for container in shipped or containers(build):
+        for bound, numbers in made.items():
+            assert container["resources"][bound] == numbers | {
+                "ephemeral-storage": container["resources"][bound]["ephemeral-storage"]
+            }
+
+
+def test_a_plan_that_does_not_fit_gives_no_requests() -> None:
+    with pytest.raises(ValueError, match="--max-model-len 4096"):
+        resources({"possible": False, "remedies": ["--max-model-len 4096"]}, 2)

@@ -1,0 +1,60 @@
+"""`noria plan` for a model that several ranks share, as a user runs it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from service import cli
+
+CONFIG = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
+
+
+def plan(directory: Path, *flags: str) -> Result:
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return CliRunner().invoke(cli.build(["plan"]), ["plan", str(directory), "--device", "cuda", *flags])
+
+
+def test_a_line_for_each_rank(tmp_path: Path) -> None:
+    result = plan(tmp_path, "--memory", "8GiB", "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+    assert result.exit_code == 0
+    assert "cuda, 8.00 GiB for each rank" in result.output
+    assert "tp2 pp2, 4 ranks; the sizes below are of the rank that needs most" in result.output
+    rows = [line.split("│")[1:-1] for line in result.output.splitlines() if "to" in line and "│" in line]
+    found = [[cell.strip() for cell in row[:5]] for row in rows if len(row) == 6]
+    assert found == [
+        ["0", "0 to 15", "embeddings", "3.37 GiB", "32,768"],
+        ["1", "0 to 15", "embeddings", "3.37 GiB", "32,768"],
+        ["2", "16 to 31", "head", "3.37 GiB", "32,768"],
+        ["3", "16 to 31", "head", "3.37 GiB", "32,768"],
+    ]
+    assert "LoRA" not in result.output  # ranks have no adapters
+
+
+def test_json_has_the_ranks(tmp_path: Path) -> None:
+    made: dict[str, Any] = json.loads(plan(tmp_path, "--json", "--pipeline-parallel-size", "3").output)
+    assert (made["layout"], [rank["layers"] for rank in made["ranks"]]) == ("pp3", [10, 11, 11])
+    alone = json.loads(plan(tmp_path, "--json").output)
+    assert (alone["layout"], len(alone["ranks"])) == ("single", 1)
+    assert alone["ranks"][0]["weights"] == alone["weights"]
+
+
+def test_the_layout_that_would_do(tmp_path: Path) -> None:
+    result = plan(tmp_path, "--memory", "10GiB")
+    assert result.exit_code == 1
+    assert "or --tensor-parallel-size 2, or" in str(result.exception or result.output)
+    refused = plan(tmp_path, "--tensor-parallel-size", "3")
+    assert "choose one of: 1, 2, 4, 8, 16, 32" in str(refused.exception or refused.output)
