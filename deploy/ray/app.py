@@ -1,23 +1,29 @@
 """Noria as an application of Ray Serve: `serve run deploy.ray.app:build model=MODEL max_replicas=4`."""
 
+from dataclasses import replace
+from typing import Any
+
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.deployment import Application
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from deploy.ray.arguments import Arguments
-from deploy.ray.replica import Replica
+from deploy.ray.replica import Ingress
 
-CLOSING_SECONDS = 10
+CLOSING_SECONDS = 10.0
 """Time for the end of the engine, after the drain."""
+HEALTH_SECONDS = 2.0
+"""Between two checks of a replica's health. Ray replaces a replica that fails three in a row."""
 
 
-def build(arguments: Arguments) -> Application:
+def build(arguments: Arguments) -> serve.Application:
     """The application. Ray makes `arguments` from `name=value` on its command line, or from `args` of its config file."""
     settings = arguments.settings
-    router = arguments.request_router
+    if settings.threads is None:
+        settings = replace(settings, threads=max(1, int(arguments.num_cpus)))
     deployment = serve.deployment(
+        Ingress,
         name="Noria",
-        ray_actor_options={"num_cpus": arguments.num_cpus, "num_gpus": arguments.num_gpus},
         autoscaling_config=AutoscalingConfig(
             min_replicas=arguments.min_replicas,
             initial_replicas=arguments.initial_replicas,
@@ -28,7 +34,19 @@ def build(arguments: Arguments) -> Application:
         ),
         max_ongoing_requests=arguments.max_ongoing_requests,
         max_queued_requests=settings.max_queue,
+        health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=settings.drain_timeout + CLOSING_SECONDS,
-        request_router_config=RequestRouterConfig(request_router_class=router) if router else RequestRouterConfig(),
-    )(Replica)
+        **_resources(arguments, n_ranks(arguments)),
+        **({"request_router_config": RequestRouterConfig(request_router_class=ConsistentHashRouter)} if arguments.session_affinity else {}),
+    )
     return deployment.bind(settings)
+
+
+def _resources(arguments: Arguments, n_ranks: int) -> dict[str, Any]:
+    """What Ray reserves for a replica. Its ranks are children of its engine: all share one bundle, so one machine."""
+    cpus, gpus = arguments.num_cpus * n_ranks, arguments.num_gpus * n_ranks
+    return {
+        "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
+        "placement_group_bundles": [{"CPU": cpus, "GPU": gpus}],
+        "placement_group_strategy": "STRICT_PACK",
+    }

@@ -26,20 +26,20 @@ class Scale(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     num_cpus: Annotated[float, Bounded(gt=0)] = 1
-    """Processors that Ray reserves for a rank. The engine computes on as many threads."""
+    """Processors that Ray reserves for each rank. Without `threads` a rank computes on as many threads."""
     num_gpus: Annotated[float, Bounded(ge=0)] = 0
-    """GPUs that Ray reserves for a rank."""
+    """GPUs that Ray reserves for each rank."""
     min_replicas: Annotated[int, Bounded(ge=0)] = 1
     max_replicas: Annotated[int, Bounded(ge=1)] = 1
     initial_replicas: Annotated[int, Bounded(ge=0)] | None = None
     target_ongoing_requests: Annotated[float, Bounded(gt=0)] = 16
-    """Requests that a replica should have. Ray adds a replica when they have more, and removes one when less."""
+    """Requests that a replica should have. Ray adds replicas when they have more, and removes some when they have less."""
     upscale_delay_s: Annotated[float, Bounded(ge=0)] = 30
     downscale_delay_s: Annotated[float, Bounded(ge=0)] = 600
     max_ongoing_requests: Annotated[int, Bounded(ge=1)] = 64
-    """Requests that a replica gets at a time. Others wait in Ray's proxy."""
-    request_router: str | None = None
-    """The class, "module:name" or "module.name", that chooses a replica for a request; Ray's default without it."""
+    """Requests that a replica gets at a time. Up to `max_queue` others wait in each proxy of Ray."""
+    session_affinity: bool = False
+    """Send requests with the same `x-session-id` to the same replica, whose cache then has the conversation's start."""
 
 
 def served_fields() -> Iterator[tuple[str, Field[Any], Flag]]:
@@ -73,4 +73,5 @@ class Arguments(_Arguments):
 
     @property
     def settings(self) -> Settings:
+        """The flags, checked later, on the machine of the replica: paths are paths there."""
         return Settings(**{field.name: getattr(self, name) for name, field, _ in served_fields()})

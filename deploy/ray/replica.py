@@ -4,6 +4,7 @@ import asyncio
 
 from fastapi import FastAPI
 from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.ray.metrics import RayMetrics
 from service.app import ROUTES, create_app
@@ -15,7 +16,6 @@ from service.metrics import Metrics
 from service.settings import Settings
 
 
-@serve.ingress()
 class Replica:
     """Serves the application of `noria serve`. Ray runs its methods on one thread, which lives as long as the replica.
 
@@ -29,12 +29,13 @@ class Replica:
         self._keys = Keys(settings.api_keys, settings.api_key_file)
         self._client = start_engine(settings, lambda: self._measured)
         self._measured = Metrics(lambda: self._client.stats)
+        self._exporting: asyncio.Task[None] | None = None
         self._decided = asyncio.Event()  # set when the model is loaded, and when it never will be
         self._failure: Exception | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray after the constructor; Ray runs the application's lifespan, which loads the model."""
-        return create_app(
+        """Called by Ray after the constructor. Ray runs the application's lifespan, which loads the model."""
+        app = create_app(
             self._settings,
             self._client,
             self._measured,
@@ -44,21 +45,42 @@ class Replica:
             self._on_failed,
             ROUTES,
         )
+        app.add_middleware(WithoutRequestId)
+        return app
 
     async def check_health(self) -> None:
-        """Called by Ray every few seconds. Raises RuntimeError once no engine will serve any more.
+        """Raise RuntimeError once no engine will serve any more; then Ray replaces the replica.
 
-        Ray then replaces the replica. An engine that is being replaced is no reason: that takes seconds. Ray sends
-        no request before the first call has returned, which waits until the model is loaded.
+        Ray calls this every few seconds, and sends no request before the first call has returned: that one waits until
+        the model is loaded. An engine that is being replaced is healthy, because a fresh one serves within seconds.
         """
         await self._decided.wait()
         if self._failure is not None:
             raise RuntimeError(f"the model cannot be served: {self._failure}")
 
     def _on_ready(self, served: ServedModel) -> None:
-        self._exported = RayMetrics(self._measured.registry)
+        self._exporting = asyncio.create_task(RayMetrics(self._measured).export())
         self._decided.set()
 
     def _on_failed(self, error: Exception) -> None:
         self._failure = error
         self._decided.set()
+
+
+class WithoutRequestId:
+    """ASGI middleware that removes `x-request-id` from responses: Ray's proxy adds the same id, and two make one text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_rest(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [field for field in message["headers"] if field[0] != b"x-request-id"]
+            await send(message)
+
+        await self._app(scope, receive, send_rest)
+
+
+Ingress = serve.ingress()(Replica)
+"""`Replica`, as Ray deploys it."""
