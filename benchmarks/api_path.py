@@ -54,6 +54,9 @@ class Repeater:
     def idle(self) -> bool:
         return False
 
+    def watch(self, lost: Callable[[str], None]) -> None:
+        pass
+
 
 def create(progress: Callable[[str, float], None], **options: object) -> Repeater:
     """The runner that the engine process loads."""

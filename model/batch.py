@@ -174,6 +174,7 @@ class RunnerInfo:
     With `runs_ahead`, a step may be launched while the step before it runs. Its slices may then end in UNKNOWN.
     `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
     positions. Running sequences may use `max_adapters` LoRA adapters at a time.
+    With a `pipeline` of several stages, as many steps or more may be in flight, each over other sequences.
     """
 
     page_size: int
@@ -188,6 +189,7 @@ class RunnerInfo:
     images: ImageFormat | None = None
     image_tokens: int = 0
     max_adapters: int = 0
+    pipeline: int = 1
 
 
 class Runner(Protocol):
@@ -235,7 +237,16 @@ class Runner(Protocol):
         """Start a step: compute every slice, write its keys and values to its pages, sample where a slice ends.
 
         The function that it returns waits for the result. Call it before the next launch, or, if the runner
-        `runs_ahead`, right after the next launch. Both functions raise the errors of the step.
+        `runs_ahead`, right after the next launch. With a `pipeline`, several steps may be launched before the results
+        are read, in the order of the launches. No two of them sample for one sequence; a chunk of a prompt may follow
+        the chunk before it. Both functions raise the errors of the step.
+        """
+        ...
+
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Call `lost`, once and from any thread, with the reason when a process that computes with this one has ended.
+
+        The steps in flight will not end then, and no other can start. Without such processes this does nothing.
         """
         ...
 

@@ -116,6 +116,14 @@ class QueryTemperature:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """Layers that are some of a model's: the number of the first, and the page pools of the whole model."""
+
+    first_layer: int
+    pool_windows: tuple[int | None, ...]
+
+
 _EXPERT_COUNTS = {"expert_hidden_dim": 0, "n_shared_experts": 0, "first_k_dense_replace": 0, "route_every_n": 1}
 """The least values of the fields about experts."""
 
@@ -130,7 +138,8 @@ class ModelConfig:
     otherwise `is_sparse` says which layers have experts. They have `expert_hidden_dim` (0: `hidden_dim`), and the
     gate's weights are multiplied by `routed_scale`. `max_position` is the context in tokens: the trained one, or the
     part of a dynamic RoPE scaling's that is served. `dtype` is the checkpoint's: "bfloat16", "float16" or "float32".
-    `vision` is the image encoder, None for a model of text.
+    `vision` is the image encoder, None for a model of text. `stage` says which layers these are, if they are only some
+    of a model's; None for all.
 
     Raises ModelError for impossible values.
     """
@@ -162,6 +171,7 @@ class ModelConfig:
     tied_head: bool = False
     dtype: str = "bfloat16"
     vision: VisionConfig | None = None
+    stage: StageConfig | None = None
 
     def __post_init__(self) -> None:
         sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size", "max_position")
@@ -192,7 +202,7 @@ class ModelConfig:
             value = getattr(self, name)
             if value != least and not is_size(value):
                 raise ModelError(f"{name} must be at least {least} and at most {MAX_SIZE}, it is {short(value)}")
-        if self.first_k_dense_replace >= self.n_layers:
+        if self.first_k_dense_replace >= self.n_layers and self.stage is None:
             raise ModelError(
                 f"first_k_dense_replace must be below n_layers ({self.n_layers}), it is {self.first_k_dense_replace}"
             )
@@ -219,8 +229,8 @@ class ModelConfig:
 
     @property
     def pool_windows(self) -> tuple[int | None, ...]:
-        """The distinct windows, one page pool each, in order of first appearance."""
-        return tuple(dict.fromkeys(self.windows))
+        """The distinct windows, one page pool each, in order of first appearance in the whole model."""
+        return tuple(dict.fromkeys(self.windows)) if self.stage is None else self.stage.pool_windows
 
     @property
     def rope(self) -> Rope:
@@ -244,10 +254,14 @@ class ModelConfig:
                 f"--sliding-window {window} gives all layers one window, but the model's layers with and without a "
                 "window have different RoPE; start without --sliding-window"
             )
-        return replace(self, windows=(window,) * self.n_layers) if window else self
+        if not window:
+            return self
+        stage = replace(self.stage, pool_windows=(window,)) if self.stage else None
+        return replace(self, windows=(window,) * self.n_layers, stage=stage)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts: each `route_every_n`-th one, but not the first `first_k_dense_replace`."""
+        layer += self.stage.first_layer if self.stage else 0
         return bool(self.n_experts) and layer >= self.first_k_dense_replace and layer % self.route_every_n == 0
 
     @property
@@ -268,12 +282,14 @@ class ModelConfig:
     @property
     def n_text_parameters(self) -> int:
         """Number of weights of the text model, the tied head counted once. Mistral 7B: 7,241,732,096."""
+        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
+        return sum(map(self.layer_parameters, range(self.n_layers))) + self.dim + embeddings
+
+    def layer_parameters(self, layer: int) -> int:
+        """Number of weights of a layer."""
         attention = self.dim * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         experts = 3 * self.dim * (self.expert_dim * self.n_experts + self.shared_dim) + self.dim * self.n_experts
-        n_sparse = sum(map(self.is_sparse, range(self.n_layers)))
-        feed_forward = n_sparse * experts + (self.n_layers - n_sparse) * 3 * self.dim * self.hidden_dim
-        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
-        return self.n_layers * (attention + 2 * self.dim) + feed_forward + self.dim + embeddings
+        return attention + 2 * self.dim + (experts if self.is_sparse(layer) else 3 * self.dim * self.hidden_dim)
 
     @property
     def n_active_parameters(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from model.config import VALUE_BYTES
 from model.errors import OptionError
 from model.linear.schemes import KV_DTYPES, QUANTIZE_NAMES
+from model.sharding.layout import Layout
 
 T = TypeVar("T")
 
@@ -19,6 +20,8 @@ STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 limits are lower, because a longer step would delay every sequence's next token."""
 CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
+MAX_RANKS = 64
+"""The greatest number of ranks in each direction of a layout."""
 IMAGE_CACHE, LEAST_IMAGES = 2**28, 2
 """Default bytes of the embeddings of images that are kept, and the number of the largest images that fit at least."""
 GPU_UTILIZATION = 0.9
@@ -209,7 +212,30 @@ class RunnerOptions:
         least=1,
         group="Computation",
     )
+    tensor_parallel_size: int = option(
+        1,
+        "Number of ranks (processes) that split each layer: attention by heads, feed-forward by columns.",
+        least=1,
+        most=MAX_RANKS,
+        in_plan=True,
+        group="Sharding",
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "Number of stages that share the layers. The ranks are --tensor-parallel-size for each stage.",
+        least=1,
+        most=MAX_RANKS,
+        in_plan=True,
+    )
+    expert_parallel: bool = option(
+        False, "Give each rank of a stage whole experts instead of a part of each.", in_plan=True
+    )
     adapters: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """How ranks share the model."""
+        return Layout(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

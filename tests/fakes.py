@@ -120,6 +120,9 @@ class FakeRunner:
     def idle(self) -> bool:
         return False
 
+    def watch(self, lost: Callable[[str], None]) -> None:
+        pass
+
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         output = self.step(batch)
         return lambda: output

@@ -25,11 +25,11 @@ PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 
 
 MODEL_ROOMS = """
-    errors; sampling_params; image_spans; batch; ranges; vision_config; config
+    errors; sampling_params; image_spans; batch; ranges; vision_config; config; sharding
     machine; images; kernels; checkpoint; linear; attention
     options; memory
     tokenizers; chat; grammar
-    network; step; setup; loading
+    network; step; setup; loading; ranks
 """
 SERVICE_ROOMS = """
     settings; logs

@@ -21,6 +21,7 @@ from model.network import lora
 from model.network.feed_forward import FeedForward
 from model.network.moe import MoE
 from model.network.vision.encoder import ImageEncoder
+from model.sharding.shard import Shard
 
 
 class SelfAttention(nn.Module):
@@ -89,18 +90,24 @@ class Transformer(nn.Module):
     """The network from tokens to logits. Build it on the meta device; `weights.load` fills it.
 
     `vision` is the image encoder, None for a model of text.
+    With a `shard`, whose configuration is `config`, it is what one rank holds: some layers, and only in the first and
+    the last stage embeddings and head.
     """
 
-    def __init__(self, config: ModelConfig, scheme: str = "none") -> None:
+    def __init__(self, config: ModelConfig, scheme: str = "none", shard: Shard | None = None) -> None:
         super().__init__()
         self.config = config
-        self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.dim))
+        self.has_head = shard is None or shard.place.is_last
+        n_rows = config.vocab_size if shard is None else len(shard.vocab)
+        if shard is None or shard.has_embeddings:
+            self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         self.layers = nn.ModuleList(Block(config, scheme, layer) for layer in range(config.n_layers))
-        self.norm = RMSNorm(config.dim, config.norm_eps)
-        head = scheme if SCHEMES[scheme].compiled else "none"
-        self.output = make_linear(config.dim, config.vocab_size, scheme=head)
-        if config.tied_head and head == "none":
-            self.output.weight = self.tok_embeddings.weight
+        if self.has_head:
+            self.norm = RMSNorm(config.dim, config.norm_eps)
+            head = scheme if SCHEMES[scheme].compiled else "none"
+            self.output = make_linear(config.dim, n_rows, scheme=head)
+            if config.tied_head and head == "none":
+                self.output.weight = self.tok_embeddings.weight
         self.vision: ImageEncoder | None = None
         if config.vision is not None:
             self.vision = ImageEncoder(config.vision, config.dim, config.norm_eps, of_images(SCHEMES[scheme]).name)
@@ -118,21 +125,29 @@ class Transformer(nn.Module):
         pools: PagePools,
         fused: Callable[[Tensor, Sequence[RopeRows], list[Any], lora.StepAdapters | None], Tensor] | None = None,
         adapters: lora.StepAdapters | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [T, dim] before the last norm; writes the new keys and values into `pools`.
+        """Hidden states [T, dim] after the last layer, before the last norm; writes the new keys and values to `pools`.
 
+        In a later stage of a pipeline `hidden` [T, dim] are those after the stage before; it may be overwritten.
         `tables` have max_model_len positions; `fused`, of fused.py, does all layers at once, with packed adapters.
         """
         prepared = [attention.prepare(pool) for pool in inputs.pools]
         ropes = tables.rows(inputs.positions)
-        x = self.tok_embeddings(inputs.tokens).to(self.norm.weight.dtype)  # [T, dim]
-        if inputs.image_rows is not None and inputs.image_values is not None:
-            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
+        x = self._embed(inputs) if hidden is None else hidden  # [T, dim]
         if fused is not None:
             return fused(x, ropes, prepared, adapters)
         for number, (layer, cache, pool) in enumerate(zip(self.layers, pools.layers, pools.pool_of_layer, strict=True)):
             uses = lora.NO_USES if adapters is None else adapters.layer(number)
             x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
+        return x
+
+    def _embed(self, inputs: PackedInputs) -> Tensor:
+        """Embeddings of tokens and images, [T, dim]."""
+        first: Block = self.layers[0]  # type: ignore[assignment]
+        x = self.tok_embeddings(inputs.tokens).to(first.attention_norm.weight.dtype)
+        if inputs.image_rows is not None and inputs.image_values is not None:
+            x[inputs.image_rows] = inputs.image_values.to(x.dtype)
         return x
 
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:

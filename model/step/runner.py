@@ -150,6 +150,9 @@ class ModelRunner:
             self._last = LastTokens.of(views, [some.tokens for some in started.sampled], self._tables.device)
         return partial(self._finish, batch, started)
 
+    def watch(self, lost: Callable[[str], None]) -> None:
+        """Nothing to watch: no other process computes."""
+
     @torch.inference_mode()
     def idle(self) -> bool:
         """Capture the next graph. No step is in flight: a load may take the place of any adapter."""

@@ -1,0 +1,1 @@
+"""How a model is shared between ranks: pure arithmetic on sizes and names. No torch."""

@@ -1,0 +1,163 @@
+"""What one rank holds of a model: its layers, the sizes of its part of them, and its part of each tensor."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from model.config import ModelConfig, StageConfig
+from model.errors import OptionError
+from model.sharding.layout import SINGLE, Layout, Place
+from model.sharding.stages import stages
+
+VOCAB_MULTIPLE = 16
+"""Rows of embeddings and head are split at multiples of this: the CPU's kernels store 16 outputs together."""
+LARGEST_TENSOR = 64
+"""Sizes up to this are named in the error about a size that does not fit."""
+LAYER = re.compile(r"layers\.(\d+)\.(.+)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a tensor: some rows, some columns (of its second dimension); None for all."""
+
+    rows: range | None = None
+    columns: range | None = None
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What the rank at `place` holds of the model `whole`.
+
+    `layers` are its layers, by their numbers in the model. `config` has the sizes of its part: `n_layers` and `windows`
+    are those of its layers, `n_heads`, `n_kv_heads`, `hidden_dim` and the size of experts are its share. `dim`,
+    `vocab_size` and `n_experts` are those of the model. `vocab` are its rows of the embeddings and of the output head,
+    `experts` the experts it holds.
+    """
+
+    place: Place
+    whole: ModelConfig
+    config: ModelConfig
+    layers: range
+    vocab: range
+    experts: range
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether it needs the embeddings: in the first stage, and in the last for a tied head."""
+        return self.place.is_first or (self.place.is_last and self.whole.tied_head)
+
+    def part(self, name: str) -> Part | None:
+        """Its part of the tensor with this native name; None if it holds nothing of it."""
+        if (found := LAYER.fullmatch(name)) is not None:
+            return self._layer_part(found[2]) if int(found[1]) in self.layers else None
+        if name == "tok_embeddings.weight":
+            return Part(rows=self.vocab) if self.has_embeddings else None
+        if name == "output.weight":
+            return Part(rows=self.vocab) if self.place.is_last else None
+        if name == "norm.weight":
+            return WHOLE if self.place.is_last else None
+        return WHOLE if self.place.is_first else None  # the image encoder
+
+    def _layer_part(self, name: str) -> Part | None:
+        tensor, rank = self.place.layout.tensor, self.place.tensor_rank
+        if name.startswith("attention."):
+            return _attention_part(self, name.removeprefix("attention."))
+        if name in ("attention_norm", "ffn_norm", "feed_forward.gate"):
+            return WHOLE
+        path = name.removeprefix("feed_forward.").split(".")
+        if path[0] == "experts":
+            if self.place.layout.experts:
+                return WHOLE if int(path[1]) in self.experts else None
+            width = self.whole.expert_dim
+        elif path[0] == "shared_experts":
+            if self.place.layout.experts:
+                return WHOLE if rank == 0 else None
+            width = self.whole.shared_dim
+        else:
+            width = self.whole.hidden_dim
+        share = _share(width, tensor, rank)
+        return Part(columns=share) if path[-1] == "w2" else Part(rows=share)
+
+
+def shard_of(config: ModelConfig, place: Place = SINGLE) -> Shard:
+    """What the rank at `place` holds of a model. Raises OptionError for a layout that does not fit the model."""
+    layout, rank = place.layout, place.tensor_rank
+    check(config, layout)
+    if layout.size == 1:
+        whole = range(config.n_layers), range(config.vocab_size), range(config.n_experts)
+        return Shard(place, config, config, *whole)
+    n, layers = layout.tensor, stages(config, layout.pipeline)[place.stage]
+    split = config.n_experts and not layout.experts
+    own = replace(
+        config,
+        n_layers=len(layers),
+        windows=config.windows[layers.start : layers.stop],
+        n_heads=config.n_heads // n,
+        n_kv_heads=max(1, config.n_kv_heads // n),
+        hidden_dim=config.hidden_dim // n,
+        expert_hidden_dim=config.expert_dim // n if split else config.expert_dim if config.n_experts else 0,
+        n_shared_experts=config.n_shared_experts if split or rank == 0 else 0,
+        stage=StageConfig(layers.start, config.pool_windows),
+        vision=config.vision if place.is_first else None,
+    )
+    width = -(-config.vocab_size // (n * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE
+    vocab = range(min(rank * width, config.vocab_size), min((rank + 1) * width, config.vocab_size))
+    experts = _share(config.n_experts, n, rank) if layout.experts else range(config.n_experts)
+    return Shard(place, config, own, layers, vocab, experts)
+
+
+def check(config: ModelConfig, layout: Layout) -> None:
+    """Raise OptionError, which names the sizes that fit, for a layout that does not fit the model."""
+    if layout.pipeline > config.n_layers:
+        raise OptionError(
+            f"--pipeline-parallel-size {layout.pipeline} is more than the model's {config.n_layers} layers; "
+            f"choose at most {config.n_layers}"
+        )
+    if layout.experts and not config.n_experts:
+        raise OptionError("--expert-parallel needs a model with experts, this one has none")
+    if layout.experts and layout.tensor == 1:
+        raise OptionError("--expert-parallel needs --tensor-parallel-size of at least 2: these ranks share the experts")
+    if reasons := list(_obstacles(config, layout.tensor, experts=layout.experts)):
+        fit = [n for n in range(1, LARGEST_TENSOR + 1) if not any(_obstacles(config, n, experts=layout.experts))]
+        raise OptionError(
+            f"--tensor-parallel-size {layout.tensor} does not divide {' and '.join(reasons)}; "
+            f"choose one of: {', '.join(map(str, fit))}"
+        )
+
+
+def _obstacles(config: ModelConfig, n: int, *, experts: bool) -> Iterator[str]:
+    """What n ranks cannot split evenly. Where there are more ranks than heads of keys, several hold the same head."""
+    if config.n_heads % n:
+        yield f"{config.n_heads} heads"
+    if config.n_kv_heads % n and n % config.n_kv_heads:
+        yield f"{config.n_kv_heads} heads of keys and values"
+    if config.hidden_dim % n:
+        yield f"hidden_dim {config.hidden_dim}"
+    if config.n_experts and experts and config.n_experts % n:
+        yield f"{config.n_experts} experts"
+    if config.n_experts and not experts and config.expert_dim % n:
+        yield f"the experts' hidden size {config.expert_dim}"
+    if config.vocab_size <= (n - 1) * -(-config.vocab_size // (n * VOCAB_MULTIPLE)) * VOCAB_MULTIPLE:
+        yield f"a vocabulary of {config.vocab_size} in parts of {VOCAB_MULTIPLE}"
+
+
+def _attention_part(shard: Shard, name: str) -> Part:
+    whole, (n, rank) = shard.whole, (shard.place.layout.tensor, shard.place.tensor_rank)
+    heads = _share(whole.n_heads, n, rank)
+    if name in ("wk", "wv"):
+        # More ranks than heads: consecutive ranks hold the same head, which their heads of queries share.
+        heads = _share(whole.n_kv_heads, n, rank) if n <= whole.n_kv_heads else _one(rank * whole.n_kv_heads // n)
+    rows = range(heads.start * whole.head_dim, heads.stop * whole.head_dim)
+    return Part(columns=rows) if name == "wo" else Part(rows=rows)
+
+
+def _share(n_items: int, n_parts: int, part: int) -> range:
+    size = n_items // n_parts
+    return range(part * size, (part + 1) * size)
+
+
+def _one(item: int) -> range:
+    return range(item, item + 1)
