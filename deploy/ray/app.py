@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from deploy.ray.arguments import Arguments
@@ -12,34 +12,37 @@ from deploy.ray.replica import Ingress
 
 CLOSING_SECONDS = 10.0
 """Time for the end of the engine, after the drain."""
+RETRY_SECONDS = 1.0
+"""What a client is told to wait when too many requests wait in a proxy."""
 HEALTH_SECONDS = 2.0
 """Between two checks of a replica's health. Ray replaces a replica that fails three in a row."""
 
 
 def build(arguments: Arguments) -> serve.Application:
-    """The application. Ray makes `arguments` from `name=value` on its command line, or from `args` of its config file."""
+    """The application. Ray makes `arguments` from `name=value` of its command line, or from `args` of its config file."""
     settings = arguments.settings
     if settings.threads is None:
         settings = replace(settings, threads=max(1, int(arguments.num_cpus)))
     deployment = serve.deployment(
         Ingress,
         name="Noria",
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=arguments.min_replicas,
-            initial_replicas=arguments.initial_replicas,
-            max_replicas=arguments.max_replicas,
-            target_ongoing_requests=arguments.target_ongoing_requests,
-            upscale_delay_s=arguments.upscale_delay_s,
-            downscale_delay_s=arguments.downscale_delay_s,
-        ),
+        autoscaling_config=AutoscalingConfig(**arguments.model_dump(include=set(AutoscalingConfig.model_fields))),
         max_ongoing_requests=arguments.max_ongoing_requests,
         max_queued_requests=settings.max_queue,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_SECONDS),
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=settings.drain_timeout + CLOSING_SECONDS,
-        **_resources(arguments, n_ranks(arguments)),
-        **({"request_router_config": RequestRouterConfig(request_router_class=ConsistentHashRouter)} if arguments.session_affinity else {}),
+        request_router_config=_router(arguments),
+        **_resources(arguments, settings.layout.size),
     )
     return deployment.bind(settings)
+
+
+def _router(arguments: Arguments) -> RequestRouterConfig:
+    """Who chooses the replica of a request: the less busy of two, or the one of the request's session."""
+    if arguments.session_affinity:
+        return RequestRouterConfig(request_router_class=ConsistentHashRouter)
+    return RequestRouterConfig()
 
 
 def _resources(arguments: Arguments, n_ranks: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Scale(BaseModel):
     max_replicas: Annotated[int, Bounded(ge=1)] = 1
     initial_replicas: Annotated[int, Bounded(ge=0)] | None = None
     target_ongoing_requests: Annotated[float, Bounded(gt=0)] = 16
-    """Requests that a replica should have. Ray adds replicas when they have more, and removes some when they have less."""
+    """Requests that a replica should have. Ray adds replicas when they have more, and removes some when less."""
     upscale_delay_s: Annotated[float, Bounded(ge=0)] = 30
     downscale_delay_s: Annotated[float, Bounded(ge=0)] = 600
     max_ongoing_requests: Annotated[int, Bounded(ge=1)] = 64

@@ -68,7 +68,7 @@ class Replica:
 
 
 class WithoutRequestId:
-    """ASGI middleware that removes `x-request-id` from responses: Ray's proxy adds the same id, and two make one text."""
+    """ASGI middleware that removes `x-request-id` from responses, because Ray's proxy adds the same id again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,0 +1,38 @@
+"""The cluster of all tests, and what one server without Ray answers."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server import MODEL, serving
+from tests.ray.cluster import Cluster, cluster
+
+PROMPTS = ("Count from one to a hundred.", "Write a long story about a water wheel.")
+LONG = 400
+"""Tokens of a long answer: some seconds, in which a test does something to the replicas."""
+
+
+@pytest.fixture(scope="session")
+def alone() -> dict[str, str]:
+    """The greedy answer to each of `PROMPTS` from `noria serve`, cut after `LONG` tokens."""
+    with serving("--threads", "1") as server:
+        answers = {}
+        for prompt in PROMPTS:
+            messages = [{"role": "user", "content": prompt}]
+            order = {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": LONG}
+            answers[prompt] = server.http.post("/v1/chat/completions", json=order).json()["choices"][0]
+        assert {answer["finish_reason"] for answer in answers.values()} == {"length"}
+        return {prompt: answer["message"]["content"] for prompt, answer in answers.items()}
+
+
+@pytest.fixture(scope="session")
+def ray(alone: dict[str, str]) -> Iterator[Cluster]:
+    with cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def two(ray: Cluster) -> Cluster:
+    """Two replicas, always."""
+    ray.deploy(min_replicas=2, max_replicas=2)
+    return ray

@@ -1,0 +1,69 @@
+"""Two replicas behind Ray's proxy: what a client sees of them, of a lost engine and of a lost replica."""
+
+import os
+import signal
+import time
+
+import httpx
+
+from tests.e2e.server import MODEL
+from tests.ray.cluster import Cluster, engines
+from tests.ray.conftest import LONG, PROMPTS
+from tests.waiting import PATIENCE, ended, eventually, strike
+
+
+def test_a_stream_through_the_proxy_is_the_answer_of_one_server(two: Cluster, alone: dict[str, str]) -> None:
+    """Its chunks come while it is computed, and it has one id."""
+    order = {"model": MODEL, "messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": LONG}
+    with httpx.stream(
+        "POST", f"{two.url}/v1/chat/completions", json={**order, "stream": True}, timeout=PATIENCE
+    ) as response:
+        times = [time.monotonic() for line in response.iter_lines() if line]
+        assert len(response.headers.get_list("x-request-id")) == 1
+    assert len({round(moment, 1) for moment in times}) > 10
+    streams = [two.stream(prompt, LONG).ended() for prompt in PROMPTS]
+    assert [stream.text for stream in streams] == [alone[prompt] for prompt in PROMPTS]
+
+
+def test_a_client_that_leaves_ends_its_sequence_in_the_engine(two: Cluster) -> None:
+    eventually(lambda: two.metric("noria_requests_running") == 0, "the replicas are idle")
+    aborted, generated = (two.metric(name, **labels) for name, labels in COUNTED)
+    order = {"model": MODEL, "prompt": "1 2 3", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{two.url}/v1/completions", json=order, timeout=PATIENCE) as response:
+        next(response.iter_lines())
+    eventually(lambda: two.metric(COUNTED[0][0], **COUNTED[0][1]) == aborted + 1, "the request counts as aborted")
+    eventually(lambda: two.metric("noria_requests_running") == 0, "the engine has dropped the sequence")
+    assert two.metric("noria_generated_tokens_total") - generated < 400
+
+
+COUNTED = (("noria_requests_total", {"outcome": "abort"}), ("noria_generated_tokens_total", {}))
+
+
+def test_a_lost_engine_costs_no_replica(two: Cluster, alone: dict[str, str]) -> None:
+    before = two.replicas
+    (lost,) = engines(before[0])
+    strike(lost, signal.SIGKILL)
+    eventually(lambda: [pid for pid in engines(before[0]) if pid != lost], "the replica has another engine")
+    eventually(lambda: all(two.stream("Hi", 4).ended().whole for _ in range(6)), "all requests are answered")
+    assert two.replicas == before
+    assert two.stream(PROMPTS[0], LONG).ended().text == alone[PROMPTS[0]]
+
+
+def test_a_killed_replica_costs_only_its_own_requests(two: Cluster, alone: dict[str, str]) -> None:
+    before = two.replicas
+    streams = {}
+    for number in range(6):
+        streams[number] = two.stream(PROMPTS[number % 2], LONG)
+        eventually(lambda number=number: streams[number].text, "the stream begins")
+    (engine,) = engines(before[0])
+    os.kill(before[0], signal.SIGKILL)
+    later = [two.stream(PROMPTS[0], 8) for _ in range(8)]
+    eventually(lambda: ended(engine), "the engine has died with its replica")
+    whole = [stream for stream in streams.values() if stream.ended().whole]
+    assert 0 < len(whole) < len(streams), "both replicas had streams"
+    texts = [stream.text for stream in whole]
+    assert set(texts) <= set(alone.values())
+    assert all(alone[PROMPTS[0]].startswith(stream.ended().text) and stream.whole for stream in later)
+    two.wait_running(2)
+    assert len(set(two.replicas) - set(before)) == 1
+    assert all(two.stream("Hi", 4).ended().whole for _ in range(8))
