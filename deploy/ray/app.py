@@ -19,7 +19,7 @@ HEALTH_SECONDS = 2.0
 
 
 def build(arguments: Arguments) -> serve.Application:
-    """The application. Ray makes `arguments` from `name=value` of its command line, or from `args` of its config file."""
+    """The application. Ray reads `arguments` as `name=value` on a command line, or as `args` in a file."""
     settings = arguments.settings
     if settings.threads is None:
         settings = replace(settings, threads=max(1, int(arguments.num_cpus)))

@@ -4,9 +4,9 @@ import asyncio
 
 from fastapi import FastAPI
 from ray import serve
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.ray.metrics import RayMetrics
+from deploy.ray.middleware import HoldWithoutEngine, WithoutRequestId
 from service.app import ROUTES, create_app
 from service.commands.serve import start_engine
 from service.generation.served import ServedModel
@@ -46,6 +46,7 @@ class Replica:
             ROUTES,
         )
         app.add_middleware(WithoutRequestId)
+        app.add_middleware(HoldWithoutEngine, client=self._client)
         return app
 
     async def check_health(self) -> None:
@@ -65,21 +66,6 @@ class Replica:
     def _on_failed(self, error: Exception) -> None:
         self._failure = error
         self._decided.set()
-
-
-class WithoutRequestId:
-    """ASGI middleware that removes `x-request-id` from responses, because Ray's proxy adds the same id again."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_rest(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [field for field in message["headers"] if field[0] != b"x-request-id"]
-            await send(message)
-
-        await self._app(scope, receive, send_rest)
 
 
 Ingress = serve.ingress()(Replica)

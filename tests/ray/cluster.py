@@ -47,8 +47,16 @@ class Cluster:
     def wait_running(self, n_replicas: int) -> None:
         eventually(lambda: self.states == {"RUNNING": n_replicas}, f"{n_replicas} replicas run")
 
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum over all replicas, as Ray exports it: some seconds old."""
+    def metric(self, sample: str) -> float:
+        """The sum of a sample over the replicas that run, from what each says now at /metrics."""
+        pages: dict[float, str] = {}
+        while len(pages) < self.states["RUNNING"]:  # the proxy chooses who answers
+            text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
+            pages[value("process_start_time_seconds", text)] = text
+        return sum(value(sample, text) for text in pages.values())
+
+    def exported(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels over all replicas, as Ray exports it: some seconds old."""
         text = httpx.get(self._metrics_url, timeout=PATIENCE).text
         lines = [line for line in text.splitlines() if line.startswith(f"ray_{name}{{")]
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -71,6 +79,7 @@ class Stream(threading.Thread):
         self.error: Exception | None = None
         self._client = client
         self._order: Any = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+        self._order["extra_body"] = {"ignore_eos": True}
 
     def run(self) -> None:
         try:
@@ -83,12 +92,18 @@ class Stream(threading.Thread):
     @property
     def whole(self) -> bool:
         """Whether the answer is complete."""
-        return self.error is None and self.finish_reason is not None
+        return self.error is None and self.finish_reason == "length"
 
     def ended(self) -> "Stream":
         self.join(2 * PATIENCE)
         assert not self.is_alive(), "the stream neither ends nor fails"
         return self
+
+
+def value(sample: str, text: str) -> float:
+    """The value of a sample in Prometheus' text."""
+    (found,) = (line.removeprefix(f"{sample} ") for line in text.splitlines() if line.startswith(f"{sample} "))
+    return float(found)
 
 
 def engines(replica: int) -> list[int]:
@@ -121,7 +136,7 @@ def _command(pid: int) -> str:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """A cluster on this machine, without dashboard, usage reports and tokens. It writes into a folder with a short path."""
+    """A cluster on this machine, without dashboard, usage reports and tokens. Its sockets need a short path."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",

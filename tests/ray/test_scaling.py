@@ -1,0 +1,59 @@
+"""Replicas that come and go with the load, and one whose engine is beyond repair."""
+
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from tests.ray.cluster import Cluster, engines
+from tests.ray.conftest import LONG, PROMPTS
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def scaling(ray: Cluster) -> Cluster:
+    """Two replicas at first, and one for each four requests."""
+    ray.deploy(
+        min_replicas=1,
+        initial_replicas=2,
+        max_replicas=2,
+        target_ongoing_requests=4,
+        upscale_delay_s=1,
+        downscale_delay_s=2,
+        session_affinity=True,
+    )
+    return ray
+
+
+def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, alone: dict[str, str]) -> None:
+    before = scaling.replicas
+    assert len(before) == 2
+    streams = [scaling.stream(PROMPTS[number % 2], LONG) for number in range(4)]
+    eventually(lambda: "STOPPING" in scaling.states, "Ray stops a replica")
+    assert all(stream.is_alive() for stream in streams), "it is stopped in mid-stream"
+    assert [stream.ended().text for stream in streams] == [alone[PROMPTS[number % 2]] for number in range(4)]
+    scaling.wait_running(1)
+    eventually(lambda: len(scaling.replicas) == 1, "the other replica has ended")
+
+
+def test_load_adds_a_replica(scaling: Cluster) -> None:
+    streams = [scaling.stream(PROMPTS[0], 3 * LONG) for _ in range(6)]
+    eventually(lambda: scaling.states.get("RUNNING") == 2, "another replica runs")
+    assert all(stream.ended().whole for stream in streams)
+
+
+def test_a_replica_whose_engine_is_beyond_repair_is_replaced(scaling: Cluster) -> None:
+    scaling.wait_running(1)
+    (broken,) = scaling.replicas
+
+    def kill_engines() -> bool:
+        """Whether the replica is gone; until then no engine of it lives to load the model."""
+        for pid in engines(broken):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return broken not in scaling.replicas
+
+    eventually(kill_engines, "Ray ends the replica")
+    scaling.wait_running(1)
+    assert scaling.stream(PROMPTS[0], 8).ended().whole
