@@ -47,13 +47,22 @@ class Cluster:
     def wait_running(self, n_replicas: int) -> None:
         eventually(lambda: self.states == {"RUNNING": n_replicas}, f"{n_replicas} replicas run")
 
+    def metrics(self, sample: str) -> dict[float, float]:
+        """A sample of each replica that runs, from what it says now at /metrics, by the replica's `identity`."""
+        found: dict[float, float] = {}
+        while len(found) < self.states["RUNNING"]:  # the proxy chooses who answers
+            page = self.page()
+            found[identity(page)] = value(sample, page)
+        return found
+
     def metric(self, sample: str) -> float:
-        """The sum of a sample over the replicas that run, from what each says now at /metrics."""
-        pages: dict[float, str] = {}
-        while len(pages) < self.states["RUNNING"]:  # the proxy chooses who answers
-            text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
-            pages[value("process_start_time_seconds", text)] = text
-        return sum(value(sample, text) for text in pages.values())
+        """The sum of a sample over the replicas that run."""
+        return sum(self.metrics(sample).values())
+
+    def page(self, session: str | None = None) -> str:
+        """What /metrics says on any replica, or on that of a session."""
+        headers = {"x-session-id": session} if session else {}
+        return httpx.get(f"{self.url}/metrics", headers=headers, timeout=PATIENCE).text
 
     def exported(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels over all replicas, as Ray exports it: some seconds old."""
@@ -62,9 +71,9 @@ class Cluster:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
 
-    def stream(self, prompt: str, max_tokens: int) -> "Stream":
+    def stream(self, prompt: str, max_tokens: int, session: str | None = None) -> "Stream":
         """A greedy chat that has been sent."""
-        stream = Stream(self.openai, prompt, max_tokens)
+        stream = Stream(self.openai, prompt, max_tokens, {"x-session-id": session} if session else {})
         stream.start()
         return stream
 
@@ -72,14 +81,14 @@ class Cluster:
 class Stream(threading.Thread):
     """One streamed chat: its text so far, then why it finished, or the error that ended it."""
 
-    def __init__(self, client: openai.OpenAI, prompt: str, max_tokens: int) -> None:
+    def __init__(self, client: openai.OpenAI, prompt: str, max_tokens: int, headers: dict[str, str]) -> None:
         super().__init__(daemon=True)
         self.text = ""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self._client = client
         self._order: Any = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
-        self._order["extra_body"] = {"ignore_eos": True}
+        self._order |= {"extra_body": {"ignore_eos": True}, "extra_headers": headers}
 
     def run(self) -> None:
         try:
@@ -98,6 +107,11 @@ class Stream(threading.Thread):
         self.join(2 * PATIENCE)
         assert not self.is_alive(), "the stream neither ends nor fails"
         return self
+
+
+def identity(page: str) -> float:
+    """What tells a replica from others: when its process started."""
+    return value("process_start_time_seconds", page)
 
 
 def value(sample: str, text: str) -> float:
