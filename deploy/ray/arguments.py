@@ -16,8 +16,9 @@ OF_THE_PROXY = ("Network",)
 WITHOUT_MEANING = {
     *("ssl_certfile", "ssl_keyfile", "health_port", "log_level_file"),
     *("max_connections", "max_connections_per_address"),
+    "lora_dir",  # a request that loads an adapter reaches one replica of many
 }
-"""Fields of other groups that only a server with connections and signals of its own reads."""
+"""Fields of other groups that need connections, signals or a client of one's own."""
 
 
 class Scale(BaseModel):

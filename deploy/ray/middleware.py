@@ -26,16 +26,23 @@ class HoldWithoutEngine:
         await self._app(scope, receive, send)
 
 
-class WithoutRequestId:
-    """ASGI middleware that removes `x-request-id` from responses, because Ray's proxy adds the same id again."""
+class ReplicaHeaders:
+    """ASGI middleware that adds `x-noria-replica`, the replica's id in Ray's metrics and logs.
 
-    def __init__(self, app: ASGIApp) -> None:
+    It removes `x-request-id`, because Ray's proxy adds the same id again.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str) -> None:
         self._app = app
+        self._name = (b"x-noria-replica", replica.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_rest(message: Message) -> None:
+        async def send_changed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [field for field in message["headers"] if field[0] != b"x-request-id"]
+                message["headers"] = [
+                    *(field for field in message["headers"] if field[0] != b"x-request-id"),
+                    self._name,
+                ]
             await send(message)
 
-        await self._app(scope, receive, send_rest)
+        await self._app(scope, receive, send_changed)

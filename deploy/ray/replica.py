@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from deploy.ray.metrics import RayMetrics
-from deploy.ray.middleware import HoldWithoutEngine, WithoutRequestId
+from deploy.ray.middleware import HoldWithoutEngine, ReplicaHeaders
 from service.app import ROUTES, create_app
 from service.commands.serve import start_engine
 from service.generation.served import ServedModel
@@ -45,7 +45,7 @@ class Replica:
             self._on_failed,
             ROUTES,
         )
-        app.add_middleware(WithoutRequestId)
+        app.add_middleware(ReplicaHeaders, replica=serve.get_replica_context().replica_id.unique_id)
         app.add_middleware(HoldWithoutEngine, client=self._client)
         return app
 

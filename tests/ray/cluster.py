@@ -46,23 +46,24 @@ class Cluster:
 
     def wait_running(self, n_replicas: int) -> None:
         eventually(lambda: self.states == {"RUNNING": n_replicas}, f"{n_replicas} replicas run")
+        eventually(lambda: len(self.replicas) == n_replicas, "those that were stopped have ended")
 
-    def metrics(self, sample: str) -> dict[float, float]:
-        """A sample of each replica that runs, from what it says now at /metrics, by the replica's `identity`."""
-        found: dict[float, float] = {}
+    def metrics(self, sample: str) -> dict[str, float]:
+        """A sample of each replica that runs, from what it says now at /metrics, by the replica's id."""
+        found: dict[str, float] = {}
         while len(found) < self.states["RUNNING"]:  # the proxy chooses who answers
-            page = self.page()
-            found[identity(page)] = value(sample, page)
+            page = httpx.get(f"{self.url}/metrics", timeout=PATIENCE)
+            found[page.headers["x-noria-replica"]] = value(sample, page.text)
         return found
 
     def metric(self, sample: str) -> float:
         """The sum of a sample over the replicas that run."""
         return sum(self.metrics(sample).values())
 
-    def page(self, session: str | None = None) -> str:
-        """What /metrics says on any replica, or on that of a session."""
-        headers = {"x-session-id": session} if session else {}
-        return httpx.get(f"{self.url}/metrics", headers=headers, timeout=PATIENCE).text
+    def replica_of(self, session: str) -> str:
+        """The id of the replica that answers a request of a session."""
+        answer = httpx.get(f"{self.url}/live", headers={"x-session-id": session}, timeout=PATIENCE)
+        return answer.headers["x-noria-replica"]
 
     def exported(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels over all replicas, as Ray exports it: some seconds old."""
@@ -103,15 +104,15 @@ class Stream(threading.Thread):
         """Whether the answer is complete."""
         return self.error is None and self.finish_reason == "length"
 
+    def begun(self) -> "Stream":
+        """The stream after its first text, or after an error."""
+        eventually(lambda: self.text or self.error, "the stream begins")
+        return self
+
     def ended(self) -> "Stream":
         self.join(2 * PATIENCE)
         assert not self.is_alive(), "the stream neither ends nor fails"
         return self
-
-
-def identity(page: str) -> float:
-    """What tells a replica from others: when its process started."""
-    return value("process_start_time_seconds", page)
 
 
 def value(sample: str, text: str) -> float:

@@ -34,6 +34,17 @@ def ray(alone: dict[str, str]) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def two(ray: Cluster) -> Cluster:
-    """Two replicas, always."""
-    ray.deploy(min_replicas=2, max_replicas=2)
+    """Two replicas, always, which keep their sessions."""
+    ray.deploy(min_replicas=2, max_replicas=2, session_affinity=True)
     return ray
+
+
+@pytest.fixture(scope="module")
+def sessions(two: Cluster) -> list[str]:
+    """A session on each replica."""
+    found: dict[str, str] = {}
+    for number in range(100):
+        found[two.replica_of(f"conversation {number}")] = f"conversation {number}"
+        if len(found) == 2:
+            return list(found.values())
+    raise AssertionError("all sessions are on one replica")

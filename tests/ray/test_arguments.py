@@ -37,6 +37,7 @@ def test_arguments_from_a_command_line_are_words() -> None:
         ("ssl_certfile", "a"),
         ("health_port", 1),
         ("max_connections", 2),
+        ("lora_dir", "a"),
         ("modl", "a"),
         ("max_replicas", 0),
     ],

@@ -6,11 +6,9 @@ from contextlib import suppress
 
 import pytest
 
-from tests.ray.cluster import Cluster, engines, identity
+from tests.ray.cluster import Cluster, engines
 from tests.ray.conftest import LONG, PROMPTS
 from tests.waiting import ended, eventually
-
-SESSIONS = [f"conversation {number}" for number in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -22,33 +20,25 @@ def scaling(ray: Cluster) -> Cluster:
         max_replicas=2,
         target_ongoing_requests=4,
         upscale_delay_s=1,
-        downscale_delay_s=2,
-        session_affinity=True,
+        downscale_delay_s=4,
     )
     return ray
-
-
-def test_requests_of_a_session_go_to_one_replica(scaling: Cluster) -> None:
-    found = {session: {identity(scaling.page(session)) for _ in range(3)} for session in SESSIONS}
-    assert all(len(replicas) == 1 for replicas in found.values())
-    assert len(set.union(*found.values())) == 2
 
 
 def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, alone: dict[str, str]) -> None:
     """Each of two replicas has streams, which together are too few for two."""
     before = [pid for replica in scaling.replicas for pid in (replica, *engines(replica))]
-    sessions = list({identity(scaling.page(session)): session for session in SESSIONS}.values())
-    streams = [scaling.stream(PROMPTS[number // 2], LONG, sessions[number % 2]) for number in range(4)]
-    eventually(lambda: set(scaling.metrics("noria_requests_running").values()) == {2}, "both replicas have streams")
+    streams = [scaling.stream(PROMPTS[number % 2], LONG).begun() for number in range(4)]
+    assert min(scaling.metrics("noria_requests_running").values()) > 0, "Ray sends a request to the less busy replica"
     eventually(lambda: "STOPPING" in scaling.states, "Ray stops a replica")
     assert all(stream.is_alive() for stream in streams), "it is stopped in mid-stream"
-    assert [stream.ended().text for stream in streams] == [alone[PROMPTS[number // 2]] for number in range(4)]
+    assert [stream.ended().text for stream in streams] == [alone[PROMPTS[number % 2]] for number in range(4)]
     scaling.wait_running(1)
     eventually(lambda: sum(map(ended, before)) == 2, "the replica and its engine have ended")
 
 
 def test_load_adds_a_replica(scaling: Cluster) -> None:
-    streams = [scaling.stream(PROMPTS[0], 3 * LONG) for _ in range(6)]
+    streams = [scaling.stream(PROMPTS[0], 2 * LONG) for _ in range(6)]
     eventually(lambda: scaling.states.get("RUNNING") == 2, "another replica runs")
     assert all(stream.ended().whole for stream in streams)
 

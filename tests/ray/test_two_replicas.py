@@ -65,21 +65,22 @@ def test_a_lost_engine_costs_no_replica_and_no_request(two: Cluster, alone: dict
     assert two.replicas == before
 
 
-def test_a_killed_replica_costs_only_its_own_requests(two: Cluster, alone: dict[str, str]) -> None:
+def test_a_session_stays_on_its_replica(two: Cluster, sessions: list[str]) -> None:
+    found = [[two.replica_of(session) for _ in range(4)] for session in sessions]
+    assert [len(set(replicas)) for replicas in found] == [1, 1]
+
+
+def test_a_killed_replica_costs_only_its_own_requests(two: Cluster, sessions: list[str], alone: dict[str, str]) -> None:
     before = two.replicas
-    streams = {}
-    for number in range(6):
-        streams[number] = two.stream(PROMPTS[number % 2], LONG)
-        eventually(lambda number=number: streams[number].text or streams[number].error, "the stream begins")
+    streams = [two.stream(PROMPTS[number // 2 % 2], LONG, sessions[number % 2]).begun() for number in range(6)]
     (engine,) = engines(before[0])
     os.kill(before[0], signal.SIGKILL)
     later = [two.stream(PROMPTS[0], 8) for _ in range(8)]
     eventually(lambda: ended(engine), "the engine has died with its replica")
-    whole = [stream for stream in streams.values() if stream.ended().whole]
-    assert 0 < len(whole) < len(streams), "both replicas had streams"
-    texts = [stream.text for stream in whole]
-    assert set(texts) <= set(alone.values())
-    assert all(alone[PROMPTS[0]].startswith(stream.ended().text) and stream.whole for stream in later)
+    assert sorted([stream.ended().whole for stream in streams]) == [False] * 3 + [True] * 3
+    assert len({stream.whole for stream in streams[::2]}) == 1, "the replica of a session has died, or none"
+    assert all(stream.text in alone.values() for stream in streams if stream.whole)
+    assert all(stream.ended().whole and alone[PROMPTS[0]].startswith(stream.text) for stream in later)
     two.wait_running(2)
     assert len(set(two.replicas) - set(before)) == 1
     assert all(two.stream("Hi", 4).ended().whole for _ in range(8))
