@@ -29,9 +29,12 @@ class Cluster:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self._metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
 
-    def deploy(self, **arguments: Any) -> None:
-        """Serve the embedded model with one thread each, in place of what is deployed; returns when it serves."""
+    @contextmanager
+    def deployed(self, **arguments: Any) -> Iterator["Cluster"]:
+        """Serve the embedded model, with one thread in each replica, until the block ends."""
         serve.run(build(Arguments(spare_engine=False, **arguments)), name=APP, route_prefix="/")
+        yield self
+        serve.delete(APP)  # a proxy keeps the router of an application that is only updated
 
     @property
     def replicas(self) -> list[int]:
@@ -87,15 +90,20 @@ class Stream(threading.Thread):
         self.text = ""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
+        self.is_left = False
         self._client = client
         self._order: Any = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
         self._order |= {"extra_body": {"ignore_eos": True}, "extra_headers": headers}
 
     def run(self) -> None:
+        """Read the stream to its end, or until `is_left`; then close the connection."""
         try:
-            for chunk in self._client.chat.completions.create(model=MODEL, temperature=0, stream=True, **self._order):
-                self.text += chunk.choices[0].delta.content or ""
-                self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
+            with self._client.chat.completions.create(model=MODEL, temperature=0, stream=True, **self._order) as chunks:
+                for chunk in chunks:
+                    if self.is_left:
+                        break
+                    self.text += chunk.choices[0].delta.content or ""
+                    self.finish_reason = chunk.choices[0].finish_reason or self.finish_reason
         except (openai.APIError, httpx.TransportError) as error:
             self.error = error
 

@@ -33,10 +33,10 @@ def ray(alone: dict[str, str]) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def two(ray: Cluster) -> Cluster:
+def two(ray: Cluster) -> Iterator[Cluster]:
     """Two replicas, always, which keep their sessions."""
-    ray.deploy(min_replicas=2, max_replicas=2, session_affinity=True)
-    return ray
+    with ray.deployed(min_replicas=2, max_replicas=2, session_affinity=True):
+        yield ray
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -12,17 +13,17 @@ from tests.waiting import ended, eventually
 
 
 @pytest.fixture(scope="module")
-def scaling(ray: Cluster) -> Cluster:
+def scaling(ray: Cluster) -> Iterator[Cluster]:
     """Two replicas at first, and one for each four requests."""
-    ray.deploy(
+    with ray.deployed(
         min_replicas=1,
         initial_replicas=2,
         max_replicas=2,
         target_ongoing_requests=4,
         upscale_delay_s=1,
         downscale_delay_s=4,
-    )
-    return ray
+    ):
+        yield ray
 
 
 def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, alone: dict[str, str]) -> None:
@@ -38,9 +39,12 @@ def test_a_replica_that_is_scaled_away_finishes_its_streams(scaling: Cluster, al
 
 
 def test_load_adds_a_replica(scaling: Cluster) -> None:
-    streams = [scaling.stream(PROMPTS[0], 2 * LONG) for _ in range(6)]
-    eventually(lambda: scaling.states.get("RUNNING") == 2, "another replica runs")
-    assert all(stream.ended().whole for stream in streams)
+    streams = [scaling.stream(PROMPTS[0], 4 * LONG) for _ in range(6)]
+    eventually(lambda: len(scaling.replicas) == 2, "another replica starts")
+    eventually(lambda: scaling.states == {"RUNNING": 2}, "it serves")
+    for stream in streams:
+        stream.is_left = True
+    assert not any(stream.ended().error for stream in streams)
 
 
 def test_a_replica_whose_engine_is_beyond_repair_is_replaced(scaling: Cluster) -> None:
