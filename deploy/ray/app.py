@@ -25,7 +25,8 @@ def build(arguments: Arguments) -> serve.Application:
         settings = replace(settings, threads=max(1, int(arguments.num_cpus)))
     deployment = serve.deployment(
         Ingress,
-        name="Noria",
+        # A proxy keeps the router of a deployment as long as it runs, so another router needs another name.
+        name="NoriaSessions" if arguments.session_affinity else "Noria",
         autoscaling_config=AutoscalingConfig(**arguments.model_dump(include=set(AutoscalingConfig.model_fields))),
         max_ongoing_requests=arguments.max_ongoing_requests,
         max_queued_requests=settings.max_queue,

@@ -34,7 +34,7 @@ class Cluster:
         """Serve the embedded model, with one thread in each replica, until the block ends."""
         serve.run(build(Arguments(spare_engine=False, **arguments)), name=APP, route_prefix="/")
         yield self
-        serve.delete(APP)  # a proxy keeps the router of an application that is only updated
+        serve.delete(APP)
 
     @property
     def replicas(self) -> list[int]:
@@ -45,7 +45,8 @@ class Cluster:
     @property
     def states(self) -> dict[str, int]:
         """Number of replicas by their state, such as RUNNING."""
-        return dict(serve.status().applications[APP].deployments["Noria"].replica_states)
+        (deployment,) = serve.status().applications[APP].deployments.values()
+        return dict(deployment.replica_states)
 
     def wait_running(self, n_replicas: int) -> None:
         eventually(lambda: self.states == {"RUNNING": n_replicas}, f"{n_replicas} replicas run")
