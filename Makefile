@@ -4,6 +4,7 @@
 #   make test WORKERS=4 ARGS="tests/service"   (processes that test; a file's tests stay in one of them)
 #   make test-clients CLIENTS="openai curl"    (real clients, each in an environment of its own in .clients)
 #   make test-page                             (the page at / in a real browser, Chromium)
+#   make test-ray                              (replicas on Ray Serve, in an environment of their own in .ray)
 #   make drill ARGS="--hours=1"                (attacks and faults on a live server, ten minutes without ARGS)
 MODEL ?=
 PORT ?= 8000
@@ -15,7 +16,7 @@ export PIP_ARGS
 
 INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/cpu/*.[ch] model/kernels/cpu/*/*.[ch])
 
-.PHONY: serve test test-page test-clients drill check clean
+.PHONY: serve test test-page test-clients test-ray drill check clean
 
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
@@ -30,6 +31,9 @@ test-page: .venv/.ready-dev
 test-clients: .venv/.ready-dev
 	.venv/bin/python -m tests.clients.run $(CLIENTS)
 
+test-ray: .ray/.ready
+	.ray/bin/python -m pytest -c tests/ray/pytest.ini tests/ray $(ARGS)
+
 drill: .venv/.ready-dev
 	.venv/bin/python -m tests.drill $(ARGS)
 
@@ -37,7 +41,7 @@ check: .venv/.ready-dev
 	scripts/check
 
 clean:
-	rm -rf .venv .clients build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .clients .ray build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.ready: $(INPUTS)
 	@scripts/setup
@@ -46,3 +50,8 @@ clean:
 .venv/.ready-dev: $(INPUTS)
 	@scripts/setup dev
 	@touch $@ .venv/.ready
+
+.ray/.ready: $(INPUTS) tests/ray/requirements.txt
+	@ENVIRONMENT=.ray scripts/setup ray
+	.ray/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PIP_ARGS) -r tests/ray/requirements.txt
+	@touch $@

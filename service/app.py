@@ -104,7 +104,6 @@ def create_server(
     """
 
     def on_ready(served: ServedModel) -> None:
-        measured.describe_model(served.names[0], served.info)
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
@@ -131,7 +130,6 @@ def create_server(
         keys.reload()
         measured.await_keys(keys.names)
 
-    measured.await_keys(keys.names)
     places = Places(raise_descriptor_limit(settings.max_connections), settings.max_connections_per_address)
     measured.watch_connections(lambda: places.n_open)
     server = Server(
@@ -164,6 +162,7 @@ def create_app(
             admission.model = await load(
                 settings, client, Slicing(pause=admission.work.pause, aside=admission.work.aside)
             )
+            measured.describe_model(admission.model.names[0], admission.model.info)
             on_ready(admission.model)
             await client.supervised()
         except Exception as error:
@@ -203,6 +202,7 @@ def create_app(
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
+    measured.await_keys(keys.names)
     tracing = _tracing(settings)
     return _assemble(settings, measured, keys, lifespan, routes, None if tracing is None else tracing.trace)
 

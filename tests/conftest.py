@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-collect_ignore = ["clients"]  # they run in environments of their own: tests/clients/run.py
+collect_ignore = ["clients", "ray"]  # they run in environments of their own: tests/clients/run.py, make test-ray
 
 
 @pytest.fixture(autouse=True)

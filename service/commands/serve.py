@@ -4,12 +4,18 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from model.ranks.world import check_size, from_environment
 from service.http.keys.keys import Keys
 from service.http.listening import listen, listen_at
 from service.settings import Settings
+
+if TYPE_CHECKING:  # slow imports
+    from service.engine.client import EngineClient
+    from service.metrics import Metrics
 
 
 def run(settings: Settings) -> int:
@@ -30,22 +36,7 @@ def run(settings: Settings) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reloads at it
     keys = Keys(settings.api_keys, settings.api_key_file)
     with listen_for_requests(settings) as sock, listen_for_probes(settings) as health:
-        from service import logs
-        from service.engine.client import EngineClient
-        from service.engine.supervision.process import EngineProcess
-
-        logs.configure(settings.log_format, settings.level())
-        n_ranks = settings.layout.size
-        runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
-        client = EngineClient(
-            lambda: EngineProcess(runner, (settings.log_format, logs.level())),
-            step_timeout=settings.step_timeout,
-            spare=settings.spare_engine,
-            on_report=lambda report: metrics.observe_report(report),
-            on_beat=lambda beat: metrics.observe_beat(beat),
-            on_restart=lambda: metrics.observe_restart(),
-        )
-        client.spawn()
+        client = start_engine(settings, lambda: metrics)
         from service.app import create_server
         from service.metrics import Metrics
 
@@ -60,6 +51,31 @@ def run(settings: Settings) -> int:
 def listen_for_requests(settings: Settings) -> AbstractContextManager[socket.socket]:
     """The socket of `--uds`, or of `--host` and `--port`. Raises OptionError."""
     return listen(*settings.address) if settings.uds is None else listen_at(settings.uds)
+
+
+def start_engine(settings: Settings, measured: Callable[[], "Metrics"]) -> "EngineClient":
+    """The client of an engine process that it starts. The calling thread must live as long as the engine.
+
+    `measured` gives the metrics that count what the engine reports; no report comes before the model is loaded. Logs
+    are configured. Raises NoriaError if the machine cannot start a process.
+    """
+    from service import logs
+    from service.engine.client import EngineClient
+    from service.engine.supervision.process import EngineProcess
+
+    logs.configure(settings.log_format, settings.level())
+    n_ranks = settings.layout.size
+    runner = f"model.ranks.start:starter:{n_ranks}" if n_ranks > 1 else "model.loading:create"
+    client = EngineClient(
+        lambda: EngineProcess(runner, (settings.log_format, logs.level())),
+        step_timeout=settings.step_timeout,
+        spare=settings.spare_engine,
+        on_report=lambda report: measured().observe_report(report),
+        on_beat=lambda beat: measured().observe_beat(beat),
+        on_restart=lambda: measured().observe_restart(),
+    )
+    client.spawn()
+    return client
 
 
 def listen_for_probes(settings: Settings) -> AbstractContextManager[socket.socket | None]:
