@@ -1,4 +1,4 @@
-"""What the engine process runs, on a thread: how it finds its runner, and how it ends with the processes of a runner."""
+"""What the engine process runs, on a thread: how it finds its runner, and how it ends with a process of the runner."""
 
 import socket
 import threading
