@@ -119,17 +119,17 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.shard = shard_of(config) if shard is None else shard
-        place, n_rows = self.shard.place, len(self.shard.vocab)
-        self.group, self.splits_layers = group, place.layout.tensor > 1
+        self._shard = shard_of(config) if shard is None else shard
+        place, n_rows = self._shard.place, len(self._shard.vocab)
+        self._group, self.splits_layers = group, place.layout.tensor > 1
         self.has_head = place.is_last
         ties = config.tied_head and not SCHEMES[scheme].compiled  # else the head is a quantized copy
-        self.has_embeddings = self.shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
+        self.has_embeddings = self._shard.keeps_embeddings(quantizes_head=SCHEMES[scheme].compiled)
         if self.has_embeddings:
             self.tok_embeddings = nn.Embedding.from_pretrained(torch.empty(n_rows, config.dim))
         within = group if self.splits_layers else None
         self.layers = nn.ModuleList(
-            Block(config, scheme, layer, self.shard.experts, within) for layer in range(config.n_layers)
+            Block(config, scheme, layer, self._shard.experts, within) for layer in range(config.n_layers)
         )
         if self.has_head:
             self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -177,15 +177,15 @@ class Transformer(nn.Module):
             for number, (layer, cache, pool) in enumerate(places):
                 uses = lora.NO_USES if adapters is None else adapters.layer(number)
                 x = layer(x, ropes[pool], attention, cache, prepared[pool], uses)
-        if self.group is not None and not self.has_head:
-            self.group.send(x)
+        if self._group is not None and not self.has_head:
+            self._group.send(x)
         return x
 
     def _first_hidden(self, inputs: PackedInputs) -> Tensor:
         """What the first of these layers reads, [T, dim]: embeddings, or hidden states of the stage before."""
-        if self.group is None or self.shard.place.is_first:
+        if self._group is None or self._shard.place.is_first:
             return self._embed(inputs)
-        return self.group.receive((len(inputs.tokens), self.config.dim), self.dtype)
+        return self._group.receive((len(inputs.tokens), self.config.dim), self.dtype)
 
     def _embed(self, inputs: PackedInputs) -> Tensor:
         """Embeddings of tokens and images, [T, dim]."""
@@ -196,12 +196,12 @@ class Transformer(nn.Module):
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens, [T, dim]. Of ranks that share the table, one has a token's row and the others add 0."""
-        if self.group is None or not self.splits_layers:
+        if self._group is None or not self.splits_layers:
             return self.tok_embeddings(tokens)
-        own = self.shard.vocab
+        own = self._shard.vocab
         elsewhere = (tokens < own.start) | (tokens >= own.stop)
         x = self.tok_embeddings((tokens - own.start).masked_fill_(elsewhere, 0))
-        return self.group.sum(x.masked_fill_(elsewhere[:, None], 0))
+        return self._group.sum(x.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:
         """Hidden states [N, dim], of the rows that need it only -> logits [N, vocab_size] float32.
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         return their own columns.
         """
         y = self.own_logits(hidden, adapters)
-        gathered = self.group.gather(y, self.shard.vocab_widths) if self.group is not None else None
+        gathered = self._group.gather(y, self._shard.vocab_widths) if self._group is not None else None
         return (y if gathered is None else gathered).float()
 
     def own_logits(self, hidden: Tensor, adapters: lora.StepAdapters | None = None) -> Tensor:

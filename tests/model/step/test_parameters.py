@@ -13,6 +13,7 @@ from torch import Tensor
 from model.batch import UNKNOWN, PageTable, Slice, StepBatch
 from model.kernels.cpu import native
 from model.loading import load_from
+from model.machine import records
 from model.options import RunnerOptions
 from model.sampling_params import PARAMETERS, SamplingParams, Stage, parameter
 from model.step import distribution, sampler
@@ -233,7 +234,7 @@ def test_a_report_changes_no_token(drafts: dict[str, int], runner: ModelRunner) 
 
 def test_it_crosses_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(Submit.__annotations__, "params", Extended)
-    monkeypatch.setitem(messages._READERS, "Submit", messages._record(Submit))
+    monkeypatch.setitem(messages._READERS, "Submit", records.record(Submit))
     sent = Submit(1, [1], Extended(even=True, end_at=3, a_report=0))
     assert from_json(json.loads(to_json(sent))) == sent
 
