@@ -78,7 +78,7 @@ class Followers:
 
     def end(self, error: Exception) -> NoReturn:
         """End all ranks, because rank 0 raised. Raises Lost with the likeliest reason, if this process still lives."""
-        self._troubles.note(Kind.RAISED, f"rank 0 failed: {type(error).__name__}: {error}")
+        self._troubles.note(Kind.OWN, f"rank 0 failed: {type(error).__name__}: {error}")
         self._over.wait()
         raise Lost(self._troubles.reason) from error
 

@@ -17,7 +17,9 @@ class Kind(IntEnum):
     GONE = 0
     """A rank has ended, is stopped, or is silent."""
     RAISED = 1
-    """A rank raised an error."""
+    """Another rank raised an error. It tells of it before its connections close."""
+    OWN = 2
+    """Rank 0 raised an error, perhaps because of another rank."""
 
 
 class Troubles:

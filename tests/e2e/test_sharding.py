@@ -210,3 +210,21 @@ def test_torchrun_across_hosts(short_model: Path, tmp_path: Path) -> None:
         assert choices(server, BODIES[0]) == before
         assert "rank 1 has closed its connection" in server.log
         assert "rank 1: its process has ended (killed by SIGKILL); it joins rank 0 again" in server.log
+
+
+def test_ranks_with_other_flags_end_with_one_line_each(short_model: Path) -> None:
+    """Started by hand, with torchrun's variables."""
+    serve = [sys.executable, "-m", "service", "serve", str(short_model), "--pipeline-parallel-size", "2", "--port", "0"]
+    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(free_port()), "NORIA_SPARE_ENGINE": "false", "NORIA_LOG_LEVEL": "error"}
+    started = [
+        subprocess.Popen(
+            [*serve, "--quantize", scheme], stderr=subprocess.PIPE, env={**os.environ, **common, "RANK": str(rank)}
+        )
+        for rank, scheme in enumerate(("int8", "int4"))
+    ]
+    said = [process.communicate(timeout=PATIENCE)[1].decode() for process in started]
+    assert [process.returncode for process in started] == [1, 1], said
+    for text in said:
+        assert text.splitlines() == [text.strip()], "one line"
+        assert "rank 1 has --quantize int4, rank 0 has int8" in text

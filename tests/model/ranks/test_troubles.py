@@ -12,7 +12,7 @@ def test_a_rank_that_is_gone_explains_the_errors_of_others(first: str) -> None:
     """A sum fails on rank 0 when rank 1 dies, sometimes before rank 1's connection closes."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     troubles = Troubles(found.put)
-    notes = [(Kind.RAISED, "rank 0 failed"), (Kind.GONE, "rank 1 is gone")]
+    notes = [(Kind.OWN, "rank 0 failed"), (Kind.RAISED, "rank 2 failed"), (Kind.GONE, "rank 1 is gone")]
     for kind, reason in notes if first == "raised" else reversed(notes):
         troubles.note(kind, reason)
     assert found.get(timeout=10) == troubles.reason == "rank 1 is gone"
