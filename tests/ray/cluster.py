@@ -170,7 +170,7 @@ def cluster() -> Iterator[Cluster]:
         "RAY_METRICS_REPORT_INTERVAL_MS": "1000",
     }
     port, metrics_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
         ray.init(
             num_cpus=4,
             object_store_memory=100 * 2**20,
@@ -182,5 +182,7 @@ def cluster() -> Iterator[Cluster]:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             yield Cluster(port, metrics_port)
         finally:
+            started = _descendants(os.getpid())
             serve.shutdown()
             ray.shutdown()
+            eventually(lambda: all(map(ended, started)), "no process of Ray is left")
