@@ -171,18 +171,19 @@ def cluster() -> Iterator[Cluster]:
     }
     port, metrics_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
-        ray.init(
-            num_cpus=4,
-            object_store_memory=100 * 2**20,
-            include_dashboard=False,
-            _temp_dir=directory,
-            _metrics_export_port=metrics_port,
-        )
         try:
+            ray.init(
+                num_cpus=4,
+                object_store_memory=100 * 2**20,
+                include_dashboard=False,
+                _temp_dir=directory,
+                _metrics_export_port=metrics_port,
+            )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             yield Cluster(port, metrics_port)
         finally:
             started = _descendants(os.getpid())
-            serve.shutdown()
+            if ray.is_initialized():
+                serve.shutdown()
             ray.shutdown()
             eventually(lambda: all(map(ended, started)), "no process of Ray is left")
