@@ -1,4 +1,4 @@
-"""The resources of a pod, from the memory plan of its model. The argument is the number of processors.
+"""The resources of a pod with one rank, from the memory plan of its model. The argument is the number of processors.
 
 noria plan MODEL --device cpu --cache-memory 1GiB --json | python3 deploy/kubernetes/resources.py 2
 

@@ -40,7 +40,8 @@ class Scale(BaseModel):
     max_ongoing_requests: Annotated[int, Bounded(ge=1)] = 64
     """Requests that a replica gets at a time. Up to `max_queue` others wait in each proxy of Ray."""
     session_affinity: bool = False
-    """Send requests with the same `x-session-id` to the same replica, whose cache then has the conversation's start."""
+    """Send the requests of a conversation to the same replica, whose cache then has its start. The header's name is in
+    `RAY_SERVE_SESSION_ID_HEADER_KEY` of Ray's processes, by default `x-session-id`."""
 
 
 def served_fields() -> Iterator[tuple[str, Field[Any], Flag]]:

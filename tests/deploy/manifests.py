@@ -13,6 +13,7 @@ import yaml
 from typer.main import get_command
 
 from service import cli
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -94,4 +95,5 @@ def parsed(build: Build, container: Object) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in config(build).items():
             patch.setenv(name, value)
-        return dict(serve.make_context("serve", args).params)
+        values = serve.make_context("serve", args).params
+    return values | {"port": Settings(port=values["port"]).address[1]}

@@ -130,7 +130,7 @@ def test_requests_are_those_of_the_plan(build: Build, tmp_path: Path) -> None:
     text = "\n".join(path.read_text() for path in sorted((KUBERNETES / build[0]).glob("*.yaml")))
     ((arguments, script, processors),) = COMMAND.findall(text)
     assert ROOT / script == KUBERNETES / "resources.py"
-    model, *flags = shlex.split(arguments)
+    model, *flags = shlex.split(arguments.replace("#", ""))  # a comment may have two lines
     if model in PUBLISHED:
         sizes = PUBLISHED[model] | {"model_type": "mistral", "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}
         (tmp_path / "config.json").write_text(json.dumps(sizes))
@@ -139,7 +139,10 @@ def test_requests_are_those_of_the_plan(build: Build, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         cli.build(["plan"]), ["plan", str(tmp_path) if model in PUBLISHED else model, *flags, "--json"]
     )
-    made = resources(json.loads(done.stdout), int(processors))
+    plan = json.loads(done.stdout)
+    pods_of_a_replica = [group["spec"]["leaderWorkerTemplate"]["size"] for group in of_kind(build, "LeaderWorkerSet")]
+    assert [len(plan["ranks"])] == (pods_of_a_replica or [1])
+    made = resources(plan, int(processors))
     shipped = [service["spec"]["predictor"]["model"] for service in of_kind(build, "InferenceService")]
     for container in shipped or containers(build):
         for bound, numbers in made.items():

@@ -19,6 +19,8 @@ from tests.e2e.server import MODEL, free_port
 from tests.waiting import PATIENCE, ended, eventually
 
 APP = "noria"
+SESSION_HEADER = "x-conversation-id"
+"""The header of a conversation, as nginx and HAProxy have it in `deploy/`. Ray's own default is another one."""
 
 
 class Cluster:
@@ -66,7 +68,7 @@ class Cluster:
 
     def replica_of(self, session: str) -> str:
         """The id of the replica that answers a request of a session."""
-        answer = httpx.get(f"{self.url}/live", headers={"x-session-id": session}, timeout=PATIENCE)
+        answer = httpx.get(f"{self.url}/live", headers={SESSION_HEADER: session}, timeout=PATIENCE)
         return answer.headers["x-noria-replica"]
 
     def exported(self, name: str, **labels: str) -> float:
@@ -78,7 +80,7 @@ class Cluster:
 
     def stream(self, prompt: str, max_tokens: int, session: str | None = None) -> "Stream":
         """A greedy chat that has been sent."""
-        stream = Stream(self.openai, prompt, max_tokens, {"x-session-id": session} if session else {})
+        stream = Stream(self.openai, prompt, max_tokens, {SESSION_HEADER: session} if session else {})
         stream.start()
         return stream
 
@@ -164,20 +166,24 @@ def cluster() -> Iterator[Cluster]:
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        "RAY_SERVE_SESSION_ID_HEADER_KEY": SESSION_HEADER,
         "RAY_METRICS_REPORT_INTERVAL_MS": "1000",
     }
     port, metrics_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        ray.init(
-            num_cpus=4,
-            object_store_memory=100 * 2**20,
-            include_dashboard=False,
-            _temp_dir=directory,
-            _metrics_export_port=metrics_port,
-        )
+    with tempfile.TemporaryDirectory(prefix="nr", dir="/tmp") as directory:
         try:
+            ray.init(
+                num_cpus=4,
+                object_store_memory=100 * 2**20,
+                include_dashboard=False,
+                _temp_dir=directory,
+                _metrics_export_port=metrics_port,
+            )
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             yield Cluster(port, metrics_port)
         finally:
-            serve.shutdown()
+            started = _descendants(os.getpid())
+            if ray.is_initialized():
+                serve.shutdown()
             ray.shutdown()
+            eventually(lambda: all(map(ended, started)), "no process of Ray is left")

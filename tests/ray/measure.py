@@ -33,8 +33,8 @@ def tokens_per_second(url: str, n_streams: int) -> float:
 
     def read(_: int) -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=order, timeout=PATIENCE) as response:
-            *_, last = filter(None, response.iter_lines())
-            assert last == "data: [DONE]", last
+            lines = [line for line in response.iter_lines() if line]
+            assert lines[-1] == "data: [DONE]", lines[-1]
 
     began = time.perf_counter()
     with ThreadPoolExecutor(n_streams) as pool:
