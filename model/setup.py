@@ -59,13 +59,15 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
-    shard = shard_of(checkpoint.config.with_window(options.sliding_window), place)
-    kind = nearest(checkpoint.kind, device.type, shard.config)
+    config = checkpoint.config.with_window(options.sliding_window)
+    widest = shard_of(config, place.layout.place(0))  # what all ranks choose by
+    kind = nearest(checkpoint.kind, device.type, widest.config)
     chosen = linear.choose(options.quantize, options.dtype, device, kind=kind)
     _use_threads(choose_threads(options.threads))
     dtype = choose_dtype(chosen.own_dtype(options.dtype) or "auto", checkpoint.config.dtype, device)
     scheme = serving(chosen, name_of(dtype), device.type)
-    scheme.check_part(shard)
+    scheme.check_part(widest)
+    shard = shard_of(config, place, memory.stored_bits(config, scheme, name_of(dtype), checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
     name, backend = attention.choose(

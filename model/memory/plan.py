@@ -150,13 +150,15 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     Raises ModelError for a configuration that is not supported, OptionError for a layout that does not fit.
     """
     config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
-    shards = [shard_of(config, place) for place in options.layout.places()]
+    widest = shard_of(config, options.layout.place(0))
     stored, own_bits = _stored(directory, config)
-    kind = schemes.nearest(stored, options.device, shards[0].config)
+    kind = schemes.nearest(stored, options.device, widest.config)
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
     scheme = schemes.serving(chosen, dtype, options.device)
-    scheme.check_part(shards[0])
+    scheme.check_part(widest)
+    bits = memory.stored_bits(config, scheme, dtype, own_bits)
+    shards = [shard_of(config, place, bits) for place in options.layout.places()]
     ranks = [_rank(shard, options, scheme, dtype, own_bits) for shard in shards]
     ranks[0].sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position

@@ -9,6 +9,7 @@ from model.errors import OptionError, size
 from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 from model.sharding.shard import Shard
+from model.sharding.stages import StoredBits
 
 SPARE_SEQUENCES = 2
 """On a CPU pools hold by default this many times `max_sequences` full sequences: the spare pages serve prefix reuse."""
@@ -130,22 +131,25 @@ def pool_sizes(config: ModelConfig, options: RunnerOptions, device: str, dtype: 
     return PoolSizes(config, page_size, head_bytes, max_step_tokens, max_sequences)
 
 
-def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
-    """Bytes of a rank's weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
+def stored_bits(config: ModelConfig, scheme: Scheme, dtype: str, block_bits: float | None = None) -> StoredBits:
+    """Bits of weights: projections in `scheme`, with the checkpoint's own `block_bits`, others in `dtype`.
 
-    A compiled scheme quantizes the output head too: a tied head is then a projection beside the embeddings.
+    A compiled scheme quantizes the output head too.
     """
-    config, table = shard.config, shard.n_table_parameters
-    bits, value_bytes = scheme.bits(config.dim, block_bits), VALUE_BYTES[dtype]
-    has_head, quantizes_head = shard.place.is_last, scheme.compiled
-    plain = table * shard.keeps_embeddings(quantizes_head=quantizes_head)
-    others = shard.n_layer_parameters + config.dim * has_head
-    if has_head and quantizes_head:
-        others += table
-    elif has_head and not config.tied_head:
-        plain += table
-    n_bytes = others * value_bytes if bits is None else math.ceil(others * bits / 8)
-    return plain * value_bytes + n_bytes + encoder_bytes(config, scheme, dtype)
+    plain = VALUE_BYTES[dtype] * 8
+    layers = scheme.bits(config.dim, block_bits) or plain
+    return StoredBits(layers, plain, layers if scheme.compiled else plain, encoder_bytes(config, scheme, dtype) * 8)
+
+
+def weight_bytes(shard: Shard, scheme: Scheme, dtype: str, block_bits: float | None = None) -> int:
+    """Bytes of a rank's weights, which take `stored_bits`. A tied head that is quantized is beside the embeddings."""
+    config, has_head = shard.config, shard.place.is_last
+    bits = stored_bits(config, scheme, dtype, block_bits)
+    table_bits = bits.embeddings * shard.keeps_embeddings(quantizes_head=scheme.compiled)
+    if has_head and (scheme.compiled or not config.tied_head):
+        table_bits += bits.head
+    layers = shard.n_layer_parameters + config.dim * has_head
+    return math.ceil((layers * bits.layers + shard.n_table_parameters * table_bits + bits.encoder) / 8)
 
 
 def encoder_bytes(config: ModelConfig, scheme: Scheme, dtype: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from model.config import ModelConfig, StageConfig
 from model.errors import OptionError
 from model.sharding.layout import SINGLE, Layout, Place
-from model.sharding.stages import stages
+from model.sharding.stages import ALIKE, StoredBits, stages
 
 VOCAB_MULTIPLE = 16
 """Rows of embeddings and head are split at multiples of this: the CPU's kernels store 16 outputs together."""
@@ -105,14 +105,19 @@ class Shard:
         return Part(columns=share) if path[-1] == "w2" else Part(rows=share)
 
 
-def shard_of(config: ModelConfig, place: Place = SINGLE) -> Shard:
-    """What the rank at `place` holds of a model. Raises OptionError for a layout that does not fit the model."""
+def shard_of(config: ModelConfig, place: Place = SINGLE, bits: StoredBits = ALIKE) -> Shard:
+    """What the rank at `place` holds of a model whose weights take `bits`: all ranks must give the same.
+
+    Only which layers are in a stage depends on them. Raises OptionError for a layout that does not fit the model.
+    """
     layout, rank = place.layout, place.tensor_rank
     check(config, layout)
     if layout.size == 1:
         whole = range(config.n_layers), range(config.vocab_size), range(config.n_experts)
         return Shard(place, config, config, *whole)
-    n, layers = layout.tensor, stages(config, layout.pipeline)[place.stage]
+    n = layout.tensor
+    bits = replace(bits, encoder=bits.encoder * n)  # each rank has it whole, and 1/n of all else
+    layers = stages(config, layout.pipeline, bits)[place.stage]
     split = config.n_experts and not layout.experts
     own = replace(
         config,

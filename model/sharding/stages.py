@@ -1,25 +1,41 @@
 """Consecutive layers for each stage of a pipeline, so that the largest stage is as small as possible."""
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
 from model.config import ModelConfig
 
 
-def stages(config: ModelConfig, n: int) -> list[range]:
+@dataclass(frozen=True, slots=True)
+class StoredBits:
+    """Bits of a weight of the layers, of the embeddings and of the output head; those of the whole image encoder."""
+
+    layers: float = 1
+    embeddings: float = 1
+    head: float = 1
+    encoder: int = 0
+
+
+ALIKE = StoredBits()
+"""Every weight counts the same."""
+
+
+def stages(config: ModelConfig, n: int, bits: StoredBits = ALIKE) -> list[range]:
     """The layers of each of n stages, each at least one.
 
-    The embeddings count in the first stage, the output head in the last, every weight the same. Among divisions with
-    the same largest stage, it takes one whose stages are alike: their squares have a smaller sum.
+    The embeddings and the image encoder count in the first stage, the output head in the last. Among divisions with the
+    same largest stage, it takes one whose stages are alike: their squares have a smaller sum.
     Worked example: 8 equal layers in 3 stages, embeddings and head of the size of one layer each: 2, 3 and 3 layers
     with the sizes 3, 3 and 4.
     """
-    sizes = [config.layer_parameters(layer) for layer in range(config.n_layers)]
+    sizes = [round(config.layer_parameters(layer) * bits.layers) for layer in range(config.n_layers)]
     sums = [0, *accumulate(sizes)]
     table = config.vocab_size * config.dim
+    before, behind = round(table * bits.embeddings) + bits.encoder, round(table * bits.head)
 
     def size(first: int, stop: int) -> int:
-        return sums[stop] - sums[first] + table * (first == 0) + table * (stop == len(sizes))
+        return sums[stop] - sums[first] + before * (first == 0) + behind * (stop == len(sizes))
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:

@@ -168,6 +168,19 @@ def test_the_plan_is_what_ranks_load(tmp_path: Path, scheme: Scheme, family: str
         assert storages(model) == pytest.approx(rank.weights, rel=0.02)
 
 
+@pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")
+def test_stages_are_alike_in_bytes(tmp_path: Path) -> None:
+    """6 layers, tables of the size of 2. In int8 the embeddings weigh 4 layers: they take 2 bytes for each weight."""
+    sizes = {"dim": 256, "n_heads": 8, "n_kv_heads": 4, "head_dim": 32, "hidden_dim": 512, "vocab_size": 4608}
+    config = tiny((None,) * 6, **sizes)
+    write(config, tmp_path)
+    for scheme, counts in (("int8", [2, 4]), ("none", [3, 3])):
+        requested = options(Layout(1, 2), device="cpu", quantize=scheme)
+        shards = [choose(checkpoint(config), requested, place).shard for place in requested.layout.places()]
+        assert [len(shard.layers) for shard in shards] == counts
+        assert [rank.layers for rank in make_plan(tmp_path, requested, None).ranks] == counts
+
+
 @pytest.mark.parametrize("layout", [Layout(2), Layout(1, 2), Layout(2, 2)], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("values", [{}, {"max_model_len": 100}, {"cache_memory": 2**18, "quantize": "int4"}], ids=str)
 @pytest.mark.skipif(native.kernels() is None, reason="takes compiled kernels for granted")

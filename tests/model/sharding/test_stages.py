@@ -6,7 +6,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from model.config import ModelConfig
-from model.sharding.stages import stages
+from model.sharding.layout import Layout
+from model.sharding.shard import shard_of
+from model.sharding.stages import StoredBits, stages
 from tests.model.driving import tiny
 from tests.model.sharding.shapes import MISTRAL, MIXTRAL
 
@@ -16,6 +18,15 @@ def test_embeddings_and_head_count() -> None:
     config = tiny((None,) * 8)
     assert config.layer_parameters(0) == 7744 == 242 * 32
     assert stages(replace(config, vocab_size=242), 3) == [range(2), range(2, 5), range(5, 8)]
+
+
+def test_bytes_count() -> None:
+    """8 layers, and tables of the size of one: 3 layers and what weighs 3 more, beside 5 layers and the head."""
+    config = replace(tiny((None,) * 8), vocab_size=242)
+    wide, encoder = StoredBits(8, 24, 8), StoredBits(8, 8, 8, encoder=2 * 7744 * 8)
+    assert stages(config, 2, wide) == stages(config, 2, encoder) == [range(3), range(3, 8)]
+    of_two = replace(encoder, encoder=encoder.encoder // 2)  # each rank has a half of the layers, and the whole encoder
+    assert shard_of(replace(config, vocab_size=256), Layout(2, 2).place(0), of_two).layers == range(3)
 
 
 @pytest.mark.parametrize(
