@@ -93,6 +93,11 @@ class Live:
         self.http = http
         self.url = str(http.base_url).rstrip("/")
 
+    @property
+    def state(self) -> Any:
+        """What the application keeps for its handlers."""
+        return self.server.config.app.app.state.noria  # type: ignore[union-attr]  # behind Proxied
+
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
 

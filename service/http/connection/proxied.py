@@ -22,7 +22,7 @@ class Proxied:
     """
 
     def __init__(self, app: ASGIApp, prefix: str | None, believed: Sequence[IPv4Network | IPv6Network]) -> None:
-        self._app = app
+        self.app = app
         self._prefix = prefix or ""
         self._believed = believed
 
@@ -31,9 +31,10 @@ class Proxied:
             if self._prefix and scope["raw_path"].startswith(b"%b/" % self._prefix.encode()):
                 scope["raw_path"] = scope["raw_path"][len(self._prefix) :]
                 scope["path"] = scope["path"][len(self._prefix) :]
-            if scope["client"] is None or self._believes(_address(scope["client"][0])):
+            peer = scope.get("client")
+            if peer is None or self._believes(_address(peer[0])):
                 self._look_behind(scope)
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     def _look_behind(self, scope: Scope) -> None:
         """Replace the address and the scheme of the proxy by those of the client."""

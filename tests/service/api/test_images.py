@@ -434,7 +434,7 @@ def test_a_request_without_images_is_not_pending() -> None:
 
 def test_bodies_whose_images_wait_are_bounded(seeing: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as large bodies until their images are decoded; the one too many gets a 429."""
-    state = seeing.server.config.app.state.noria  # type: ignore[union-attr]
+    state = seeing.state
     waits, waiting = threading.Event(), []
     decode = Images.decode
 

@@ -218,7 +218,7 @@ def test_the_work_of_a_client_that_has_gone_is_dropped(pad: int) -> None:
     """Its text is never tokenized, and with a large body its fields are never checked."""
     tokenizer = Slow()
     with running(tokenizer=tokenizer) as live:
-        work = live.server.config.app.state.noria.admission.work
+        work = live.state.admission.work
         with sent(live, "/tokenize", {"prompt": "wait"}):
             eventually(lambda: tokenizer.texts == ["wait"], "the thread is busy")
             with sent(live, "/v1/completions", {"prompt": "gone"}, pad):
@@ -271,7 +271,7 @@ def test_large_bodies_in_memory_are_bounded_together() -> None:
     """Clients send most of their bodies and wait. A small request is served meanwhile, a further large one is not."""
     with running(max_body_bytes=200_000) as live, contextlib.ExitStack() as stack:
         head = START + b"Content-Length: 200000\r\n\r\n"
-        admission = live.server.config.app.state.noria.admission  # type: ignore[union-attr]
+        admission = live.state.admission
         for _ in range(LARGE_BODIES + 6):  # the first 64 KiB of each do not count
             stack.enter_context(connected(live)).sendall(head + b" " * 190_000)
         eventually(lambda: admission._body_bytes > LARGE_BODIES * 150_000, "the bodies have arrived")

@@ -172,6 +172,6 @@ def test_a_client_that_leaves_in_the_silence_is_forgotten(monkeypatch: pytest.Mo
     with running(model="slow", max_step_tokens=4, max_sequences=4) as live:
         with live.http.stream("POST", COMPLETIONS, json={"prompt": "p" * 400, "stream": True}) as response:
             next(response.iter_lines())
-        eventually(lambda: not live.server.config.app.state.noria.admission.in_flight, "its place is free")
+        eventually(lambda: not live.state.admission.in_flight, "its place is free")
         eventually(lambda: live.metric("noria_requests_total", outcome="abort") == 1, "it is counted as gone")
         assert live.complete(prompt="hi", max_tokens=1)["usage"]["completion_tokens"] == 1

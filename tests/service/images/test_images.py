@@ -280,7 +280,7 @@ def test_images_of_two_requests_alternate(decoder: Decoding, monkeypatch: pytest
 
 
 def test_the_server_has_the_metrics_of_its_images(live: Live) -> None:
-    images: Images = live.server.config.app.state.noria.images  # type: ignore[union-attr]
+    images: Images = live.state.images
     images._on_decoded(0.25)
     images._decoder._on_restart()
     assert live.metric("noria_image_process_restarts_total") == 1

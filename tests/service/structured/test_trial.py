@@ -39,7 +39,7 @@ def unavailable(live: Live, form: str | None = None) -> None:
 
 
 def grammars(live: Live) -> Grammars:
-    found: Grammars = live.server.config.app.state.noria.grammars  # type: ignore[union-attr]
+    found: Grammars = live.state.grammars
     return found
 
 

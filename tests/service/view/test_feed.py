@@ -46,7 +46,7 @@ def until(events: Events, condition: Any) -> dict[str, Any]:
 
 
 def feed_of(live: Live) -> Feed:
-    return live.server.config.app.state.noria.feed  # type: ignore[union-attr]
+    return live.state.feed
 
 
 def test_a_request_is_shown_as_a_shape() -> None:

@@ -144,7 +144,7 @@ def test_a_key_sees_and_cancels_its_own_requests_only(tmp_path: Any) -> None:
 
 def last_id(live: Live) -> str:
     """The id of the only request in flight."""
-    ((_, request_id),) = live.server.config.app.state.noria.requests._live  # type: ignore[union-attr]
+    ((_, request_id),) = live.state.requests._live
     return request_id
 
 
