@@ -89,6 +89,9 @@ class ParallelRunner:
     def watch(self, lost: Callable[[str], None]) -> None:
         self._followers.watch(lost)
 
+    def close(self) -> None:
+        self._followers.send("goodbye")
+
     def idle(self) -> bool:
         """Nothing can wait: there are no graphs to capture."""
         return False

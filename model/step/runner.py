@@ -154,6 +154,9 @@ class ModelRunner:
     def watch(self, lost: Callable[[str], None]) -> None:
         """Nothing to watch: no other process computes."""
 
+    def close(self) -> None:
+        """Nobody to tell."""
+
     @torch.inference_mode()
     def idle(self) -> bool:
         """Capture the next graph. No step is in flight: a load may take the place of any adapter."""
