@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -152,8 +152,10 @@ def _use_share_of_host(options: RunnerOptions, world: World) -> None:
 
 
 def _identity(setup: Setup, checkpoint: Checkpoint) -> Identity:
+    config = setup.shard.whole
     return {
         "weights": checkpoint.fingerprint,
+        **{each.name: repr(getattr(config, each.name)) for each in fields(config)},
         "page size": setup.attention.page_size,
         "device": setup.device.type,
         "dtype": name_of(setup.dtype),

@@ -11,6 +11,7 @@ from model.machine import frames
 from service.engine.messages import Failed, LoadModel, Ready, Stop, from_json
 from service.engine.wire import Wire, frame
 from service.engine.worker import Worker, import_callable
+from tests.engine.hosting import OPTIONS
 from tests.fakes import FakeRunner, create_fake, make_info
 
 
@@ -65,7 +66,7 @@ def test_a_stop_closes_the_runner_and_ends_the_engine(monkeypatch: pytest.Monkey
         thread = threading.Thread(target=Worker(Wire(theirs), end=lambda: None).run, args=["tests.fakes:create_fake"])
         thread.start()
         with ours:
-            ours.sendall(frame(LoadModel({"model": "fake"})))
+            ours.sendall(frame(LoadModel(OPTIONS)))
             assert any(isinstance(message, Ready) for message in messages(ours))
             if stops:
                 ours.sendall(frame(Stop()))
