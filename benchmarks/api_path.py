@@ -57,6 +57,9 @@ class Repeater:
     def watch(self, lost: Callable[[str], None]) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def create(progress: Callable[[str, float], None], **options: object) -> Repeater:
     """The runner that the engine process loads."""

@@ -75,6 +75,8 @@ class Stages:
 
     def watch(self, lost: Callable[[str], None]) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def prompt(n_stages: int, n_chunks: int) -> list[float]:
     """The idle share of each stage while one prompt is computed in chunks. A row costs the same in all of them."""

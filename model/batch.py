@@ -250,6 +250,13 @@ class Runner(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """The service ends in good order: tell the processes of other hosts, which would wait for the next one.
+
+        Any thread may call it, also during a step.
+        """
+        ...
+
     def idle(self) -> bool:
         """Do one piece of the work that can wait until no request runs; return whether there is more of it."""
         ...

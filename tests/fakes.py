@@ -124,6 +124,9 @@ class FakeRunner:
     def watch(self, lost: Callable[[str], None]) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         output = self.step(batch)
         return lambda: output

@@ -18,13 +18,11 @@ from model.ranks.links import BEAT_SECONDS, Link
 from model.ranks.meeting import join
 from model.ranks.part import Identity, PartRunner, load_part
 from model.ranks.plans import PlanReader
-from model.ranks.world import World
+from model.ranks.world import Exit, World
 from model.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-LEFT, REFUSED = 0, 1
-"""Exit codes: rank 0 is gone, and may come again; this rank cannot join."""
 END_SECONDS = 5.0
 """Time for rank 0 to end the group after an error here."""
 
@@ -35,7 +33,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
         joined, theirs = join(world, options)
     except OptionError as error:
         complain(str(error))
-        return REFUSED
+        return Exit.REFUSED
     link = joined.links[0]
     logging.basicConfig(level=logging.INFO, handlers=[ToRank0(link)])
     own = {name: (options or theirs)[name] for name in ("model", "threads")}
@@ -47,7 +45,7 @@ def follow(world: World, options: Mapping[str, Any] | None) -> int:
         log.exception("it ends with an error")
         link.send("failed", f"{type(error).__name__}: {error}")
     time.sleep(END_SECONDS)  # rank 0 ends the group, and this process with it
-    return LEFT
+    return Exit.LOST
 
 
 def complain(problem: str) -> None:
@@ -121,8 +119,10 @@ class Follower:
             elif kind == "refused":
                 if self._complains:
                     complain(body)
-                os._exit(REFUSED)
-        os._exit(LEFT)
+                os._exit(Exit.REFUSED)
+            elif kind == "goodbye":
+                os._exit(Exit.OVER)
+        os._exit(Exit.LOST)
 
     def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
         try:

@@ -125,6 +125,8 @@ def join(world: World, about: Mapping[str, Any] | None, seconds: float = MEETING
 
 
 def _attempt(world: World, about: Mapping[str, Any] | None, left: float) -> tuple[Joined, Any]:
+    # The store would try without end, write stack traces to stderr, and not say that a name is unknown.
+    socket.create_connection((world.host, world.port), timeout=min(left, HELLO_SECONDS)).close()
     store = _store(world, is_master=False, seconds=left)
     if (generation := store.add(GENERATION, 0)) == 0:
         raise ConnectionError("rank 0 has not begun to load")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from model.setup import Setup, choose
 from model.sharding.shard import Shard
 from model.step import sampler
 from model.step.ahead import LastTokens
-from model.step.runner import ModelRunner, Started
+from model.step.images import FAULT
+from model.step.runner import ModelRunner, Started, fault_of
 
 Identity = Mapping[str, str | int]
 """What all ranks must have in common, by the words for it in an error."""
@@ -45,6 +46,8 @@ class PartRunner(ModelRunner):
     def __init__(self, shard: Shard, group: Group, *parts: Any) -> None:
         super().__init__(*parts)
         self._place, self._widths, self._group = shard.place, shard.vocab_widths, group
+        self.image_faults: Mapping[int, str] = {}
+        """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
 
     @property
     def layer_counts(self) -> Counts:
@@ -53,16 +56,30 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step. Raises RuntimeError for an image that cannot be encoded."""
-        if not self._place.is_first:
-            batch = StepBatch(tuple(replace(item, images=()) for item in batch.slices))
-        if faults := self._images.update(batch):
-            raise RuntimeError(next(iter(faults.values())))
+        """Start a step. Slices whose image cannot be encoded are computed without it: other ranks need not know."""
+        self.image_faults = self._update_images(batch)
+        batch = StepBatch(tuple(map(self._with_sound_images, batch.slices)))
         if not batch.slices:
             return partial(StepOutput, ())
         if self._place.samples:
             self._masks.start([item.samples for item in batch.slices])
         return partial(self._finish, batch, self._start(batch, self._last))
+
+    def _update_images(self, batch: StepBatch) -> dict[int, str]:
+        """The faults of images, by number. What fails on one rank, for want of memory, is a fault on all."""
+        if not (self._place.is_first and (batch.images or batch.forgotten)):
+            return {}
+        own = self._images.update(batch)
+        failed = torch.tensor([[work.image in own] for work in batch.images], dtype=torch.float32)
+        counts = self._group.sum(failed.to(self._tables.device)).flatten().tolist() if batch.images else ()
+        faults = [work.image for work, count in zip(batch.images, counts, strict=True) if count]
+        for number in faults:
+            self._images.drop(number)
+        return {number: own.get(number, FAULT) for number in faults}
+
+    def _with_sound_images(self, item: Slice) -> Slice:
+        sound = self._place.is_first and fault_of(item, self.image_faults, {}) is None
+        return item if sound else replace(item, images=())
 
     def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         if self._place.is_last:
@@ -135,8 +152,10 @@ def _use_share_of_host(options: RunnerOptions, world: World) -> None:
 
 
 def _identity(setup: Setup, checkpoint: Checkpoint) -> Identity:
+    config = setup.shard.whole
     return {
         "weights": checkpoint.fingerprint,
+        **{each.name: repr(getattr(config, each.name)) for each in fields(config)},
         "page size": setup.attention.page_size,
         "device": setup.device.type,
         "dtype": name_of(setup.dtype),

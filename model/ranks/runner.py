@@ -1,6 +1,6 @@
 """ParallelRunner: rank 0's runner. It sends each step to the other ranks, and computes its own part."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from model.ranks.part import PartRunner
 from model.ranks.plans import PlanWriter
 from model.sampling_params import SamplingParams
 from model.sharding.layout import Place
+from model.step.runner import fault_of
 
 T = TypeVar("T")
 
@@ -80,11 +81,16 @@ class ParallelRunner:
         self._followers.send_plan(packed("plan", plan, pixels) if pixels else without, self._without_images, without)
         finish = self._guarded(partial(self._own.launch, batch))
         if self._samples:
-            return partial(self._guarded, finish)
-        return self._read if batch.slices else partial(StepOutput, ())
+            finish = partial(self._guarded, finish)
+        elif batch.slices:
+            finish = self._read
+        return partial(_with_faults, finish, batch, faults) if (faults := self._own.image_faults) else finish
 
     def watch(self, lost: Callable[[str], None]) -> None:
         self._followers.watch(lost)
+
+    def close(self) -> None:
+        self._followers.send("goodbye")
 
     def idle(self) -> bool:
         """Nothing can wait: there are no graphs to capture."""
@@ -106,3 +112,10 @@ class ParallelRunner:
             return compute()
         except Exception as error:
             self._followers.end(error)
+
+
+def _with_faults(finish: Callable[[], StepOutput], batch: StepBatch, images: Mapping[int, str]) -> StepOutput:
+    """The output of `finish`, but for slices whose image has a fault: they were computed without it."""
+    faults = (fault_of(item, images, {}) for item in batch.slices)
+    pairs = zip(finish().slices, faults, strict=True)
+    return StepOutput(tuple(output if fault is None else SliceOutput(fault=fault) for output, fault in pairs), images)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from model.errors import OptionError
 
@@ -17,6 +18,17 @@ NAMES = {
 }
 """The variables of torchrun, by our names. Rank 0 sets the same ones for the ranks that it starts."""
 AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class Exit(IntEnum):
+    """Exit codes of the process of a rank other than 0."""
+
+    OVER = 0
+    """The service has ended in good order."""
+    REFUSED = 1
+    """It cannot join."""
+    LOST = 2
+    """Rank 0 is gone, and may come again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from model.network.vision.encoder import Encoding, ImageEncoder
 
 log = logging.getLogger(__name__)
 
+FAULT = "the engine could not encode an image of this request"
+
 
 class Images:
     """The images of one runner by their numbers: embeddings [rows * columns, dim], or work that is not complete.
@@ -32,9 +34,14 @@ class Images:
     def update(self, batch: StepBatch) -> dict[int, str]:
         """Forget images, then do the work on others. Returns the faults of those that cannot be encoded."""
         for number in batch.forgotten:
-            self._drop(number)
+            self.drop(number)
         results = {work.image: self._encode(work) for work in batch.images}
         return {number: fault for number, fault in results.items() if fault is not None}
+
+    def drop(self, number: int) -> None:
+        """Forget an image, if it is there."""
+        self._encodings.pop(number, None)
+        self._embeddings.pop(number, None)
 
     def place(self, inputs: PackedInputs, batch: StepBatch) -> PackedInputs:
         """The inputs of a step with the embeddings of the images that its slices read."""
@@ -57,8 +64,8 @@ class Images:
         except Exception as error:
             if not again or not of_memory(error):
                 log.exception("image %d cannot be encoded", work.image)
-                self._drop(work.image)
-                return f"the engine could not encode an image of this request ({type(error).__name__})"
+                self.drop(work.image)
+                return f"{FAULT} ({type(error).__name__})"
             log.warning("memory ran out while image %d was encoded: it is tried again", work.image)
         torch.cuda.empty_cache()
         return self._encode(work, again=False)
@@ -66,7 +73,7 @@ class Images:
     def _advance(self, work: ImageWork) -> None:
         """Do the work up to `work.stop`; from the beginning if that is requested, or if nothing is there."""
         if work.start == 0:
-            self._drop(work.image)
+            self.drop(work.image)
         assert self._encoder is not None, "the model has no image encoder"
         encoding = self._encodings.get(work.image)
         if encoding is None:
@@ -76,10 +83,6 @@ class Images:
         self._encoder.advance(encoding, work.stop)
         if encoding.complete:
             self._embeddings[work.image] = self._encodings.pop(work.image).embeddings
-
-    def _drop(self, number: int) -> None:
-        self._encodings.pop(number, None)
-        self._embeddings.pop(number, None)
 
 
 def _parts(batch: StepBatch) -> Iterator[tuple[int, Ints, Ints]]:

@@ -129,7 +129,7 @@ class ModelRunner:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        faults = [_fault(item, images, adapters) for item in batch.slices]
+        faults = [fault_of(item, images, adapters) for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
         finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
         return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
@@ -153,6 +153,9 @@ class ModelRunner:
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """Nothing to watch: no other process computes."""
+
+    def close(self) -> None:
+        """Nobody to tell."""
 
     @torch.inference_mode()
     def idle(self) -> bool:
@@ -267,7 +270,7 @@ def _only_decodes(batch: StepBatch) -> bool:
     )
 
 
-def _fault(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
+def fault_of(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
     """The fault of an image or of the adapter that the slice needs, by their numbers; None if there is none."""
     found = (images[image.image] for image in item.images if image.image in images)
     return next(found, adapters.get(item.adapter))

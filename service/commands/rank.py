@@ -8,15 +8,12 @@ from typing import Any
 
 from model.checkpoint.resolve import resolve
 from model.machine.child import ending, start_python
-from model.ranks.world import World
+from model.ranks.world import Exit, World
 from service import logs
 from service.generation.startup import runner_options
 from service.settings import Settings
 
 log = logging.getLogger("noria.engine")
-
-REFUSED = 1
-"""Exit code of a rank that cannot join. After any other, rank 0 may have another engine soon."""
 
 
 class RankProcess:
@@ -43,7 +40,8 @@ class RankProcess:
 def supervise(settings: Settings, world: World) -> int:
     """Run this rank, and again whenever rank 0 has lost its engine; returns the exit code.
 
-    It ends at SIGTERM, or when rank 0 cannot be reached for `MEETING_SECONDS` or refuses this rank.
+    It ends at SIGTERM, when the service ends in good order, or when rank 0 cannot be reached for `MEETING_SECONDS` or
+    refuses this rank.
     """
     logs.configure(settings.log_format, settings.level(), f"rank {world.rank}")
     directory = resolve(settings.model, cache_dir=settings.cache_dir, revision=settings.revision)
@@ -51,6 +49,6 @@ def supervise(settings: Settings, world: World) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, rank.end)
     log.info("it joins rank 0 at %s", world.address)
-    while (code := rank.run()) != REFUSED and not rank.ends:
+    while (code := rank.run()) not in (Exit.OVER, Exit.REFUSED) and not rank.ends:
         log.warning("its process has ended (%s); it joins rank 0 again", ending(code))
     return 0 if rank.ends else code

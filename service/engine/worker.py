@@ -53,8 +53,8 @@ def import_callable(name: str) -> CreateRunner:
 class Worker:
     """One engine on one wire.
 
-    It calls `on_load` when it begins to load its model. It calls `end`, which ends the process at once, when the
-    service closes its end, and when the runner is lost.
+    It calls `on_load` when it begins to load its model. It calls `end`, which ends the process at once, at a
+    Stop message, when the service closes its end, and when the runner is lost.
     """
 
     def __init__(self, wire: Wire, end: Callable[[], None], on_load: Callable[[], None] = lambda: None) -> None:
@@ -140,11 +140,17 @@ class Worker:
     def _read(self) -> None:
         try:
             while (message := self._wire.receive()) is not None:
+                if isinstance(message, Stop):
+                    return self._close()
                 self._dispatch(message)
         finally:
             self._inbox.put(Stop())
             if not self._ended.is_set():
                 self._end()
+
+    def _close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
 
     def _dispatch(self, message: ToEngine) -> None:
         """Put a message into the inbox, or first give it to the thread that compiles grammars and reads adapters.

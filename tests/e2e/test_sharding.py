@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -212,17 +213,40 @@ def test_torchrun_across_hosts(short_model: Path, tmp_path: Path) -> None:
         assert "rank 1: its process has ended (killed by SIGKILL); it joins rank 0 again" in server.log
 
 
-def test_ranks_with_other_flags_end_with_one_line_each(short_model: Path) -> None:
-    """Started by hand, with torchrun's variables."""
-    serve = [sys.executable, "-m", "service", "serve", str(short_model), "--pipeline-parallel-size", "2", "--port", "0"]
+def by_hand(model: Path, *flags: tuple[str, ...]) -> list["subprocess.Popen[bytes]"]:
+    """`noria serve` in two stages with torchrun's variables, rank 0 and rank 1, each with its own flags."""
+    serve = [sys.executable, "-m", "service", "serve", str(model), "--pipeline-parallel-size", "2"]
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(free_port()), "NORIA_SPARE_ENGINE": "false", "NORIA_LOG_LEVEL": "error"}
-    started = [
-        subprocess.Popen(
-            [*serve, "--quantize", scheme], stderr=subprocess.PIPE, env={**os.environ, **common, "RANK": str(rank)}
-        )
-        for rank, scheme in enumerate(("int8", "int4"))
+    return [
+        subprocess.Popen([*serve, *own], stderr=subprocess.PIPE, env={**os.environ, **common, "RANK": str(rank)})
+        for rank, own in enumerate(flags)
     ]
+
+
+def test_other_hosts_end_with_the_service(short_model: Path) -> None:
+    """They wait for its next engine only if this one was lost."""
+    port = free_port()
+    started = by_hand(short_model, ("--port", str(port)), ())
+    try:
+        eventually(lambda: answers(port), "the service is ready")
+        started[0].terminate()
+        assert [process.wait(PATIENCE) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def answers(port: int) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    return False
+
+
+def test_ranks_with_other_flags_end_with_one_line_each(short_model: Path) -> None:
+    port = ("--port", "0")
+    started = by_hand(short_model, (*port, "--quantize", "int8"), (*port, "--quantize", "int4"))
     said = [process.communicate(timeout=PATIENCE)[1].decode() for process in started]
     assert [process.returncode for process in started] == [1, 1], said
     for text in said:

@@ -5,10 +5,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from model.machine import frames
-from service.engine.messages import Failed, LoadModel, Ready, from_json
+from service.engine.messages import Failed, LoadModel, Ready, Stop, from_json
 from service.engine.wire import Wire, frame
 from service.engine.worker import Worker, import_callable
+from tests.engine.hosting import OPTIONS
 from tests.fakes import FakeRunner, create_fake, make_info
 
 
@@ -52,3 +55,22 @@ def test_the_engine_says_why_it_ends_when_its_runner_has_lost_a_process() -> Non
         assert ended.wait(10)
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_stop_closes_the_runner_and_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner tells other hosts. A service that is gone says nothing, and its runner neither."""
+    closed = threading.Event()
+    monkeypatch.setattr(FakeRunner, "close", lambda runner: closed.set())
+    for stops in (False, True):
+        ours, theirs = socket.socketpair()
+        thread = threading.Thread(target=Worker(Wire(theirs), end=lambda: None).run, args=["tests.fakes:create_fake"])
+        thread.start()
+        with ours:
+            ours.sendall(frame(LoadModel(OPTIONS)))
+            assert any(isinstance(message, Ready) for message in messages(ours))
+            if stops:
+                ours.sendall(frame(Stop()))
+                assert closed.wait(10)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert closed.is_set() == stops

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from model.errors import NoriaError
-from service.engine.messages import Beat, Failed, FromEngine, LoadModel, Ready, ToEngine
+from service.engine.messages import Beat, Failed, FromEngine, LoadModel, Ready, Stop, ToEngine
 from service.engine.supervision.process import EngineHandle
 from service.engine.wire import MessageProtocol
 
 log = logging.getLogger("noria.engine")
+
+STOP_SECONDS = 0.5
+"""Time for an engine to end by itself, when the service ends: it tells the ranks of other hosts."""
 
 
 class Connection:
@@ -65,6 +68,13 @@ class Connection:
         for future in done:
             future.result()
         return bool(done)
+
+    async def stop(self) -> None:
+        """End the engine, as the service ends in good order."""
+        self.send(Stop())
+        if self._protocol is not None:
+            await asyncio.wait((self._protocol.ended,), timeout=STOP_SECONDS)
+        await self.close()
 
     async def close(self) -> str:
         """End the engine; returns how it ended, for the log. An error on the way is logged, never raised."""

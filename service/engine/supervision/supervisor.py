@@ -77,7 +77,7 @@ class Supervisor:
     async def close(self) -> None:
         """End every engine, once `run` has ended."""
         for connection in filter(None, (self._next, self._current)):
-            await connection.close()
+            await connection.stop()
         if self._spare is not None:
             await self._spare.close()
 

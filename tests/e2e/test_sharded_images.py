@@ -1,0 +1,51 @@
+"""An image that one rank cannot encode, over HTTP: only its request ends, whoever else is served."""
+
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+from PIL import Image
+
+from tests.e2e.server import LiveServer, serving
+from tests.model import pixtral
+
+FAULTY_RANK_1 = """
+import os
+
+if os.environ.get("RANK") == "1":
+    from model.network.vision.encoder import ImageEncoder
+
+    begin = ImageEncoder.begin
+
+    def begin_unless_red(self, pixels, *size):
+        if (pixels[..., 0] == 255).all():
+            raise MemoryError("red")
+        return begin(self, pixels, *size)
+
+    ImageEncoder.begin = begin_unless_red
+"""
+
+
+def ask(server: LiveServer, color: tuple[int, int, int]) -> httpx.Response:
+    file = io.BytesIO()
+    Image.new("RGB", (56, 56), color).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    content = [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": url}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+    return server.http.post("/v1/chat/completions", json=body)
+
+
+def test_an_image_that_one_rank_cannot_encode(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULTY_RANK_1)
+    model = pixtral.save_native("mistral3", tmp_path / "model")
+    with serving(str(model), "--tensor-parallel-size", "2", PYTHONPATH=str(tmp_path)) as server:
+        alone = ask(server, (0, 80, 0)).json()["choices"]
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda n: ask(server, (255, n, 0) if n % 2 else (0, 80, 0)), range(6)))
+        assert [answer.json()["choices"] for answer in answers[::2]] == [alone] * 3
+        for answer in answers[1::2]:
+            assert answer.status_code == 500
+            assert "could not encode an image of this request" in answer.json()["error"]["message"]
+        assert server.metric("noria_engine_restarts_total") == 0
