@@ -19,6 +19,7 @@ from model import loading
 from model.batch import StepBatch, StepOutput
 from model.options import RunnerOptions
 from model.ranks import start
+from model.ranks.runner import ParallelRunner
 from service.engine.scheduling.scheduler import Scheduler
 
 REPEATS = 3
@@ -66,7 +67,7 @@ class Gauge:
     """Reads what the ranks of this host do, from the system and from rank 0's group."""
 
     def __init__(self, runner: Any) -> None:
-        self._group = runner._own._model.group if hasattr(runner, "_own") else None
+        self._group = runner.group if isinstance(runner, ParallelRunner) else None
         self._on_cpu = runner.info.description["device"] == "cpu"
         self._pids = [os.getpid(), *_children()] if self._group is not None else []
         self._steps, self._launch = 0, runner.launch

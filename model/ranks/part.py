@@ -40,12 +40,12 @@ class PartRunner(ModelRunner):
     """A `ModelRunner` of a shard, in a group. The ranks of a stage send and receive in the same order.
 
     A step that raises is not computed in parts, because the other ranks would not know. Its output is that of the whole
-    step on the rank that samples, and empty on the others.
+    step on the rank that samples, and empty on the others. The `group` counts what this rank sends.
     """
 
     def __init__(self, shard: Shard, group: Group, *parts: Any) -> None:
         super().__init__(*parts)
-        self._place, self._widths, self._group = shard.place, shard.vocab_widths, group
+        self._place, self._widths, self.group = shard.place, shard.vocab_widths, group
         self.image_faults: Mapping[int, str] = {}
         """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
 
@@ -71,7 +71,7 @@ class PartRunner(ModelRunner):
             return {}
         own = self._images.update(batch)
         failed = torch.tensor([[work.image in own] for work in batch.images], dtype=torch.float32)
-        counts = self._group.sum(failed.to(self._tables.device)).flatten().tolist() if batch.images else ()
+        counts = self.group.sum(failed.to(self._tables.device)).flatten().tolist() if batch.images else ()
         faults = [work.image for work, count in zip(batch.images, counts, strict=True) if count]
         for number in faults:
             self._images.drop(number)
@@ -93,7 +93,7 @@ class PartRunner(ModelRunner):
         for first in range(0, len(slices), size):
             own = self._model.own_logits(rows[first : first + size]).float()
             some = slices[first : first + size]
-            sampled = sampler.sample_parts(own, some, self._group, self._widths, (self._masks.step,))
+            sampled = sampler.sample_parts(own, some, self.group, self._widths, (self._masks.step,))
             if sampled is not None:
                 yield sampled
 
