@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.batch import PAGE_SIZE, PoolSpec
-from model.options import GPU_UTILIZATION, STEP_LIMITS
+from model.config import VALUE_BYTES, ModelConfig
+from model.memory.sizes import pool_sizes
+from model.options import GPU_UTILIZATION, RunnerOptions
 from service.commands.simulate.costs import Costs, Line, engine, to_json
 
 BANDWIDTH_SHARE, ARITHMETIC_SHARE = 0.8, 0.6
@@ -20,7 +22,6 @@ REQUEST = 5e-3
 """Seconds of a request outside of steps."""
 STEP_MEMORY = 2 * 2**30
 """Bytes that the largest step takes beside weights and cache."""
-VALUE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,64 +41,36 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a dense model with full attention, named as in `params.json`."""
-
-    name: str
-    dim: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    hidden_dim: int
-    vocab_size: int
-    max_model_len: int
-
-    @property
-    def head(self) -> int:
-        """Parameters of the output head; the embedding has as many, and multiplies nothing."""
-        return self.dim * self.vocab_size
-
-    @property
-    def layers(self) -> int:
-        """Parameters of all projections of all layers."""
-        attention = 2 * self.dim * self.head_dim * (self.n_heads + self.n_kv_heads)
-        return self.n_layers * (attention + 3 * self.dim * self.hidden_dim)
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of keys and values of one position."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * VALUE_BYTES
+NAME = "Mistral 7B v0.3, bfloat16"
+MISTRAL_7B = ModelConfig("mistral", 4096, 32, 32, 8, 128, 14336, 32768, 1e-5, 1e6, 32768, (None,) * 32)
 
 
-MISTRAL_7B = Shape("Mistral 7B v0.3, bfloat16", 4096, 32, 32, 8, 128, 14336, 32768, 32768)
-
-
-def estimate(gpu: Gpu, shape: Shape) -> Costs:
+def estimate(gpu: Gpu, config: ModelConfig) -> Costs:
+    """The costs of a dense model with full attention in bfloat16."""
+    sizes = pool_sizes(config, RunnerOptions(model=""), "cuda", "bfloat16", PAGE_SIZE)
+    position_bytes, head = sizes.page_bytes(None) // PAGE_SIZE, config.vocab_size * config.dim
     read = 1 / (gpu.bandwidth * BANDWIDTH_SHARE)
     compute = 2 / (gpu.operations * ARITHMETIC_SHARE)  # a multiplication and an addition
-    weights = (shape.layers + shape.head) * VALUE_BYTES
-    reading = Line(step=STEP_OVERHEAD + weights * read, key=shape.position_bytes * read)
+    weights = (config.n_active_parameters + head) * VALUE_BYTES[config.dtype]
+    reading = Line(step=STEP_OVERHEAD + weights * read, key=position_bytes * read)
     arithmetic = Line(
         step=STEP_OVERHEAD,
-        token=shape.layers * compute,
-        sequence=shape.head * compute,
-        pair=2 * shape.n_layers * shape.n_heads * shape.head_dim * compute,  # a key and a value each
+        token=config.n_active_parameters * compute,
+        sequence=head * compute,
+        pair=2 * config.n_layers * config.n_heads * config.head_dim * compute,  # a key and a value each
     )
-    embedding = shape.head * VALUE_BYTES
-    cache = gpu.memory * GPU_UTILIZATION - weights - embedding - STEP_MEMORY
-    pages = int(cache / (PAGE_SIZE * shape.position_bytes))
-    sequences, tokens = STEP_LIMITS["cuda"]
+    stored = config.n_parameters * VALUE_BYTES[config.dtype]
+    cache = gpu.memory * GPU_UTILIZATION - stored - STEP_MEMORY
+    pages = int(cache / (PAGE_SIZE * position_bytes))
     info = engine(
         [PoolSpec(None, pages)],
         page_size=PAGE_SIZE,
-        max_model_len=min(shape.max_model_len, pages * PAGE_SIZE),
-        max_sequences=sequences,
-        max_step_tokens=tokens,
+        max_model_len=min(config.max_position, pages * PAGE_SIZE),
+        max_sequences=sizes.max_sequences,
+        max_step_tokens=sizes.max_step_tokens,
     )
     about = {
-        "title": f"estimate: {shape.name} on {gpu.name}",
+        "title": f"estimate: {NAME} on {gpu.name}",
         "how": "roofline of the data sheet, by python -m benchmarks.costs.roofline; nothing is measured",
         "share_of_bandwidth": BANDWIDTH_SHARE,
         "share_of_arithmetic": ARITHMETIC_SHARE,
@@ -109,6 +82,7 @@ def estimate(gpu: Gpu, shape: Shape) -> Costs:
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     for name, gpu in GPUS.items():
         text = json.dumps(to_json(estimate(gpu, MISTRAL_7B)), indent=1)
         (folder / f"estimate-{name}-mistral-7b.json").write_text(text + "\n")

@@ -14,6 +14,12 @@ from typing import Any
 HOME = Path(__file__).parents[2]
 """The folder of the packages `service` and `model`."""
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+STOPPED_SECONDS = 1.0
+"""Silence after which a child that a signal has stopped is replaced: it does not continue by itself."""
+SILENCE_SECONDS = 10.0
+"""Silence after which a child counts as lost. It sends beats even inside a long step; a busy machine may delay them."""
+LOADING_SILENCE_SECONDS = 120.0
+"""The same for one that loads: an import of torch from a cold disk may hold the interpreter for long."""
 PARENT = "NORIA_PARENT_PID"
 """The variable that tells a child which process started it."""
 

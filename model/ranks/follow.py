@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -112,8 +112,10 @@ class Follower:
                 self._plans.put((body, data))
             elif kind == "warmed":
                 self._plans.put(None)
-            elif kind == "call":
-                self._preparer.submit(self._answer, *body)
+            elif kind == "prepare":
+                self._preparer.submit(self._prepare, *body)
+            elif kind == "layer_counts":  # rank 0's loop waits for it, and should not wait for a grammar
+                self._reply(body[0], self._runner.layer_counts if self._runner is not None else ())
             elif kind == "agreed":
                 self._agreed.put(body)
             elif kind == "refused":
@@ -124,29 +126,20 @@ class Follower:
                 os._exit(Exit.OVER)
         os._exit(Exit.LOST)
 
-    def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
+    def _reply(self, number: int, value: Any) -> None:
+        with contextlib.suppress(OSError):  # rank 0 is gone, which `_receive` sees
+            self._link.send("reply", [number, value])
+
+    def _prepare(self, number: int, grammar: str) -> None:
         try:
-            self._link.send("reply", [number, CALLS[name](self, *arguments)])
-        except Exception as error:
-            log.exception("a call of %s failed", name)
-            self._link.send("failed", f"{type(error).__name__}: {error}")
+            if self._runner is not None:
+                self._runner.prepare(SamplingParams(grammar=grammar))
+        except Exception:  # the sequence's first step meets the same fault and reports it
+            log.exception("a grammar cannot be prepared")
+        self._reply(number, None)
 
     def _beat(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 self._link.send("beat")
                 time.sleep(BEAT_SECONDS)
-
-    def prepare(self, grammar: str) -> None:
-        if self._runner is not None:
-            self._runner.prepare(SamplingParams(grammar=grammar))
-
-    def layer_counts(self) -> Any:
-        return self._runner.layer_counts if self._runner is not None else ()
-
-
-CALLS: Mapping[str, Callable[..., Any]] = {
-    "prepare": Follower.prepare,
-    "layer_counts": Follower.layer_counts,
-}
-"""What rank 0 may call."""

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NoReturn
 
 from model.errors import ModelError
-from model.machine.child import ending, is_stopped
+from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS, ending, is_stopped
 from model.ranks.links import Link, packed
 from model.ranks.progress import LeastProgress
 from model.ranks.troubles import Kind, Troubles
@@ -20,11 +20,6 @@ from model.ranks.troubles import Kind, Troubles
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.25
-STOPPED_SECONDS = 1.0
-"""Silence after which a rank that a signal has stopped counts as lost."""
-SILENCE_SECONDS = 10.0
-LOADING_SILENCE_SECONDS = 120.0
-"""Silence of a rank that loads: an import from a cold disk may hold the interpreter for long."""
 EXIT_SECONDS = 1.0
 LOADING_END_SECONDS = 5.0
 """Time for rank 0 to notice that a rank is gone while it loads; then its process ends."""
@@ -105,7 +100,7 @@ class Followers:
         number, box = next(self._numbers), queue.SimpleQueue[Any]()
         self._replies[number] = box
         with contextlib.suppress(OSError):
-            self._links[rank].send("call", [number, name, arguments])
+            self._links[rank].send(name, [number, *arguments])
         if self._troubles.reason is not None:
             box.put(Lost)
         value = self._got(box)

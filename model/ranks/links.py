@@ -34,11 +34,6 @@ class Link:
             if hasattr(socket, name):  # Linux has them all
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    @property
-    def peer(self) -> str:
-        """Host of the other end."""
-        return str(self._sock.getpeername()[0])
-
     def send(self, kind: str, body: Any = None, data: bytes = b"") -> None:
         """Write a message. Raises OSError when the other end is gone."""
         self.write(packed(kind, body, data))

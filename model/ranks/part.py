@@ -50,6 +50,11 @@ class PartRunner(ModelRunner):
         """Images that could not be encoded in the latest step, by number, as all ranks of the first stage know them."""
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts, in whatever stage."""
+        return bool(self._model.config.n_experts)
+
+    @property
     def layer_counts(self) -> Counts:
         """`expert_tokens` with an entry for each layer of its stage, also if none has experts."""
         return self.expert_tokens or ((),) * len(self._model.layers)

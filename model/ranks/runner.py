@@ -44,9 +44,10 @@ class ParallelRunner:
 
     @property
     def expert_tokens(self) -> Counts:
+        if not self._own.has_experts:
+            return ()
         stages = [self._own.layer_counts, *(self._followers.call(rank, "layer_counts") for rank in self._heads)]
-        counts = tuple(tuple(layer) for stage in stages for layer in stage)
-        return counts if any(counts) else ()
+        return tuple(tuple(layer) for stage in stages for layer in stage)
 
     @property
     def _samples(self) -> bool:

@@ -69,6 +69,10 @@ def read(path: Path) -> Costs:
         return parse(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise OptionError(f"--costs {path} cannot be read: {error.strerror}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"--costs {path} is not JSON: {error}; python -m benchmarks.costs writes such files"
+        ) from error
     except ValueError as error:
         raise OptionError(f"--costs {path}: {error}") from error
 

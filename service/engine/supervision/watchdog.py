@@ -3,13 +3,10 @@
 import asyncio
 from typing import NamedTuple
 
+from model.machine.child import LOADING_SILENCE_SECONDS, SILENCE_SECONDS, STOPPED_SECONDS
 from service.engine.supervision.connection import Connection
 
 WATCH_SECONDS = 0.2
-LOADING_STALL_SECONDS = 120.0
-"""An import of torch from a cold disk may hold the interpreter for long."""
-STOPPED_SECONDS = 1.0
-"""Silence after which an engine that a signal has stopped is replaced: it does not continue by itself."""
 
 
 class Patience(NamedTuple):
@@ -19,7 +16,7 @@ class Patience(NamedTuple):
     """
 
     step: float = 60.0
-    silence: float = 10.0
+    silence: float = SILENCE_SECONDS
 
 
 async def watch(connection: Connection, patience: Patience) -> str | None:
@@ -40,7 +37,7 @@ async def watch(connection: Connection, patience: Patience) -> str | None:
 def _trouble(connection: Connection, patience: Patience, silent: float) -> str | None:
     if silent > STOPPED_SECONDS and connection.engine.stopped():
         return f"the engine process is stopped and has been silent for {silent:.1f} s"
-    if silent > (patience.silence if connection.ready else LOADING_STALL_SECONDS):
+    if silent > (patience.silence if connection.ready else LOADING_SILENCE_SECONDS):
         return f"the engine has been silent for {silent:.1f} s"
     if connection.stalled > patience.step:
         return f"a sequence in the engine has made no progress for {connection.stalled:.1f} s"

@@ -20,22 +20,11 @@ from model.memory import sizes as memory
 from model.memory.plan import Fit, PoolNeed, make_plan
 from model.options import RunnerOptions
 from tests.model.driving import checkpoint, storages, tiny
+from tests.published import MISTRAL_7B
+from tests.published import MIXTRAL_8X7B as MIXTRAL
 
 GIB = 2**30
-MISTRAL = {
-    "model_type": "mistral",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 32000,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "torch_dtype": "bfloat16",
-}
-MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}
+MISTRAL = MISTRAL_7B | {"sliding_window": 4096}
 
 
 def write(directory: Path, config: dict[str, Any], name: str = "config.json") -> Path:

@@ -23,22 +23,10 @@ from model.setup import choose
 from model.sharding.layout import Layout
 from model.sharding.shard import shard_of
 from tests.model.driving import CPU, EXPERTS, checkpoint, storages, tiny
+from tests.published import MISTRAL_7B as MISTRAL
+from tests.published import MIXTRAL_8X7B as MIXTRAL
 
 GIB = 2**30
-MISTRAL: dict[str, Any] = {
-    "model_type": "mistral",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 32000,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 32768,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-}
-MIXTRAL = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 ATTENTION, FEED_FORWARD, NORMS, TABLE = 41_943_040, 176_160_768, 2 * 4096, 131_072_000
 """Weights of a layer of Mistral 7B, and of its embeddings."""
 

@@ -7,20 +7,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from service import cli
-
-CONFIG = {
-    "model_type": "mistral",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 32000,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 32768,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-}
+from tests.published import MISTRAL_7B as CONFIG
 
 
 def plan(directory: Path, *flags: str) -> Result:
