@@ -1,73 +1,49 @@
-"""Compiles Triton kernels for absent GPUs, without TRITON_INTERPRET: `python -m tests.model.kernels.compiling`.
+"""Compiles Triton kernels for absent GPUs, without TRITON_INTERPRET.
 
-What is compiled is what is launched: each of LAUNCHES calls our code with tensors in the CPU's memory, and a launch
-compiles for the pretended device and computes nothing. Prints a JSON list of `Compiled`.
+What is compiled is what is launched: each of LAUNCHES in a module of `launches` calls our code with tensors in the
+memory of the CPU, and a launch compiles for the pretended device and computes nothing.
+
+    python -m tests.model.kernels.compiling attention ...     prints a JSON list of `Compiled` of these modules
 """
 
 import json
-from collections.abc import Callable
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from model.attention.rope import RopeRows
-from model.attention.triton import TritonAttention
-from model.batch import PageTable, Slice, StepBatch
-from model.sampling_params import SamplingParams
-from model.step.packing import pack
-
-CPU = torch.device("cpu")
-
-
-def attention(
-    dtype: torch.dtype,
-    heads: tuple[int, int],
-    width: int,
-    kv_dtype: torch.dtype | None = None,
-    deterministic: bool = False,
-    tempered: bool = False,
-) -> Callable[[], None]:
-    """A function that launches attention for one long and one short slice."""
-
-    def launch() -> None:
-        backend = TritonAttention(deterministic)
-        slices = tuple(
-            Slice(stop, [0] * stop, stop, start, stop, (PageTable(0, range(4)),), SamplingParams())
-            for start, stop in ((0, 100), (99, 100))
-        )
-        (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
-        cache = backend.allocate((4, heads[1], width), kv_dtype or dtype, CPU)
-        qkv = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype)
-        rope = RopeRows(torch.empty(101, 2, width // 2), torch.empty(101) if tempered else None)
-        backend.attend_unrotated(qkv, heads[0], rope, cache, backend.prepare(inputs))
-
-    return launch
-
-
-BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
-LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
-    "attention, bfloat16": (attention(BF16, (32, 8), 128), (80, 90)),
-    "attention, float16, odd group": (attention(F16, (9, 3), 64), (80,)),
-    "attention, bfloat16, odd head_dim": (attention(BF16, (2, 2), 80), (90,)),
-    "attention, float32": (attention(F32, (4, 4), 64), (90,)),
-    "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
-    "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
-    "attention, query temperature": (attention(BF16, (32, 8), 128, tempered=True), (90,)),
-}
-"""The launched functions, and the compute capabilities, times ten, for which they are compiled."""
+ROOT = Path(__file__).parents[3]
+INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix")
+"""PTX instructions that `Compiled` counts."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel: bytes of shared memory, and whether it uses tensor cores. Or the compiler's error."""
+    """One kernel, or the compiler's error.
+
+    It has the constants of the launch, bytes of shared memory, and the number of warps and of each of INSTRUCTIONS in
+    its PTX. `pending` has, for each wait for asynchronous copies inside a loop of its TTGIR, the number of groups of
+    copies that may still be under way: with 0 the loop waits for what it has just requested.
+    """
 
     launch: str
     capability: int
     kernel: str = ""
+    constants: dict[str, str] | None = None
     shared: int = 0
-    tensor_cores: bool = False
+    warps: int = 0
+    instructions: dict[str, int] | None = None
+    pending: Sequence[int] = ()
     error: str = ""
+
+    @property
+    def tensor_cores(self) -> bool:
+        return any((self.instructions or {}).get(name) for name in INSTRUCTIONS[:3])
 
 
 class Driver:
@@ -97,8 +73,7 @@ def compile_for(name: str, launch: Callable[[], None], capability: int) -> list[
     def kernel(function: Any, grid: object) -> Callable[..., None]:
         def call(*args: Any, **options: Any) -> None:
             made = function.run(*args, grid=grid, warmup=True, **options)
-            cores = any(word in made.asm["ptx"] for word in ("mma.sync", "wgmma"))
-            found.append(Compiled(name, capability, function.__name__, made.metadata.shared, cores))
+            found.append(_facts(name, capability, function, made))
 
         return call
 
@@ -111,14 +86,54 @@ def compile_for(name: str, launch: Callable[[], None], capability: int) -> list[
     return found
 
 
+def _facts(launch: str, capability: int, function: Any, made: Any) -> Compiled:
+    ptx, names = made.asm["ptx"], function.arg_names
+    constants = {names[at[0]]: str(value) for at, value in made.src.constants.items() if len(at) == 1}
+    return Compiled(
+        *(launch, capability, function.__name__, constants, made.metadata.shared, made.metadata.num_warps),
+        {name: ptx.count(name) for name in INSTRUCTIONS},
+        pending_copies(made.asm["ttgir"]),
+    )
+
+
+def pending_copies(ttgir: str) -> tuple[int, ...]:
+    """`Compiled.pending`. A loop's body has a greater indent than its first line and its last, "}" or "} {...}"."""
+    found, loops = [], list[int]()
+    for line in ttgir.splitlines():
+        indent = len(line) - len(line.lstrip())
+        while loops and indent <= loops[-1]:
+            loops.pop()
+        if re.search(r"\bscf\.(for|while)\b", line):
+            loops.append(indent)
+        if loops and (wait := re.search(r"async_wait\b.*\bnum = (\d+)", line)):
+            found.append(int(wait[1]))
+    return tuple(found)
+
+
+def compiled(*modules: str) -> list[Compiled]:
+    """All kernels of these modules of `launches`, from a process that does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.model.kernels.compiling", *modules]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [Compiled(**one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def launches(module: str) -> dict[str, tuple[Callable[[], None], tuple[int, ...]]]:
+    found: dict[str, tuple[Callable[[], None], tuple[int, ...]]]
+    found = import_module(f"tests.model.kernels.launches.{module}").LAUNCHES
+    return found
+
+
 def main() -> None:
-    compiled = [
+    found = [
         one
-        for name, (launch, capabilities) in LAUNCHES.items()
+        for module in sys.argv[1:]
+        for name, (launch, capabilities) in launches(module).items()
         for capability in capabilities
         for one in compile_for(name, launch, capability)
     ]
-    print(json.dumps([asdict(one) for one in compiled]))
+    print(json.dumps([asdict(one) for one in found]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Functions that launch kernels, and the GPUs for which `compiling` compiles them: one file a family of kernels."""

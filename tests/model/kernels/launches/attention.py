@@ -1,0 +1,51 @@
+"""The launches of attention."""
+
+from collections.abc import Callable
+
+import torch
+
+from model.attention.rope import RopeRows
+from model.attention.triton import TritonAttention
+from model.batch import PageTable, Slice, StepBatch
+from model.sampling_params import SamplingParams
+from model.step.packing import pack
+
+CPU = torch.device("cpu")
+
+
+def attention(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    width: int,
+    kv_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
+    tempered: bool = False,
+) -> Callable[[], None]:
+    """A function that launches attention for one long and one short slice."""
+
+    def launch() -> None:
+        backend = TritonAttention(deterministic)
+        slices = tuple(
+            Slice(stop, [0] * stop, stop, start, stop, (PageTable(0, range(4)),), SamplingParams())
+            for start, stop in ((0, 100), (99, 100))
+        )
+        (inputs,) = pack(StepBatch(slices), backend.page_size, [None], CPU).pools
+        cache = backend.allocate((4, heads[1], width), kv_dtype or dtype, CPU)
+        qkv = torch.empty(101, heads[0] + 2 * heads[1], width, dtype=dtype)
+        rope = RopeRows(torch.empty(101, 2, width // 2), torch.empty(101) if tempered else None)
+        backend.attend_unrotated(qkv, heads[0], rope, cache, backend.prepare(inputs))
+
+    return launch
+
+
+BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
+    "attention, bfloat16": (attention(BF16, (32, 8), 128), (80, 90)),
+    "attention, float16, odd group": (attention(F16, (9, 3), 64), (80,)),
+    "attention, bfloat16, odd head_dim": (attention(BF16, (2, 2), 80), (90,)),
+    "attention, float32": (attention(F32, (4, 4), 64), (90,)),
+    "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
+    "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
+    "attention, query temperature": (attention(BF16, (32, 8), 128, tempered=True), (90,)),
+}
+"""The launched functions, and the compute capabilities, times ten, for which they are compiled."""
