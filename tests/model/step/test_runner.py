@@ -306,13 +306,6 @@ def test_threads_are_those_of_the_kernels_and_of_pytorch(saved: Any, monkeypatch
     assert counts == [1, 1]
 
 
-def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"--device cuda: PyTorch .* finds no CUDA device; use --device cpu"):
-        device.choose_device("cuda")
-    assert device.choose_device("auto").type == "cpu"
-
-
 def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("weights were read")
