@@ -16,13 +16,13 @@ from torch import Tensor
 from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE, SAMPLING
 from model.machine.transfers import staged
 
-TILE = 4096
+TILE = 2048
 """Values that a program computes at once."""
-WARPS = 16
+WARPS = 8
 _WORDS = tl.constexpr(len(SAMPLING.names or ()))
 _NO_TOKEN, _NOT_FINITE = tl.constexpr(NO_TOKEN), tl.constexpr(NOT_FINITE)
-_BITS = tl.constexpr(30)
-"""Weights are at most 1: the two highest bits of a weight are 0."""
+_BITS, _HIGHEST = tl.constexpr(30), tl.constexpr(1 << 29)
+"""Bits of a weight that may be set: a weight is at most 1. The highest of them."""
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def _least_of(weight, k):
     bits = weight.to(tl.int32, bitcast=True)
     cut = 0
     for i in range(_BITS):
-        tried = cut | (0x20000000 >> i)
+        tried = cut | (_HIGHEST >> i)
         cut = tl.where(tl.sum((bits >= tried).to(tl.int32), axis=0) >= k, tried, cut)
     return cut.to(tl.float32, bitcast=True)
 
@@ -171,7 +171,7 @@ def _keep(x, m, wanted, COUNT: tl.constexpr, TILE: tl.constexpr):
     """Of m weights, keep the fewest greatest whose number or sum is `wanted`, ties by id. The others become 0."""
     cut, above = 0, wanted * 0
     for i in range(_BITS):
-        tried = cut | (0x20000000 >> i)
+        tried = cut | (_HIGHEST >> i)
         amount = _amount(x, m, tried, COUNT, TILE)
         above = tl.where(amount >= wanted, above, amount)
         cut = tl.where(amount >= wanted, tried, cut)
@@ -227,7 +227,7 @@ def _sample(logits, ids, rows, tokens, n, TILE: tl.constexpr):
         counted = (top_k > 0) & (top_k < n)
         if counted | (top_p < 1) | (min_p > 0):
             # All weights below `least` together are less than the part that top_p may hide.
-            least = tl.where(top_p < 1, 0.5 * (1 - top_p) / n, 0.0)
+            least = tl.where(top_p < 1, tl.div_rn(0.5 * (1 - top_p), n.to(tl.float32)), 0.0)
             if counted:
                 least = _least_of(_weight(most, top, temperature, min_p), top_k)
             m, total = _collect(x, ids, n, top, temperature, min_p, least, TILE)
