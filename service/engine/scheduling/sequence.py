@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from operator import add
 from typing import NamedTuple, overload
 
-from model.batch import UNKNOWN, PageTable, Slice
+from model.batch import UNKNOWN, Slice
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import CacheMiss, Submit
 from service.engine.scheduling.images import ImageStore, ImageTable
@@ -155,7 +155,7 @@ class Sequence:
             n_prompt=self.n_prompt,
             start=self.computed,
             stop=stop + len(draft),
-            tables=tuple(PageTable(table.first_block, table.pages) for table in self.tables),
+            tables=tuple([table.view for table in self.tables]),
             params=self.params,
             choice=self.choice,
             n_draft=len(draft),
