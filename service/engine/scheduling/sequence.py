@@ -37,6 +37,8 @@ class Snapshot(Items[int]):
     def __getitem__(self, where: slice) -> list[int]: ...
 
     def __getitem__(self, where: int | slice) -> int | list[int]:
+        if where.__class__ is int and 0 <= where < self._n_known:  # what a step that decodes reads
+            return self._known[where]
         if isinstance(where, slice):
             start, stop, step = where.indices(self._length)
             if step != 1:

@@ -1,6 +1,5 @@
 """Packing: rows, positions and slots of a step."""
 
-
 import pytest
 import torch
 
