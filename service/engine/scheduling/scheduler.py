@@ -7,9 +7,11 @@ budget. Then the scheduler admits sequences from the waiting queue, which shares
 preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
 old place.
 
-With a pipeline of several stages, as many steps are in flight. They share `max_step_tokens`, and the sequences that
-decode, evenly. No sequence samples in two of them, but chunks of one prompt may follow each other: each stage computes
-the steps in the order of their plans. So a page that one step releases may be written by the next.
+Several steps may be in flight. The device, or each stage of a pipeline, computes them in the order of their plans. So
+chunks of one prompt may follow each other, and a page that one step releases may be written by the next. A runner that
+runs ahead has the next step in flight beside the one that it computes: a sequence that samples goes on after a token
+that is not known yet (`assume`). A pipeline has a step for each of its stages. These share `max_step_tokens`, and the
+sequences that decode, evenly; no sequence samples in two of them.
 """
 
 import logging
@@ -21,7 +23,7 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.admission import fits, reuse
+from service.engine.scheduling.admission import awaits_page, fits, reuse
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.queue import WaitingQueue
@@ -135,17 +137,17 @@ class Scheduler:
     def assume(self) -> bool:
         """Take the latest planned step as done, so that the next can be planned while it is computed.
 
-        Returns False if the next plan must wait. Every running sequence must be in the step, compute a single token and
-        sample the next one by parameters that do not read earlier output. There must be a page for each next token,
-        because a sequence cannot be preempted while its token is not known. The step may have no work on images.
+        Each sequence that samples in the step goes on after a token that is not known yet. Returns False if the next
+        plan must wait, because one of them samples by parameters that read earlier output, or because there are fewer
+        pages than running sequences need for one more token: those in flight cannot be preempted.
         """
-        step = self._planned[-1]
-        if len(step.parts) != len(self._running) or not step.can_be_assumed:
+        sampling = self._planned[-1].sampling
+        if not all(item.params.independent_of_output for item in sampling):
             return False
         for index, pool in enumerate(self.pools):
-            if sum(item.tables[index].missing(stop + 1) for item, (_, stop) in step.parts.items()) > pool.available:
+            if sum(item.tables[index].missing(item.computed + 1) for item in self._running) > pool.available:
                 return False
-        for sequence in step.parts:
+        for sequence in sampling:
             sequence.assume()
         return True
 
@@ -301,9 +303,10 @@ class Scheduler:
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Move a waiting sequence to the running ones if there are pages for its tokens. Reuses pages."""
+        """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
-        if not fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens):
+        fitting = fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens)
+        if not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
         self._queue.remove(sequence)
