@@ -62,18 +62,11 @@ class Slice(NamedTuple):
 
         Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
-        if not self.n_draft:
-            return (self,) if self.n_samples else ()
-        if not self.n_samples:
-            return ()
-        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
-
-    @property
-    def n_samples(self) -> int:
-        """Number of `samples`."""
         if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
-            return 0
-        return self.n_draft + 1
+            return ()
+        if not self.n_draft:
+            return (self,)
+        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
     def scores_prompt(self) -> bool:
