@@ -64,8 +64,7 @@ def memory_errors() -> Iterator[None]:
         if not of_memory(error):
             raise
         raise OptionError(
-            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory "
-            "or --max-step-tokens"
+            f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
         ) from error
 
 
