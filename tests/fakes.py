@@ -248,7 +248,7 @@ class AheadRunner(FakeRunner):
             *before, last = item.tokens
             return [*before, sampled.get(item.sequence_id, 1) if last == UNKNOWN else last]
 
-        return replace(batch, slices=tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
+        return replace(batch, slices=tuple(item._replace(tokens=tokens(item)) for item in batch.slices))
 
 
 class PipelineRunner(FakeRunner):

@@ -137,7 +137,8 @@ class ModelRunner:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        faults = [fault_of(item, images, adapters) for item in batch.slices]
+        has_faults = bool(images or adapters)
+        faults = [fault_of(item, images, adapters) if has_faults else None for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
         try:
             finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
@@ -147,7 +148,7 @@ class ModelRunner:
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
         """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""
-        self._masks.start([item.samples for item in batch.slices])
+        self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         before = self._last
         started = retry.attempt(partial(self._start, batch, before), batch, self.info.max_sequences)
         if started is None:
@@ -179,7 +180,7 @@ class ModelRunner:
     def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         views = [item.samples for item in batch.slices]
         flat = list(chain.from_iterable(views))
-        if self._graphs is not None and _only_decodes(batch):
+        if self._graphs is not None and _only_decodes(batch, len(flat)):
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
                 return Started(before, views, list(self._sample(logits, flat, computed=True)))
@@ -236,8 +237,9 @@ class ModelRunner:
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
             fault = self._masks.fault(views[: len(tokens)]) if _finite(result) else BROKEN_NUMBERS
-            ended = SliceOutput(failure=failure if fault is None else None, fault=fault)
-            outputs.append(ended if ended.ends else result)
+            if failure is not None or fault is not None:
+                result = SliceOutput(failure=failure if fault is None else None, fault=fault)
+            outputs.append(result)
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
@@ -267,14 +269,14 @@ class ModelRunner:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
 
 
-def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters."""
-    return all(
-        item.stop - item.start == 1
-        and len(item.samples) == 1
-        and not (item.scores_prompt or item.images or item.adapter)
-        for item in batch.slices
-    )
+def _only_decodes(batch: StepBatch, n_samples: int) -> bool:
+    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters.
+
+    `n_samples` tokens are sampled in the step. A slice of one token samples at most one.
+    """
+    if not batch.n_tokens == n_samples == len(batch.slices):
+        return False
+    return not any(item.images or item.adapter or item.scores_prompt for item in batch.slices)
 
 
 def fault_of(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
@@ -294,15 +296,18 @@ def _with_faults(
 
 def _finite(output: SliceOutput) -> bool:
     """Whether the model gave numbers. JSON has no others, and keys and values beside such logits are as broken."""
-    logprobs = (item.logprob for item in (*output.logprobs, *output.prompt_logprobs))
-    return NOT_FINITE not in output.tokens and all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
+    if NOT_FINITE in output.tokens:
+        return False
+    logprobs = [item.logprob for item in output.logprobs + output.prompt_logprobs]
+    return all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
 
 
 def _accepted(
     item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
 ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
     """The sampled tokens up to the first that differs from the draft, and their logprobs."""
-    draft = item.tokens[item.stop - item.n_draft : item.stop]
-    agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
-    accepted = sampled[: sum(1 for _ in agree) + 1]
-    return tuple(token for token, _ in accepted), tuple(logprob for _, logprob in accepted if logprob is not None)
+    if item.n_draft:
+        draft = item.tokens[item.stop - item.n_draft : item.stop]
+        agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
+        sampled = sampled[: sum(1 for _ in agree) + 1]
+    return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])
