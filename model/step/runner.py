@@ -15,7 +15,16 @@ from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
-from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import (
+    BROKEN_NUMBERS,
+    RunnerInfo,
+    Slice,
+    SliceOutput,
+    StepBatch,
+    StepOutput,
+    StepTooLarge,
+    TokenLogprob,
+)
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore
 from model.network.expert_load import Counts, ExpertLoad
@@ -79,7 +88,6 @@ class ModelRunner:
         self._expert_load = ExpertLoad(model.layers)
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
-        self._limit = retry.TokenLimit()
         self._images = Images(model.vision)
 
     def record(self, max_slices: int, capture: Capture) -> None:
@@ -132,19 +140,19 @@ class ModelRunner:
         has_faults = bool(images or adapters)
         faults = [fault_of(item, images, adapters) if has_faults else None for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
-        finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        try:
+            finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        except StepTooLarge:
+            raise StepTooLarge(images) from None
         return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step. One that fails, or does not fit into memory, is computed in parts at once.
-
-        The masks of grammars are requested once for all parts.
-        """
+        """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""
         self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         before = self._last
-        started = self._limit.attempt(partial(self._start, batch, before=before), batch)
+        started = retry.attempt(partial(self._start, batch, before), batch, self.info.max_sequences)
         if started is None:
-            output = retry.in_parts(batch, partial(self._compute, before=before), self._limit)
+            output = retry.apart(batch, partial(self._compute, before=before))
             self._last = LastTokens.known(batch.slices, output.slices, self._tables.device)
             return lambda: output
         if self.info.runs_ahead:
@@ -184,10 +192,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
-        output = self._limit.finish(partial(self._collect, batch, started), batch)
-        if output is not None:
-            return output
-        return retry.in_parts(batch, partial(self._compute, before=started.before), self._limit)
+        output = retry.attempt(partial(self._collect, batch, started), batch)
+        return retry.apart(batch, partial(self._compute, before=started.before)) if output is None else output
 
     def _compute(self, batch: StepBatch, before: LastTokens) -> StepOutput:
         return self._collect(batch, self._start(batch, before))
