@@ -29,6 +29,7 @@ from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.group import Group
+from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
@@ -194,13 +195,14 @@ def _naming(path: str) -> Iterator[None]:
 
 def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
     """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
-    first_steps(runner)
     on_gpu = setup.device.type == "cuda"
-    if on_gpu and setup.attention.capturable:
-        runner.record(setup.pool_sizes.max_sequences, CudaCapture())
-    if on_gpu and not setup.options.fast_start:
-        compile_all(runner, runner.row_counts, progress)
-        capture_all(runner, progress)
+    with kernel_errors(setup.scheme):
+        first_steps(runner)
+        if on_gpu and setup.attention.capturable:
+            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+        if on_gpu and not setup.options.fast_start:
+            compile_all(runner, runner.row_counts, progress)
+            capture_all(runner, progress)
     runner.warmed()
 
 

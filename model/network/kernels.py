@@ -1,14 +1,22 @@
 """Which products a GPU computes in which kernels: steps on both sides of each change compile all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
+from model.errors import OptionError, one_line
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear.floats import Floats
+from model.linear.schemes import Scheme
+from model.linear.selection import make_linear
 from model.network.moe import MoE
+
+OUTPUTS, MANY = 256, 1024
+"""Outputs of the product that is tried out, and its greatest number of rows."""
 
 
 class Kind(NamedTuple):
@@ -47,3 +55,30 @@ def _kernel(kind: Kind, n_rows: int) -> object:
     if kind.n_experts == 1 and not kind.fixed and n_rows > FEW_ROWS[kind.layout]:
         return None
     return tile_of(kind.layout, -(-n_rows * kind.n_used // kind.n_experts), fixed=kind.fixed)
+
+
+@contextmanager
+def kernel_errors(scheme: Scheme) -> Iterator[None]:
+    """Errors of Triton inside raise OptionError: a kernel does not compile for this GPU, or does not fit it."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("triton."):
+            raise
+        raise OptionError(
+            f"--quantize {scheme.quantize}: a kernel does not work on this GPU ({type(error).__name__}: "
+            f"{one_line(error)}); choose another --quantize, and report this"
+        ) from error
+
+
+@torch.inference_mode()
+def try_out(scheme: Scheme, n_in: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compute products of `n_in` channels with no weights that mean anything. Raises OptionError if that fails."""
+    part = make_linear(n_in, OUTPUTS, scheme=scheme.name)
+    assert isinstance(part, Floats)
+    part.assign_weights(part.allocate((), dtype, device))
+    with kernel_errors(scheme):
+        for n_rows in row_counts(part, MANY):
+            x = torch.zeros(n_rows, n_in, dtype=dtype, device=device)
+            part(x, onto=part(x))
+            part.gated(x)
