@@ -13,12 +13,9 @@ from model.step.runner import BLANK, ModelRunner
 DRAWS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.0},
-    {"top_p": 0.5},
-    {"top_k": 2},
-    {"min_p": 0.5},
     {"top_p": 0.5, "top_k": 2, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1},
 )
-"""Sampling parameters with and without each stage of the distribution."""
+"""Sampling parameters: none, of a greedy row, and one of each stage that has kernels."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
 

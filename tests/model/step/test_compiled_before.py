@@ -59,7 +59,7 @@ def loaded(config: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Mode
     monkeypatch.setattr(selection, "check_tiles", lambda *_: None)
     monkeypatch.setattr(weights, "_reserve", reserve)
     monkeypatch.setattr(loading, "warm", lambda *_: None)
-    limits = {"max_sequences": 24, "max_step_tokens": 200, "cache_memory": 2**22}
+    limits = {"max_sequences": 24, "max_step_tokens": 600, "cache_memory": 2**22}
     made = RunnerOptions("", device="cpu", dtype="bfloat16", attention="triton", **{**limits, **options})
     return loading.load_from(checkpoint(config), made, lambda stage, done: None)
 
@@ -84,7 +84,7 @@ def requests() -> list[list[ToEngine]]:
         SamplingParams(max_tokens=0, embed="mean"),
         SamplingParams(max_tokens=2, allowed_token_ids=(1, 2), bad_words=((1, 2),), min_tokens=1, stop_token_ids=(5,)),
     ]
-    lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 18, 31, 33, 40, 64, 65, 66, 97, 128, 129, 150, 199, 200, 201, 500]
+    lengths = [1, 2, 3, 7, 8, 9, 15, 16, 17, 18, 31, 33, 40, 64, 65, 66, 97, 128, 129, 150, 199, 200, 201, 500, 700]
     waves = []
     for wave in range(4):
         waves.append(
@@ -106,7 +106,7 @@ def serve(runner: ModelRunner) -> None:
     whole = blank(runner._model)
     runner._adapters.hold(1, whole)
     runner._adapters.hold(2, smaller(whole))
-    client = Client(runner, requests(), max_sequences=24, max_step_tokens=200)
+    client = Client(runner, requests(), max_sequences=24, max_step_tokens=600)
     assert set(client.finished.values()) == {"length"}
 
 
