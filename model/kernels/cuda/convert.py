@@ -78,15 +78,14 @@ def int4(packed, zeros, scales, DTYPE: tl.constexpr, HIGH: tl.constexpr):
         values = (values - zeros.to(tl.float32)) * scales.to(tl.float32)
     elif tl.bfloat16 == DTYPE:
         less = (zeros.to(tl.uint16) | 0xC300).to(tl.bfloat16, bitcast=True)  # -128 - zero
-        code: tl.constexpr = _BF16_HIGH if HIGH else _BF16_LOW
         values = tl.inline_asm_elementwise(
-            code, "=&r,=&r,r,r,r,r,r", [packed, less, scales], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
+            _BF16_HIGH if HIGH else _BF16_LOW, "=&r,=&r,r,r,r,r,r", [packed, less, scales],
+            dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
     else:
         less = (zeros.to(tl.uint16) | 0xE400).to(tl.float16, bitcast=True)  # -1024 - zero
-        code: tl.constexpr = _FP16_HIGH if HIGH else _FP16_LOW
         values = tl.inline_asm_elementwise(
-            code, "=&r,=&r,r,r,r", [packed, less], dtype=tl.float16, is_pure=True, pack=4
+            _FP16_HIGH if HIGH else _FP16_LOW, "=&r,=&r,r,r,r", [packed, less], dtype=tl.float16, is_pure=True, pack=4
         )
         values = (values.to(tl.float32) * scales.to(tl.float32)).to(tl.float16)  # a scale may be too small for float16
     return values

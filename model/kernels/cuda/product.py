@@ -143,42 +143,61 @@ def _sums(
 
 
 @triton.jit
-def _leave(sums, ups, parts, mask, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
-    """Store the sums of one program for the last one."""
+def _exchange(
+    sums, ups, parts, arrivals, mask,
+    SPLITS: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The sums of all programs that share these outputs and rows, in order, and whether this program is the last."""
+    size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
+    block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    tl.store(parts + at, sums, mask=mask)
+    shared = parts + block.to(tl.int64) * (SPLITS * size) + at
+    mine = shared + tl.program_id(2) * size
+    tl.store(mine, sums, mask=mask)
     if GATED:
-        tl.store(parts + OUTPUTS * ROWS + at, ups, mask=mask)
+        tl.store(mine + OUTPUTS * ROWS, ups, mask=mask)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(arrivals + block, 0)  # for the next launch
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        ups = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for split in tl.static_range(SPLITS):
+            sums += tl.load(shared + split * size, mask=mask, other=0.0, cache_modifier=".cg")
+            if GATED:
+                ups += tl.load(shared + split * size + OUTPUTS * ROWS, mask=mask, other=0.0, cache_modifier=".cg")
+    return sums, ups, last
 
 
 @triton.jit
-def _join(parts, mask, SPLITS: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
-    """The sums of all programs that share these outputs and rows, in order."""
-    at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    ups = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for split in tl.static_range(SPLITS):
-        here = parts + split * size + at
-        sums += tl.load(here, mask=mask, other=0.0, cache_modifier=".cg")
+def _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT: tl.constexpr, GATED: tl.constexpr):
+    """Store sums [OUTPUTS, ROWS] at `out` of y: with the scales of outputs, gated, added to `onto`."""
+    if LAYOUT == "fp8":
+        sums *= tl.load(scales + n)[:, None]
         if GATED:
-            ups += tl.load(here + OUTPUTS * ROWS, mask=mask, other=0.0, cache_modifier=".cg")
-    return sums, ups
+            ups *= tl.load(scales + n_out + n)[:, None]
+    if GATED:
+        sums = silu(sums) * ups
+    if onto is not None:
+        sums += tl.load(onto + out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + out, sums.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _product(
-    x, values, scales, zeros, onto, y, slots, experts, parts, arrivals, n_rows, n_in, width, n_out, n_total, choices,
+    x, values, scales, zeros, onto, y, slots, experts, parts, arrivals,
+    n_rows, n_in, width, n_out, n_total, n_table, choices,
     LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, block of outputs, split of the channels).
 
-    The weights have n_total rows of `width` values; an up is n_out rows after its gate.
+    The weights of an expert have n_total rows of `width` values, and tables of n_table entries. An up is n_out rows
+    after its gate.
     """
     first = tl.program_id(1) * OUTPUTS
     slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    weight_row = first.to(tl.int64)
+    weight_row, table = first.to(tl.int64), first.to(tl.int64)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
         if expert < 0:
@@ -187,49 +206,29 @@ def _product(
         there = slot >= 0
         source = slot // choices
         weight_row += expert * n_total
+        table += expert * n_table
     else:
         there = slot < n_rows
         source = slot
+    if LAYOUT != "plain":
+        scales += table
+    if LAYOUT == "int4":
+        zeros += table
     at = source.to(tl.int64) * n_in
     n = tl.minimum(tl.arange(0, OUTPUTS), n_out - 1 - first)
     each = tl.cdiv(tl.cdiv(n_in, CHANNELS), SPLITS) * CHANNELS
     begin = tl.program_id(2) * each
-    stop = tl.minimum(begin + each, n_in)
-    values += weight_row * width
-    if LAYOUT == "int4":
-        table = first.to(tl.int64)
-        if GROUPED:
-            table += expert * n_total * (n_in // _GROUP)
-        scales += table
-        zeros += table
-    elif LAYOUT == "fp8":
-        scales += weight_row
     sums, ups = _sums(
-        x, at, there, values, scales, zeros, n, begin, stop, n_in, width, n_out, n_total,
-        LAYOUT, GATED, EVEN, ROWS, OUTPUTS, CHANNELS,
+        x, at, there, values + weight_row * width, scales, zeros, n, begin, tl.minimum(begin + each, n_in), n_in, width,
+        n_out, n_total, LAYOUT, GATED, EVEN, ROWS, OUTPUTS, CHANNELS,
     )  # fmt: skip
     column = first + tl.arange(0, OUTPUTS)[:, None]
     mask = there[None, :] & (column < n_out)
     if SPLITS > 1:
-        block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
-        shared = parts + block.to(tl.int64) * (SPLITS * size)
-        _leave(sums, ups, shared + tl.program_id(2) * size, mask, GATED, OUTPUTS, ROWS)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        if tl.atomic_add(arrivals + block, 1, sem="acq_rel") < SPLITS - 1:
-            return
-        tl.store(arrivals + block, 0)  # for the next launch
-        sums, ups = _join(shared, mask, SPLITS, GATED, OUTPUTS, ROWS)
-    if LAYOUT == "fp8":
-        sums *= tl.load(scales + n)[:, None]
-        if GATED:
-            ups *= tl.load(scales + n_out + n)[:, None]
-    if GATED:
-        sums = silu(sums) * ups
+        sums, ups, last = _exchange(sums, ups, parts, arrivals, mask, SPLITS, GATED, OUTPUTS, ROWS)
+        mask = mask & last
     out = slot.to(tl.int64)[None, :] * n_out + column  # [OUTPUTS, ROWS]
-    if onto is not None:
-        sums += tl.load(onto + out, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + out, sums.to(y.dtype.element_ty), mask=mask)
+    _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT, GATED)
 
 
 def product(
@@ -289,16 +288,14 @@ def _launch(
 ) -> None:
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]
+    n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
     channels = tile.channels // (2 if x.dtype is torch.float32 else 1)
     columns = triton.cdiv(n_out, tile.outputs)
-    parts = None
-    if splits > 1:
-        parts = x.new_empty(
-            n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1), dtype=torch.float32
-        )
+    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1)
+    parts = x.new_empty(size, dtype=torch.float32) if splits > 1 else None
     _product[(n_blocks, columns, splits)](
         x.contiguous(), weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
-        len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, choices,
+        len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
         LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, SPLITS=splits,
         ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
