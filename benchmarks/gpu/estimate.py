@@ -215,7 +215,7 @@ CASES = (
     Case("decode 256, prompt of 512", 255, 2048, prompt=512),
     Case("prompt of 2k", prompt=2048),
     Case("prompt of 8k", prompt=8192),
-    Case("decode 32, up to 128k", 32, 2048, length=131_072),
+    Case("decode 256, up to 128k", 256, 2048, length=131_072),
 )
 HOST_STEP, HOST_SEQUENCE = 0.2e-3, 27e-6
 """Seconds of Python for a step, and for each of its sequences: plan, pack, commit, encode (`benchmarks.host`)."""
