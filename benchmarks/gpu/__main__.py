@@ -8,7 +8,7 @@ other rows are still measured.
 
     --only "decode 64,prefill"   rows whose name contains one of these (always with the ceilings)
     --budget 590                 seconds for everything: groups that no longer fit are left out
-    --option attention=varlen    an option of Noria's runner, for all rows; repeat for more options
+    --option attention=sdpa      an option of Noria's runner, for all rows; repeat for more options
     --quick                      small shapes, to test the benchmark on any machine: its numbers have no meaning
 
 `--only start` measures the time from a 7B checkpoint in the page cache to readiness. Other runs leave it out.

@@ -7,7 +7,6 @@ from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
 from model.attention.triton import TritonAttention
-from model.attention.varlen import VarlenAttention
 from model.errors import OptionError
 from model.kernels.cpu import native
 from model.linear.schemes import CACHE_FORMATS
@@ -17,10 +16,7 @@ BACKENDS: dict[str, type[Attention]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
     "triton": TritonAttention,
-    "varlen": VarlenAttention,
 }
-ON_CUDA = ("triton", "varlen")
-"""Backends to try on CUDA, best first. The last resort is sdpa."""
 
 NARROW = {
     getattr(torch, row.dtype): f"--kv-dtype {row.name} needs {row.needs}" for row in CACHE_FORMATS.values() if row.needs
@@ -38,7 +34,7 @@ def choose(
     """The name of a backend and the backend, for keys and values in `dtype`.
 
     "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8. On a CUDA
-    device it chooses triton or varlen where they run. Otherwise it chooses sdpa. With `deterministic`, a row has the
+    device it chooses triton where it runs. Otherwise it chooses sdpa. With `deterministic`, a row has the
     same bits in every step.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
@@ -59,6 +55,6 @@ def choose(
 
 def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:
     if device.type == "cuda":
-        return next((name for name in ON_CUDA if BACKENDS[name].obstacle(device, dtype) is None), "sdpa")
+        return "triton" if TritonAttention.obstacle(device, dtype) is None else "sdpa"
     suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
     return "paged" if native.kernels() is not None and suits else "sdpa"

@@ -244,8 +244,8 @@ def test_rows_are_chosen_by_parts_of_their_names() -> None:
 
 
 def test_options_of_the_runner() -> None:
-    given = ["attention=varlen", "deterministic=true", "cache_memory=1024"]
-    assert gpu._options(given) == {"attention": "varlen", "deterministic": True, "cache_memory": 1024}
+    given = ["attention=sdpa", "deterministic=true", "cache_memory=1024"]
+    assert gpu._options(given) == {"attention": "sdpa", "deterministic": True, "cache_memory": 1024}
 
 
 def test_results_of_a_gpu_are_stored_by_its_name() -> None:
