@@ -5,7 +5,7 @@ a `Slice` of five hundred differ only in length.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from model.image_spans import ImageFormat, ImageWork, PlacedImage
@@ -19,21 +19,20 @@ UNKNOWN = -1
 """Stands for a sequence's last token while the step that samples it is still running."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
+class PageTable(NamedTuple):
     """Pages of one sequence in one pool, in logical order.
 
     `pages[i]` holds position `(first_block + i) * page_size` and the `page_size - 1` after it. The blocks before
     `first_block` have left the window. Worked example: page_size 4, window 5, next position 9. Positions 5..8 are
-    still visible. They are in blocks 1 and 2: `first_block` is 1, and there are two pages.
+    still visible. They are in blocks 1 and 2: `first_block` is 1, and there are two pages. The scheduler gives an array
+    of 64-bit integers, which is copied whole.
     """
 
     first_block: int
     pages: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Positions `start..stop-1` of one sequence, to be computed in this step. A snapshot: it never changes.
 
     `tokens` are the tokens of the sequence when the step was planned, prompt first: `len(tokens) >= stop`. The last
@@ -63,11 +62,18 @@ class Slice:
 
         Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
-        if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
-            return ()
         if not self.n_draft:
-            return (self,)
-        return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
+            return (self,) if self.n_samples else ()
+        if not self.n_samples:
+            return ()
+        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
+
+    @property
+    def n_samples(self) -> int:
+        """Number of `samples`."""
+        if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
+            return 0
+        return self.n_draft + 1
 
     @property
     def scores_prompt(self) -> bool:
@@ -108,8 +114,7 @@ class TokenLogprob(NamedTuple):
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SliceOutput:
+class SliceOutput(NamedTuple):
     """The result of one slice: sampled tokens (none if `Slice.samples` is empty) and the requested logprobs.
 
     `tokens` holds the accepted draft tokens, then one more token. Sampling one token a step gives the same tokens.

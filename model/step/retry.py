@@ -8,7 +8,6 @@ A step may be computed again: the same keys and values are written to the same p
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import accumulate
 from operator import add
 from typing import TypeVar
@@ -127,9 +126,9 @@ def _split(item: Slice) -> tuple[Slice, Slice]:
     middle = (item.start + item.stop) // 2
     known = len(item.tokens) - item.n_draft
     if middle < known:
-        return replace(item, stop=middle, n_draft=0), replace(item, start=middle)
-    first = replace(item, tokens=item.tokens[:middle], stop=middle, n_draft=middle - known)
-    return first, replace(item, start=middle, n_draft=item.stop - middle - 1)
+        return item._replace(stop=middle, n_draft=0), item._replace(start=middle)
+    first = item._replace(tokens=item.tokens[:middle], stop=middle, n_draft=middle - known)
+    return first, item._replace(start=middle, n_draft=item.stop - middle - 1)
 
 
 def _join(before: SliceOutput, after: SliceOutput) -> SliceOutput:

@@ -36,8 +36,8 @@ CPU = torch.device("cpu")
 class Started(NamedTuple):
     """A step that the device computes. It has the last tokens of the step before and `Slice.samples` of each slice.
 
-    It also has the sampled tokens, the rows to score, and hidden states [T, dim]. A step from a graph has neither rows
-    to score nor hidden states.
+    It also has the sampled tokens, the rows to score, and hidden states [T, dim]: these are empty where nothing is
+    scored or pooled, because the next step may need their memory. A step from a graph has no rows to score.
     """
 
     before: LastTokens
@@ -178,7 +178,8 @@ class ModelRunner:
         inputs = self._pack(batch, before, self._tables.device)
         hidden = self._hidden(inputs, before.tokens, self._adapters_of(batch.slices))
         sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat))
-        return Started(before, views, sampled, inputs.score_rows, hidden)
+        reads_hidden = any(item.scores_prompt or item.params.embed for item in batch.slices)
+        return Started(before, views, sampled, inputs.score_rows, hidden if reads_hidden else torch.empty(0))
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:

@@ -10,7 +10,7 @@ from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
-from tests.fakes import FakeRunner, PipelineRunner, Say, next_token, sample_token
+from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
@@ -40,7 +40,7 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 class Drive:
     """A scheduler, the fake model and the answer of every sequence so far.
 
-    With a pipeline, `order` decides where more than one order of plans and results is possible.
+    With several steps in flight, `order` decides where more than one order of plans and results is possible.
     """
 
     runner: FakeRunner
@@ -67,6 +67,8 @@ class Drive:
         self.flights: deque[tuple[StepBatch, Callable[[], StepOutput]]] = deque()
 
     def new_runner(self, info: RunnerInfo, say: Say) -> FakeRunner:
+        if info.runs_ahead:
+            return AheadRunner(info, say=say)
         return (PipelineRunner if info.pipeline > 1 else FakeRunner)(info, say=say)
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
@@ -76,8 +78,10 @@ class Drive:
         """Plan and launch one step, if there is anything to plan. Read the oldest one if it is time."""
         if self.flights and self.order and self.order.random() < 0.3:
             return self.land()
+        if self.flights and self.info.runs_ahead and not self.scheduler.assume():
+            return self.land()
         batch = self.launch()
-        if not self.flights or (batch and len(self.flights) < self.info.pipeline):
+        if not self.flights or (batch and len(self.flights) < (2 if self.info.runs_ahead else self.info.pipeline)):
             return batch
         oldest = self.land()
         return batch or oldest

@@ -24,9 +24,10 @@ class Step:
         return frozenset(work.image for work in self.images.work)
 
     @property
-    def can_be_assumed(self) -> bool:
-        """Whether each of its sequences will get one token, whose sampling does not depend on earlier output."""
-        return not self.drafts and not self.images.work and all(map(_samples_independently, self.parts.items()))
+    def sampling(self) -> list[Sequence]:
+        """The sequences that get a token, while it is the step in flight: their parts end with their last token."""
+        parts = self.parts.items()
+        return [item for item, (_, stop) in parts if stop == item.length and item.n_output < item.params.max_tokens]
 
     def batch(self) -> StepBatch:
         """The step as the runner gets it."""
@@ -68,9 +69,3 @@ class Step:
                 self.budget -= n
                 added += n
         return added
-
-
-def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
-    sequence, (start, stop) = planned
-    samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
-    return samples and stop - start == 1 and sequence.params.independent_of_output

@@ -79,7 +79,7 @@ def same(found: StepOutput, expected: StepOutput, but: set[int] = frozenset()) -
     """All outputs are equal except those at the places `but`. Sums over a prompt's chunks may be rounded."""
     for place, (mine, theirs) in enumerate(zip(found.slices, expected.slices, strict=True)):
         if place not in but:
-            assert replace(mine, pooled=()) == replace(theirs, pooled=())
+            assert mine._replace(pooled=()) == theirs._replace(pooled=())
             assert mine.pooled == pytest.approx(theirs.pooled, rel=1e-12)
 
 
@@ -132,7 +132,7 @@ def poison(runner: ModelRunner, page: int) -> None:
 def test_a_row_that_is_not_finite_ends_alone(runner: ModelRunner, params: SamplingParams) -> None:
     """The first eight tokens of each prompt are computed; then one of the pages is broken."""
     kinds = [GREEDY, params, SEEDED]
-    runner.step(StepBatch(tuple(replace(part(number, kind), stop=8) for number, kind in enumerate(kinds))))
+    runner.step(StepBatch(tuple(part(number, kind)._replace(stop=8) for number, kind in enumerate(kinds))))
     last = StepBatch(tuple(part(number, kind, start=8) for number, kind in enumerate(kinds)))
     expected = runner.step(last)
     assert not any(output.fault or output.failure for output in expected.slices)

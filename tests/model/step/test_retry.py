@@ -103,7 +103,7 @@ class Small:
 
 
 def without_sums(output: SliceOutput) -> SliceOutput:
-    return replace(output, pooled=())
+    return output._replace(pooled=())
 
 
 @pytest.mark.parametrize("work", ["_start", "_collect"])
