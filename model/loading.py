@@ -29,13 +29,14 @@ from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.group import Group
+from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-from model.warming import first_steps
+from model.warming import capture_all, compile_all, first_steps
 
 RETURN_AFTER = 2**27
 """Values that are loaded before free memory is returned to the system: a call takes milliseconds."""
@@ -74,7 +75,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     runner = load(setup, checkpoint, progress)
     progress("warming up", 0.0)
     with torch.inference_mode():
-        warm(runner, setup)
+        warm(runner, setup, progress)
     return runner
 
 
@@ -192,11 +193,16 @@ def _naming(path: str) -> Iterator[None]:
         raise ModelError(f"adapter {path}: {error}") from error
 
 
-def warm(runner: ModelRunner, setup: Setup) -> None:
-    """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
-    first_steps(runner)
-    if setup.device.type == "cuda" and setup.attention.capturable:
-        runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
+    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
+    on_gpu = setup.device.type == "cuda"
+    with kernel_errors(setup.scheme):
+        first_steps(runner)
+        if on_gpu and setup.attention.capturable:
+            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+        if on_gpu and not setup.options.fast_start:
+            compile_all(runner, runner.row_counts, progress)
+            capture_all(runner, progress)
     runner.warmed()
 
 
@@ -272,6 +278,8 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
 def check_options(options: RunnerOptions) -> None:
     """Raise OptionError for options that cannot be used together."""
     check_limits(options)
+    if options.fast_start and choose_device(options.device).type == "cpu":
+        raise OptionError("--fast-start needs a GPU, the device is cpu, which compiles no kernels; leave it out")
     share = options.gpu_memory_utilization
     if share is None:
         return

@@ -8,6 +8,7 @@ from model import attention
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
+from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving
@@ -15,6 +16,7 @@ from model.machine.device import DTYPES, choose_device, choose_dtype, name_of
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
+from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
@@ -70,9 +72,14 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     shard = shard_of(config, place, memory.stored_bits(config, scheme, name_of(dtype), checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
+    own = shard.config
     name, backend = attention.choose(
-        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
+        *(options.attention, device, kv_dtype, activations),
+        deterministic=options.deterministic,
+        heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
+    if device.type == "cuda" and kernels.obstacle(device) is None:
+        try_products(scheme, own.dim, activations, device)
     sizes = memory.pool_sizes(shard.config, options, device.type, name_of(dtype), backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, shard, sizes, images)

@@ -50,7 +50,7 @@ class MoE(nn.Module):
         self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
         self._packed: PackedExperts | None = None
         self._alike = True
-        self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
+        self.stacked: tuple[DeviceWeights, DeviceWeights] | None = None
         self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in self._held)
@@ -59,7 +59,7 @@ class MoE(nn.Module):
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
-        self._stacked = w13, w2
+        self.stacked = w13, w2
         self.load = self.load.to(device)
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
@@ -104,8 +104,8 @@ class MoE(nn.Module):
             target = torch.zeros_like(x) if onto is None else onto
             return self._kernels.experts(packed, x, norm=scale, eps=eps, onto=target)
         x = x.clone() if norm is None else norm(x)  # `onto` may be x
-        if self._stacked is not None and triton.serves(x):
-            y = self._grouped(x, *self._stacked, onto)
+        if self.stacked is not None and triton.serves(x):
+            y = self._grouped(x, *self.stacked, onto)
         else:
             y = self._one_by_one(x)
             y = y if onto is None else onto.add_(y)

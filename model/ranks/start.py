@@ -12,6 +12,7 @@ from model import loading
 from model.checkpoint.files import Progress
 from model.errors import NoriaError, OptionError
 from model.machine.child import ending, start_python
+from model.machine.device import choose_device
 from model.options import RunnerOptions
 from model.ranks.followers import Followers, Lost
 from model.ranks.meeting import Host, Joined, difference
@@ -19,7 +20,7 @@ from model.ranks.part import Identity, load_part
 from model.ranks.progress import LeastProgress
 from model.ranks.runner import NO_ADAPTERS, ParallelRunner
 from model.ranks.world import World, check_size, from_environment
-from model.warming import first_steps
+from model.warming import compile_all, first_steps
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ def _load(
     runner = ParallelRunner(own, options.layout.place(0), followers)
     progress.note(0, "warming up", 0.0)
     first_steps(runner)
+    if choose_device(options.device).type == "cuda" and not options.fast_start:
+        compile_all(runner, own.row_counts, report)
     runner.warmed()
     log.info("%d ranks share the model: %s", world.size, options.layout.name)
     return runner

@@ -165,10 +165,14 @@ def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pyte
     gpu((9, 0))
     assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
     assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
-    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
-    assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
+    assert choose("sdpa", GPU, torch.bfloat16)[0] == "sdpa"
     gpu((7, 5))
-    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+    with pytest.raises(OptionError, match=r"compute capability 8.0 or more, this one has 7.5; .* --attention sdpa"):
+        choose("auto", GPU, torch.float16)
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"on a GPU, which needs the package triton, .* --attention sdpa serves"):
+        choose("auto", GPU, torch.bfloat16)
+    assert choose("sdpa", GPU, torch.float16)[0] == "sdpa"
 
 
 def test_triton_is_tried_out_before_it_is_trusted(
@@ -189,12 +193,14 @@ def test_triton_is_tried_out_before_it_is_trusted(
         return 2 * x
 
     gpu((9, 0))
-    for kernel, why in ((fails, "does not work here: RuntimeError: Failed to find C comp"), (doubles, "gives wrong")):
+    missing = r"does not work here \(RuntimeError: Failed to find C compiler.*\(gcc, libc6-dev, python3-dev\)"
+    for kernel, why in ((fails, missing), (doubles, "gives wrong")):
         TRY_OUT.cache_clear()
         monkeypatch.setattr(norm, "rms_norm", kernel)
         monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
-        assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
-        assert why in caplog.text
+        with pytest.raises(OptionError, match=f"--attention auto is triton on a GPU, which {why}"):
+            choose("auto", GPU, torch.bfloat16)
+        assert re.search(why, caplog.text)
         with pytest.raises(OptionError, match=f"--attention triton {why}"):
             choose("triton", GPU, torch.bfloat16)
     TRY_OUT.cache_clear()
