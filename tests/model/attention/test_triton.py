@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention import tiles
 from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
+from model.attention.tiles import Tiles
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import QueryTemperature, Rope
@@ -45,6 +47,9 @@ def either(request: pytest.FixtureRequest) -> TritonAttention:
 def parts_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make parts small, so that short sequences have several."""
     monkeypatch.setattr(attention, "SPLIT", 32)
+    monkeypatch.setattr(tiles, "SPLIT", 32)
+    monkeypatch.setattr(attention, "FAN", 2)
+    monkeypatch.setattr(attention, "tiles_of", lambda kind, *sizes: Tiles(16, 16, 4, 3))
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:

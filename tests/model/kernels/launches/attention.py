@@ -5,10 +5,19 @@ from collections.abc import Callable
 import torch
 
 from model.attention.rope import RopeRows
+from model.attention.tiles import Gpu
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
+
+def target() -> tuple[int, int]:
+    """The compute capability of the pretended GPU."""
+    from triton.runtime import driver
+
+    major, minor = divmod(driver.active.get_current_target().arch, 10)
+    return major, minor
+
 
 CPU = torch.device("cpu")
 
@@ -24,7 +33,7 @@ def attention(
     """A function that launches attention for one long and one short slice."""
 
     def launch() -> None:
-        backend = TritonAttention(deterministic)
+        backend = TritonAttention(deterministic, Gpu(target(), 132))
         slices = tuple(
             Slice(stop, [0] * stop, stop, start, stop, (PageTable(0, range(4)),), SamplingParams())
             for start, stop in ((0, 100), (99, 100))
