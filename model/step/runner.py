@@ -16,6 +16,7 @@ from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
 from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore, blank
 from model.network.expert_load import Counts, ExpertLoad
@@ -26,7 +27,6 @@ from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
-from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.images import Images
 from model.step.masks import Masks
