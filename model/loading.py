@@ -146,6 +146,9 @@ def size(
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
     budget = memory.cpu_budget(options.cache_memory, free, where)
     length = pools.length(options.max_model_len, budget, free - budget)
+    if device.type == "cuda":
+        step = pools.step_bytes(setup.activations.itemsize) + setup.graph_bytes(length)
+        memory.check_step(budget, step + length * pools.position_bytes, free)
     return Sizes(length, budget if options.cache_memory is not None else min(budget, pools.most_useful(length)))
 
 
@@ -196,12 +199,11 @@ def _naming(path: str) -> Iterator[None]:
 
 def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
     """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
-    on_gpu = setup.device.type == "cuda"
     with kernel_errors(setup.scheme):
         first_steps(runner)
-        if on_gpu and setup.attention.capturable:
+        if setup.captures:
             runner.record(setup.pool_sizes.max_sequences, CudaCapture())
-        if on_gpu and not setup.options.fast_start:
+        if setup.device.type == "cuda" and not setup.options.fast_start:
             compile_all(runner, runner.row_counts, progress)
             capture_all(runner, progress)
     runner.warmed()
@@ -271,7 +273,7 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
     budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
-    budget = max(0, budget - reserved)
+    budget = max(0, budget - reserved - setup.graph_bytes(upper.length))  # nor is a graph captured
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 

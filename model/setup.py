@@ -53,6 +53,15 @@ class Setup:
         return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
 
     @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs compute the steps that only decode. Ranks that share a model have none."""
+        return self.device.type == "cuda" and self.attention.capturable and self.shard.place.layout.size == 1
+
+    def graph_bytes(self, length: int) -> int:
+        """What the graphs hold for sequences of up to `length` tokens."""
+        return self.pool_sizes.graph_bytes(length, self.activations.itemsize) if self.captures else 0
+
+    @property
     def config(self) -> ModelConfig:
         """The configuration of the shard, with the windows that the model is served with."""
         return self.shard.config

@@ -21,6 +21,10 @@ ADAPTER_RANK = 16
 """The rank of the LoRA adapters that plans tell of."""
 CONTEXT_BYTES = 2**29
 """Roughly what a GPU's driver takes for a process."""
+GRAPH_BYTES = 2**26
+"""An estimate of what CUDA graphs take beside tensors: cuBLAS's workspace of 32 MiB, and the driver's nodes."""
+LEAST_SUMS = 1024
+"""Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,33 @@ class PoolSizes:
         return 4 * (tables * self.config.head_dim + (self.config.query_temperature is not None))
 
     def step_bytes(self, value_bytes: int) -> int:
-        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values.
+        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values: a block, and logits.
 
-        An activation takes `value_bytes`. The estimate adds the larger part of a block, its attention or its
-        feed-forward, and the logits.
+        An activation takes `value_bytes`.
         """
+        rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // self.config.vocab_size))
+        return self.block_bytes(self.max_step_tokens, value_bytes) + rows * self.config.vocab_size * 4 * LOGIT_COPIES
+
+    def block_bytes(self, n_rows: int, value_bytes: int) -> int:
+        """Bytes of the activations of the larger part of a block, its attention or its feed-forward, for `n_rows`."""
         config = self.config
         attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         sparse = config.n_experts_per_token * (3 * config.expert_dim + 2 * config.dim) + 3 * config.shared_dim
         feed_forward = max(sparse, 0 if all(map(config.is_sparse, range(config.n_layers))) else 3 * config.hidden_dim)
-        block = self.max_step_tokens * (2 * config.dim + max(attention, feed_forward)) * value_bytes
-        rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // config.vocab_size))
-        return block + rows * config.vocab_size * 4 * LOGIT_COPIES
+        return n_rows * (2 * config.dim + max(attention, feed_forward)) * value_bytes
+
+    def graph_bytes(self, length: int, value_bytes: int) -> int:
+        """An estimate of what the CUDA graphs hold: inputs and logits of all rows, and the memory of the largest step.
+
+        The inputs are `StaticInputs` of graphs.py, for sequences of up to `length` tokens. The step has its block, its
+        logits in the model's format and in float32, and the sums of attention, for one layer at a time.
+        """
+        config, n = self.config, self.max_sequences
+        pages = sum(max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
+        inputs = 8 * n * (4 + 6 * len(config.pool_windows) + pages)
+        logits = n * config.vocab_size * (4 + 4 + value_bytes)
+        sums = max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.head_dim + 2) * 4 + 64)
+        return inputs + logits + self.block_bytes(n, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:
         """The longest sequence in tokens, up to the model's context; 0 if none fits.
@@ -191,6 +210,19 @@ def cpu_budget(wanted: int | None, free: int, where: str) -> int:
             f"at most {free // 2**20}MiB would fit"
         )
     return wanted
+
+
+def check_step(cache: int, needed: int, free: int) -> None:
+    """Raise OptionError if a cache of this size, which the user chose, leaves less than `needed` bytes of the GPU."""
+    if cache + needed > free:
+        raise OptionError(
+            f"--cache-memory {size(cache)} leaves {size(free - cache)} of the GPU for a step and its CUDA graphs, "
+            f"which need about {size(needed)}; {_most(free - needed)}lower --max-step-tokens or --max-sequences"
+        )
+
+
+def _most(n_bytes: int) -> str:
+    return f"at most {n_bytes // 2**20}MiB would fit, or " if n_bytes >= 2**20 else ""
 
 
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:

@@ -89,6 +89,8 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
         yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
+    if plan.graphs:
+        yield "CUDA graphs", f"about {size(plan.graphs)}, of steps that only decode"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"
