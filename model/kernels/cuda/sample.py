@@ -21,8 +21,8 @@ TILE = 2048
 WARPS = 8
 _WORDS = tl.constexpr(len(SAMPLING.names or ()))
 _NO_TOKEN, _NOT_FINITE = tl.constexpr(NO_TOKEN), tl.constexpr(NOT_FINITE)
-_BITS, _HIGHEST = tl.constexpr(30), tl.constexpr(1 << 29)
-"""Bits of a weight that may be set: a weight is at most 1. The highest of them."""
+_BITS = tl.constexpr(30)
+"""The lowest bits of a weight, which is at most 1: the others are 0."""
 
 
 @triton.jit
@@ -125,9 +125,9 @@ def _winner(most, place):
 def _least_of(weight, k):
     """The k-th greatest of the weights [TILE], or 0 if they are fewer."""
     bits = weight.to(tl.int32, bitcast=True)
-    cut = 0
+    cut = k * 0
     for i in range(_BITS):
-        tried = cut | (_HIGHEST >> i)
+        tried = cut | (1 << 29 >> i)
         cut = tl.where(tl.sum((bits >= tried).to(tl.int32), axis=0) >= k, tried, cut)
     return cut.to(tl.float32, bitcast=True)
 
@@ -169,9 +169,9 @@ def _amount(x, m, bits, COUNT: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _keep(x, m, wanted, COUNT: tl.constexpr, TILE: tl.constexpr):
     """Of m weights, keep the fewest greatest whose number or sum is `wanted`, ties by id. The others become 0."""
-    cut, above = 0, wanted * 0
+    cut, above = (wanted * 0).to(tl.int32), wanted * 0
     for i in range(_BITS):
-        tried = cut | (_HIGHEST >> i)
+        tried = cut | (1 << 29 >> i)
         amount = _amount(x, m, tried, COUNT, TILE)
         above = tl.where(amount >= wanted, above, amount)
         cut = tl.where(amount >= wanted, tried, cut)

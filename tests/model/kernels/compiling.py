@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix")
-INSTRUCTIONS += ("div.rn.f32", "div.full", ".approx", ".ftz")
+INSTRUCTIONS = (
+    *("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix"),
+    *("div.rn.f32", "div.full", ".approx", ".ftz"),
+)
 """PTX instructions, and parts of their names, that `Compiled` counts."""
 
 
