@@ -4,8 +4,8 @@ A program computes `outputs` columns of y for `rows` rows of x. It reads bytes o
 of the model's format from them in registers. These are the left factor of the tensor cores' product (wgmma on 9.0), the
 rows of x in shared memory the right one. Copies for the next steps are under way meanwhile.
 
-Where this gives too few programs for a device, several of them share the channels. Each but the last to arrive leaves
-its sums in memory, and that one adds all of them in the order of the channels: the order of arrival changes no bits.
+Where this gives too few programs for a device, several of them share the channels. Each leaves its sums in memory. The
+last to arrive adds all of them in the order of the channels: the order of arrival changes no bits.
 """
 
 from collections.abc import Mapping
@@ -63,10 +63,10 @@ def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
 
 
 def splits_of(tile: Tile, n_blocks: int, n_out: int, n_in: int) -> int:
-    """Programs that share the channels of one block of rows and outputs, a power of two."""
+    """Programs that share the channels of one block of rows and outputs: a power of two, at most 8."""
     warps = n_blocks * triton.cdiv(n_out, tile.outputs) * tile.warps
     splits = 1
-    while splits * warps < WARPS and splits * 4 * tile.channels <= n_in:
+    while splits < 8 and splits * warps < WARPS and splits * 4 * tile.channels <= n_in:
         splits *= 2
     return splits
 
@@ -143,26 +143,24 @@ def _sums(
 
 
 @triton.jit
-def _exchange(
-    sums, ups, parts, arrivals, mask,
-    SPLITS: tl.constexpr, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+def _exchange(sums, ups, parts, arrivals, mask, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
     """The sums of all programs that share these outputs and rows, in order, and whether this program is the last."""
+    splits = tl.num_programs(2)
     size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
     block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    shared = parts + block.to(tl.int64) * (SPLITS * size) + at
+    shared = parts + block.to(tl.int64) * splits * size + at
     mine = shared + tl.program_id(2) * size
     tl.store(mine, sums, mask=mask)
     if GATED:
         tl.store(mine + OUTPUTS * ROWS, ups, mask=mask)
     tl.debug_barrier()  # all threads have stored before one of them says so
-    last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == SPLITS - 1
+    last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == splits - 1
     if last:
         tl.store(arrivals + block, 0)  # for the next launch
         sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
         ups = tl.zeros((OUTPUTS, ROWS), tl.float32)
-        for split in tl.static_range(SPLITS):
+        for split in range(splits):
             sums += tl.load(shared + split * size, mask=mask, other=0.0, cache_modifier=".cg")
             if GATED:
                 ups += tl.load(shared + split * size + OUTPUTS * ROWS, mask=mask, other=0.0, cache_modifier=".cg")
@@ -187,7 +185,7 @@ def _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT: tl.constexp
 def _product(
     x, values, scales, zeros, onto, y, slots, experts, parts, arrivals,
     n_rows, n_in, width, n_out, n_total, n_table, choices,
-    LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows, block of outputs, split of the channels).
@@ -216,7 +214,7 @@ def _product(
         zeros += table
     at = source.to(tl.int64) * n_in
     n = tl.minimum(tl.arange(0, OUTPUTS), n_out - 1 - first)
-    each = tl.cdiv(tl.cdiv(n_in, CHANNELS), SPLITS) * CHANNELS
+    each = tl.cdiv(tl.cdiv(n_in, CHANNELS), tl.num_programs(2)) * CHANNELS
     begin = tl.program_id(2) * each
     sums, ups = _sums(
         x, at, there, values + weight_row * width, scales, zeros, n, begin, tl.minimum(begin + each, n_in), n_in, width,
@@ -224,9 +222,10 @@ def _product(
     )  # fmt: skip
     column = first + tl.arange(0, OUTPUTS)[:, None]
     mask = there[None, :] & (column < n_out)
-    if SPLITS > 1:
-        sums, ups, last = _exchange(sums, ups, parts, arrivals, mask, SPLITS, GATED, OUTPUTS, ROWS)
-        mask = mask & last
+    if not GROUPED:  # noqa: SIM102 (known at compile time)
+        if tl.num_programs(2) > 1:
+            sums, ups, last = _exchange(sums, ups, parts, arrivals, mask, GATED, OUTPUTS, ROWS)
+            mask = mask & last
     out = slot.to(tl.int64)[None, :] * n_out + column  # [OUTPUTS, ROWS]
     _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT, GATED)
 
@@ -291,12 +290,12 @@ def _launch(
     n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
     channels = tile.channels // (2 if x.dtype is torch.float32 else 1)
     columns = triton.cdiv(n_out, tile.outputs)
-    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1)
-    parts = x.new_empty(size, dtype=torch.float32) if splits > 1 else None
+    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1) if splits > 1 else 0
+    parts = x.new_empty(size, dtype=torch.float32)
     _product[(n_blocks, columns, splits)](
         x.contiguous(), weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
         len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
-        LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, SPLITS=splits,
+        LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0,
         ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip

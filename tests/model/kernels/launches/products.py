@@ -15,9 +15,9 @@ BF16, F16 = torch.bfloat16, torch.float16
 
 def dense(layout: str, n_rows: int, dtype: torch.dtype = BF16, gated: bool = False) -> Callable[[], None]:
     def launch() -> None:
-        weights, _ = weights_of(layout, torch.zeros(256, 4096), dtype)
+        weights, _ = weights_of(layout, torch.zeros(128, 4096), dtype)
         x = torch.empty(n_rows, 4096, dtype=dtype)
-        onto = None if gated else torch.empty(n_rows, 256, dtype=dtype)
+        onto = None if gated else torch.empty(n_rows, 128, dtype=dtype)
         product.product(x, weights, gated=gated, onto=onto)
 
     return launch
