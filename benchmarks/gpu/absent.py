@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model import loading, setup
+from model import attention, loading, setup
 from model.batch import StepBatch
 from model.checkpoint.open import Checkpoint
 from model.checkpoint.quantized.config import Kind
@@ -147,19 +148,23 @@ class _Weights:
 
 
 @contextmanager
-def absent(capability: tuple[int, int]) -> Iterator[Recorder]:
-    """Inside, a device of this capability seems to be there; what it should compute is recorded."""
+def absent(capability: tuple[int, int], n_sms: int) -> Iterator[Recorder]:
+    """Inside, a device of this capability and size seems to be there; what it should compute is recorded."""
     from triton.runtime.jit import KernelInterface
 
     _allow_fake_cuda()
     recorder = Recorder()
+    properties = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=n_sms)
     with ExitStack() as stack:
         patches: list[tuple[object, str, object]] = [
             (setup, "choose_device", lambda name: DEVICE),
+            (attention, "try_out", lambda *args: None),
+            (setup, "try_products", lambda *args: None),
             (kernels, "interpreted", lambda: False),
             (kernels, "obstacle", lambda device: None),
             (weights, "check_finite", lambda values: values),
             (torch.cuda, "get_device_capability", lambda device=None: capability),
+            (torch.cuda, "get_device_properties", lambda device=None: properties),
             (torch.cuda, "get_device_name", lambda device=None: "an absent GPU"),
             (torch.cuda, "is_bf16_supported", lambda including_emulation=True: True),
             (torch.cuda, "mem_get_info", lambda device=None: (MEMORY, MEMORY)),

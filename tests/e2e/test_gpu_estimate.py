@@ -9,14 +9,15 @@ import torch
 from benchmarks.costs.roofline import MISTRAL_7B
 from benchmarks.gpu import absent
 from benchmarks.gpu.absent import Launch
-from benchmarks.gpu.estimate import CARDS, HEADINGS, SAMPLED, Assumptions, Case, Estimator, Times, row, table
+from benchmarks.gpu.estimate import HEADINGS, Case, row, table
 from benchmarks.gpu.shapes import decode_bytes, prefill_flops
+from benchmarks.gpu.times import CARDS, Assumptions, Estimator, Times
 from model.batch import StepBatch
 from model.options import RunnerOptions
 
 TWO_LAYERS = replace(MISTRAL_7B, n_layers=2, windows=(None,) * 2)
 H100 = CARDS["h100"]
-DECODE, PROMPT, DRAW = Case("", 32, 2048), Case("", prompt=2048), Case("", 32, 2048, params=SAMPLED)
+DECODE, PROMPT = Case("", 32, 2048), Case("", prompt=2048)
 
 Found = dict[tuple[str, Case], tuple[list[Launch], StepBatch]]
 
@@ -26,10 +27,10 @@ def found() -> Found:
     """The launches of steps of the 7B's shape with two layers."""
     launches: Found = {}
     for scheme in ("none", "int4"):
-        with absent.absent(H100.capability) as recorder:
+        with absent.absent(H100.capability, H100.n_sms) as recorder:
             options = RunnerOptions("", quantize=scheme, cache_memory=2**34)
             runner = absent.load(TWO_LAYERS, recorder, options)
-            for case in (DECODE, PROMPT, DRAW):
+            for case in (DECODE, PROMPT):
                 (batch,) = case.batches(2048)
                 launches[scheme, case] = absent.step(runner, recorder, batch), batch
     return launches
@@ -56,12 +57,6 @@ def test_decoding_is_in_a_graph_and_prompts_are_not(found: Found) -> None:
     assert names[DECODE]["_rms_norm"] == 5
     assert not names[PROMPT]
     assert Counter(one.name for one in found["none", PROMPT][0])["_rms_norm"] == 5
-
-
-def test_sampling_adds_launches_outside_of_the_graph(found: Found) -> None:
-    greedy, sampled = (times(found, "none", case) for case in (DECODE, DRAW))
-    assert sampled.in_graph == greedy.in_graph
-    assert sampled.outside > greedy.outside
 
 
 def test_a_launch_takes_as_long_as_its_slowest_part() -> None:

@@ -11,6 +11,7 @@ from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
 
+
 def target() -> tuple[int, int]:
     """The compute capability of the pretended GPU."""
     from triton.runtime import driver
