@@ -41,8 +41,7 @@ class Assumptions:
 
     `gap`: between two kernels of a graph; `gap_outside`: between two others. `shortest`: of any kernel. `host`: that
     the host needs to launch one kernel outside of a graph. `walk`: of a pass over a block of keys in attention. `idle`:
-    of a program that finds nothing to do, `resident` of which a multiprocessor runs at a time. `sort`: of a value that
-    PyTorch sorts. `l2` is the speed of the L2 cache as a multiple of the memory's, and `sm_bandwidth` the bytes/s that
+    of a program that finds nothing to do, `resident` of which a multiprocessor runs at a time. `l2` is the speed of the L2 cache as a multiple of the memory's, and `sm_bandwidth` the bytes/s that
     one multiprocessor gets from it. A program that samples a row reads it at most `sampling_passes` times.
     `attention_share` is the share of the data sheet's rate that attention over prompts reaches, and `fp8_rate` the
     speed of fp8 products as a multiple of bfloat16's.
@@ -55,7 +54,6 @@ class Assumptions:
     walk: float = 0.5e-6
     idle: float = 1e-6
     resident: int = 4
-    sort: float = 0.25e-9
     l2: float = 2.0
     attention_share: float = 0.33
     fp8_rate: float = 2.0
@@ -100,7 +98,6 @@ class Estimator:
             operations / (gpu.operations * share),
             _cached(launch) / (bandwidth * assumed.l2),
             self._walked(launch, batch),
-            launch.tensors[0].numel() * assumed.sort if launch.name in SORTS else 0.0,
             self._sampled(launch, batch),
             assumed.shortest,
         )
@@ -148,7 +145,6 @@ class Estimator:
 
 BESIDE_PAGES = {"write": "qkv", "attend_parts": "q", "attend_tiles": "q", "join": "out"}
 """Kernels of attention, and the tensor that each reads and writes besides keys, values and sums of parts."""
-SORTS = ("sort", "topk")
 FACTORS = {"mm": 0, "_scaled_mm_v2": 0, "addmm_": 1}
 """Matrix products, and the place of the left factor among their tensors; the right one is next."""
 LIBRARY_OUTPUTS = 256
