@@ -30,7 +30,7 @@ from torch import Tensor
 from benchmarks.kernels import ROOT, worktree
 from model.batch import PoolSpec, RunnerInfo, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
-from model.step import graphs, packing
+from model.step import graphs, packing, sampler
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
 from service.engine.loop import EngineLoop
@@ -44,8 +44,9 @@ LENGTH, VOCAB = 2048, 64
 STEPS = 40
 STEP_TOKENS = 2**17
 MIXED_PROMPT = 512
-ROWS = ("assume", "plan", "pack", "fill", "launch", "read", "commit", "encode", "loop")
-"""`launch` and `read` are the runner without `pack` and `fill`, `loop` is what the engine's loop does itself."""
+ROWS = ("assume", "plan", "pack", "fill", "sample", "launch", "read", "commit", "encode", "loop")
+"""`launch` and `read` are the runner without `pack`, `fill` and `sample`, `loop` is what the engine's loop does itself.
+`sample` includes the compiled kernel of a CPU over a small vocabulary, in place of the launches on a GPU."""
 
 
 class Case(NamedTuple):
@@ -172,7 +173,7 @@ def measure(case: Case) -> dict[str, float]:
     scheduler = Scheduler(runner.info, max_sequences=runner.info.max_sequences, max_step_tokens=STEP_TOKENS)
     for name in ("assume", "plan", "commit"):
         setattr(scheduler, name, meter.timed(name, getattr(scheduler, name)))
-    places = ((packing, "pack", "pack"), (graphs.StaticInputs, "fill", "fill"))
+    places = ((packing, "pack", "pack"), (graphs.StaticInputs, "fill", "fill"), (sampler, "sample", "sample"))
     originals = [getattr(owner, attribute) for owner, attribute, _ in places]
     for (owner, attribute, name), original in zip(places, originals, strict=True):
         setattr(owner, attribute, _method(meter.timed(name, original)))

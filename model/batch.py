@@ -6,6 +6,7 @@ a `Slice` of five hundred differ only in length.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from model.image_spans import ImageFormat, ImageWork, PlacedImage
@@ -62,18 +63,11 @@ class Slice(NamedTuple):
 
         Empty if the slice ends before the last known token, or if the output has `max_tokens` already.
         """
-        if not self.n_draft:
-            return (self,) if self.n_samples else ()
-        if not self.n_samples:
-            return ()
-        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
-
-    @property
-    def n_samples(self) -> int:
-        """Number of `samples`."""
         if self.stop < len(self.tokens) or self.stop - self.n_draft - self.n_prompt >= self.params.max_tokens:
-            return 0
-        return self.n_draft + 1
+            return ()
+        if not self.n_draft:
+            return (self,)
+        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
     def scores_prompt(self) -> bool:
@@ -197,6 +191,14 @@ class RunnerInfo:
     pipeline: int = 1
 
 
+class StepTooLarge(MemoryError):
+    """A step does not fit into memory; fewer tokens may. The work on its images is done, but for `image_faults`."""
+
+    def __init__(self, image_faults: Mapping[int, str] = MappingProxyType({})) -> None:
+        super().__init__("a step does not fit into memory")
+        self.image_faults = image_faults
+
+
 class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
 
@@ -244,7 +246,8 @@ class Runner(Protocol):
         The function that it returns waits for the result. Call it before the next launch, or, if the runner
         `runs_ahead`, right after the next launch. With a `pipeline`, several steps may be launched before the results
         are read, in the order of the launches. No two of them sample for one sequence; a chunk of a prompt may follow
-        the chunk before it. Both functions raise the errors of the step.
+        the chunk before it. Both functions raise the errors of the step. A step of at most `max_sequences` tokens is
+        never a StepTooLarge.
         """
         ...
 

@@ -67,7 +67,7 @@ class PartRunner(ModelRunner):
         if not batch.slices:
             return partial(StepOutput, ())
         if self._place.samples:
-            self._masks.start([item.samples for item in batch.slices])
+            self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         return partial(self._finish, batch, self._start(batch, self._last))
 
     def _update_images(self, batch: StepBatch) -> dict[int, str]:

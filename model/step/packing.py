@@ -88,8 +88,8 @@ def _tokens(slices: Sequence[Slice], last_rows: Mapping[int, int]) -> Ints:
 
 
 def _sample_rows(slices: Sequence[Slice], rows: Rows) -> Ints:
-    """The last `n_samples` rows of each slice."""
-    counts = np.array([item.n_samples for item in slices], dtype=np.int64)
+    """As many of the last rows of each slice as it has `samples`."""
+    counts = np.array([len(item.samples) for item in slices], dtype=np.int64)
     firsts = rows.first + rows.lengths - counts
     return np.repeat(firsts - _before(counts), counts) + np.arange(counts.sum())
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -40,7 +41,8 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 class Drive:
     """A scheduler, the fake model and the answer of every sequence so far.
 
-    With several steps in flight, `order` decides where more than one order of plans and results is possible.
+    With several steps in flight, `order` decides where more than one order of plans and results is possible. `lack`
+    decides which steps do not fit into memory.
     """
 
     runner: FakeRunner
@@ -53,9 +55,11 @@ class Drive:
         max_step_tokens: int = 8,
         say: Say = next_token,
         order: Random | None = None,
+        lack: Random | None = None,
     ) -> None:
         self.info = info
         self.order = order
+        self.lack = lack
         self.say = say
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
@@ -91,14 +95,21 @@ class Drive:
         batch = self.scheduler.plan()
         self._planned.append((batch, copied(batch)))
         self.check(batch)
-        if batch:
+        if self.lack and batch.n_tokens > self.info.max_sequences and self.lack.random() < 0.3:
+            faults = self.runner.step(replace(batch, slices=())).image_faults
+            self._take(self.scheduler.retract(batch.n_tokens, faults))
+        elif batch:
             self.flights.append((batch, self.runner.launch(batch)))
         return batch
 
     def land(self) -> StepBatch:
         """Read and commit the oldest step in flight."""
         batch, wait = self.flights.popleft()
-        for update in self.scheduler.commit(wait()):
+        self._take(self.scheduler.commit(wait()))
+        return batch
+
+    def _take(self, updates: list[Update]) -> None:
+        for update in updates:
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens
             self.updates[update.id].append(update)
@@ -106,7 +117,6 @@ class Drive:
                 self.finished[update.id] = update.finish
         for pool in self.scheduler.pools:
             pool.check()
-        return batch
 
     def run(self, limit: int = 2000) -> None:
         """Step until there is no work."""

@@ -51,12 +51,12 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
         n_pages = full if window is None else min(full, -(-(window - 1 + max_step_tokens) // page_size) + 1)
         pools.append((window, n_pages + spare))
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
-    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead)
+    max_sequences = draw(st.integers(1, max_step_tokens))
+    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=max_sequences)
     say = draw(st.sampled_from([next_token, parrot]))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
-    drive = Drive(
-        info, max_sequences=draw(st.integers(1, max_step_tokens)), max_step_tokens=max_step_tokens, say=say, order=order
-    )
+    lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None
+    drive = Drive(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, say=say, order=order, lack=lack)
     return drive, draw(st.lists(st.builds(Request, **request_fields), min_size=1, max_size=10))
 
 

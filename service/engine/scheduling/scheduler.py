@@ -28,7 +28,7 @@ from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
-from service.engine.scheduling.step import Step
+from service.engine.scheduling.step import Step, StepLimit
 from service.engine.scheduling.trail import Trail
 from service.engine.scheduling.view import View
 
@@ -41,9 +41,10 @@ MAX_ANSWERS = 64
 class Scheduler:
     """Queues and pages of one engine.
 
-    Each `plan` is followed by its `commit`. With `RunnerInfo.pipeline` stages, as many plans may come before the first
-    of their commits; without, one more if `assume` returns True. `submit` and `abort` may come between. `advanced` has
-    the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is `ready` of `AdapterPlaces`.
+    Each `plan` is followed by its `commit`, or at once by `retract`. With `RunnerInfo.pipeline` stages, as many plans
+    may come before the first of their commits; without, one more if `assume` returns True. `submit` and `abort` may
+    come between. `advanced` has the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is
+    `ready` of `AdapterPlaces`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Scheduler:
         self.advanced: list[int] = []
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens  # of all steps in flight together
+        self._limit = StepLimit(max_step_tokens, least=info.max_sequences)
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._max_adapters = info.max_adapters
@@ -118,7 +120,7 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        step = Step(budget := max(1, self._max_step_tokens // self._depth))
+        step = Step(budget := max(1, self._limit.now // self._depth))
         for sequence in self._in_order(step):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
@@ -128,7 +130,7 @@ class Scheduler:
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
         if any(item.params.prompt_lookup_num_tokens for item in step.parts):
-            self._totals["draft_tokens"] += step.add_drafts(budget - step.budget, len(self._in_flight()))
+            step.add_drafts(budget - step.budget, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
             self._planned.append(step)
@@ -156,6 +158,7 @@ class Scheduler:
         """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
         step = self._planned.popleft()
         self._n_committed += 1
+        self._limit.count()
         self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
@@ -164,11 +167,26 @@ class Scheduler:
                 update = self._break(sequence, result) if result.ends else self._advance(sequence, *part, result)
                 if update is not None:
                     updates.append(update)
-        for sequence in step.drafts:
+        for sequence, draft in step.drafts.items():
+            self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
                 table.shrink(sequence.computed)
         self.advanced = [item.id for item in (*step.parts, *self._behind_images(step))]
         return updates
+
+    def retract(self, n_tokens: int, image_faults: Mapping[int, str]) -> list[Update]:
+        """Take back the latest plan, of so many tokens, which did not fit into memory. The next plans are smaller.
+
+        Its work on images is done, but for these faults.
+        """
+        step = self._planned.pop()
+        for sequence, (start, _) in step.parts.items():
+            sequence.computed = start
+            for table in sequence.tables:
+                table.shrink(start)
+        self._limit.lower(n_tokens)
+        self._images.land(step.images)
+        return self._fail_images(image_faults)
 
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""

@@ -144,10 +144,7 @@ class Sequence:
 
     def lacks_pages(self, stop: int) -> bool:
         """Whether it must take pages before it computes the positions before `stop`."""
-        for table in self.tables:  # a loop takes a third of the time of any()
-            if table.stop < stop:
-                return True
-        return False
+        return min([table.stop for table in self.tables]) < stop
 
     @property
     def embedding(self) -> tuple[float, ...]:

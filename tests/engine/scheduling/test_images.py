@@ -354,9 +354,10 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
     info = info_with_images(
         image_tokens=draw(st.integers(9, 30)), page_size=page_size, pools=pools, max_model_len=longest
     )
-    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead)
+    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=3)
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
-    engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens, order=order)
+    lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None
+    engine = ImageDrive(info, max_sequences=3, max_step_tokens=max_step_tokens, order=order, lack=lack)
     return engine, draw(st.lists(requests, min_size=1, max_size=8))
 
 

@@ -133,7 +133,7 @@ def test_a_step_may_follow_one_of_which_a_slice_had_no_adapter(base: Any) -> Non
     runner.info = replace(runner.info, runs_ahead=True)
     tables = [tuple(PageTable(0, [page]) for _ in runner.info.pools) for page in (0, 1)]
     first = [Slice(7 * page, PROMPT, 20, 0, 20, tables[page], PARAMS, adapter=1 + 6 * page) for page in (0, 1)]
-    second = [replace(item, tokens=(*PROMPT, UNKNOWN), start=20, stop=21, adapter=1) for item in first]
+    second = [item._replace(tokens=(*PROMPT, UNKNOWN), start=20, stop=21, adapter=1) for item in first]
     before, after = (runner.launch(StepBatch(tuple(slices))) for slices in (first, second))
     assert [output.fault is None for output in before().slices] == [True, False]
     assert [output.fault is None for output in after().slices] == [True, True]

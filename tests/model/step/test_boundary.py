@@ -15,7 +15,6 @@ from model.batch import PageTable, Slice, SliceOutput, StepBatch, StepOutput
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.retry import TokenLimit
 from model.step.runner import ALL_HIDDEN, BROKEN_NUMBERS, ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -43,11 +42,6 @@ def runner() -> ModelRunner:
     """A runner in int8, where a row's bits depend on no other row, with a windowed and a full layer."""
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     return load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(runner: ModelRunner) -> None:
-    runner._limit = TokenLimit()
 
 
 def part(number: int, params: SamplingParams, start: int = 0, length: int = 9) -> Slice:
