@@ -15,7 +15,7 @@ from model.batch import PoolSpec, RunnerInfo
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.errors import ModelError, OptionError, one_line
+from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.kernels.cpu import native
 from model.linear import selection as linear
@@ -26,6 +26,7 @@ from model.machine.helper import First
 from model.machine.host import return_free_memory
 from model.memory import profile
 from model.memory import sizes as memory
+from model.memory.beside import alone
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
@@ -53,19 +54,19 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     check_options(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    with memory_errors():
+    with alone(choose_device(chosen.device), 1, progress), memory_errors():
         return load_from(checkpoint, chosen, progress)
 
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Errors inside for want of memory raise OptionError."""
+    """Errors inside for want of memory raise MemoryLack."""
     try:
         yield
     except Exception as error:
         if not of_memory(error):
             raise
-        raise OptionError(
+        raise MemoryLack(
             f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
         ) from error
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
 from model.config import VALUE_BYTES, ModelConfig
-from model.errors import OptionError, size
+from model.errors import MemoryLack, OptionError, size
 from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 from model.sharding.shard import Shard
@@ -109,7 +109,7 @@ class PoolSizes:
         if needed <= budget:
             return length
         shorter = f"--max-model-len {fits} would fit, or " if fits else ""
-        raise OptionError(
+        raise MemoryLack(
             f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
             f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
         )
@@ -128,7 +128,7 @@ class PoolSizes:
     def _check_positions(self, length: int, spare: int) -> None:
         needed, fits = length * self.position_bytes, spare // self.position_bytes
         if needed > spare:
-            raise OptionError(
+            raise MemoryLack(
                 f"the rotary positions of {length} tokens need {size(needed)}, {size(spare)} are free beside weights "
                 f"and cache; choose a {f'--max-model-len of at most {fits}' if fits else 'smaller --cache-memory'}"
             )
@@ -189,23 +189,23 @@ def adapter_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def check_weights(shard: Shard, needed: int, stored: str, free: int, where: str) -> None:
-    """Raise OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
+    """Raise MemoryLack if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
     if needed <= free:
         return
     half = weight_bytes(shard, SCHEMES["none"], "bfloat16")
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
-    raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
+    raise MemoryLack(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
 def cpu_budget(wanted: int | None, free: int, where: str) -> int:
     """Bytes for keys and values: `wanted`, or a share of the bytes that are `free` after the weights.
 
-    Raises OptionError if `wanted` is more than is free.
+    Raises MemoryLack if `wanted` is more than is free.
     """
     if wanted is None:
         return int(max(0, free) * CPU_SHARE)
     if wanted > free:
-        raise OptionError(
+        raise MemoryLack(
             f"--cache-memory {size(wanted)} is more than {where} has free after the weights ({size(free)}); "
             f"at most {free // 2**20}MiB would fit"
         )
@@ -213,9 +213,9 @@ def cpu_budget(wanted: int | None, free: int, where: str) -> int:
 
 
 def check_step(cache: int, needed: int, free: int) -> None:
-    """Raise OptionError if a cache of this size, which the user chose, leaves less than `needed` bytes of the GPU."""
+    """Raise MemoryLack if a cache of this size, which the user chose, leaves less than `needed` bytes of the GPU."""
     if cache + needed > free:
-        raise OptionError(
+        raise MemoryLack(
             f"--cache-memory {size(cache)} leaves {size(free - cache)} of the GPU for a step and its CUDA graphs, "
             f"which need about {size(needed)}; {_most(free - needed)}lower --max-step-tokens or --max-sequences"
         )
