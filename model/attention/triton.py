@@ -22,7 +22,6 @@ from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
 from model.attention.tiles import (
     FAN,
-    ITEM_BYTES,
     SHORT,
     SPLIT,
     Gpu,
@@ -37,17 +36,18 @@ from model.attention.tiles import (
 from model.batch import PAGE_SIZE
 from model.errors import OptionError
 from model.kernels import cuda as kernels
+from model.kernels.cuda.attention import ITEM
 
 MAX_WIDTH, MAX_GROUP = 256, 128
 NO_WINDOW = 2**31 - 1
-WRITE_ROWS, JOIN_HEADS, JOIN_STAGES = 16, 1, 8
+WRITE_ROWS, JOIN_HEADS, JOIN_STAGES = 16, 4, 8
 """Heads that a program writes, of any tokens; heads that a program joins, of one token, and how it fetches ahead."""
 PLAN_SLICES, PLAN_ITEMS = 256, 32
 """Slices that a program of `plan` reads at a time, and items that it writes."""
 
 
 class Plan(NamedTuple):
-    """How the programs of short slices divide the keys, and the memory for their sums. All layers of a step share it."""
+    """How programs divide the keys of short slices, and the memory for their sums. All layers of a step share it."""
 
     items: Tensor
     firsts: Tensor
@@ -124,9 +124,7 @@ class TritonAttention(Attention):
             self._longer(q, cache, out, heads, prepared)
         return out
 
-    def _store(
-        self, qkv: Tensor, heads: Heads, rope: RopeRows | None, cache: LayerCache, prepared: Prepared
-    ) -> Tensor:
+    def _store(self, qkv: Tensor, heads: Heads, rope: RopeRows | None, cache: LayerCache, prepared: Prepared) -> Tensor:
         """Store keys and values; return the rotated q [T, n_heads, head_dim]."""
         stored = cache.k.dtype
         dtype = qkv.dtype if stored.itemsize == 1 else stored
@@ -156,21 +154,20 @@ class TritonAttention(Attention):
             *(plan.tops, plan.sums, inputs.table, plan.firsts, out, max_queries, SHORT, heads.n_heads, heads.width),
             *(heads.padded, JOIN_HEADS, SPLIT, FAN, JOIN_STAGES),
             enable_fp_fusion=False,
-            num_warps=1,
         )
 
     def _planned(self, heads: Heads, n_tiles: int, prepared: Prepared) -> Plan:
         """Plan the short slices of this step, on the device."""
         table = prepared.inputs.table
-        n_items, n_rows = room(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
+        n_items, n_sums = room(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
         plan = prepared.plans[heads] = Plan(
-            table.new_empty((n_items, ITEM_BYTES // 8)),
+            table.new_empty((n_items, ITEM)),
             table.new_empty((len(table), 2), dtype=torch.int32),
-            table.new_empty((n_rows, heads.n_heads, 2), dtype=torch.float32),
-            table.new_empty((n_rows, heads.n_heads, heads.width), dtype=torch.float32),
+            table.new_empty((n_sums, heads.n_heads, 2), dtype=torch.float32),
+            table.new_empty((n_sums, heads.n_heads, heads.width), dtype=torch.float32),
         )
         self._plan[(-(-n_items // PLAN_ITEMS),)](
-            *(table, plan.firsts, plan.items, len(table), n_items, n_rows, SHORT, self.page_size, SPLIT, FAN),
+            *(table, plan.firsts, plan.items, len(table), n_items, n_sums, SHORT, self.page_size, SPLIT, FAN),
             *(PLAN_SLICES, PLAN_ITEMS),
         )
         return plan

@@ -3,12 +3,10 @@
 import triton
 import triton.language as tl
 
+from model.kernels.cuda import attention
 from model.kernels.cuda.attention.walk import fold, fold_up, in_groups, mean, nothing
 
-ITEM = tl.constexpr(8)
-"""Columns of `items`: row, n_queries, start from the origin, first key from the origin, entry of the origin's page
-among the pages, the keys low..high-1 of the item, and the place of its first query's sums. An item without work has
-no queries."""
+ITEM = tl.constexpr(attention.ITEM)
 
 
 @triton.jit(do_not_specialize=["n_tiles"], do_not_specialize_on_alignment=["pages", "items"])
@@ -18,8 +16,8 @@ def attend_parts(
     values,
     pages,
     items,  # [n_items, ITEM] int64
-    tops,  # [n_rows, N_KV * HEADS_PER_KV, 2] float32: top and total
-    parts,  # [n_rows, N_KV * HEADS_PER_KV, WIDTH] float32
+    tops,  # [n_sums, N_KV * HEADS_PER_KV, 2] float32: top and total
+    parts,  # [n_sums, N_KV * HEADS_PER_KV, WIDTH] float32
     n_tiles,
     window,
     scale,
@@ -95,7 +93,7 @@ def join(
     n_units = ((start - origin).to(tl.int32) + n_queries - 1) // unit - before + 1
     heads, width = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, PADDED)
     known = (heads < N_HEADS)[:, None] & (width < WIDTH)[None, :]
-    group, batch, every = nothing(HEADS, PADDED), nothing(HEADS, PADDED), nothing(HEADS, PADDED)
+    group, section, every = nothing(HEADS, PADDED), nothing(HEADS, PADDED), nothing(HEADS, PADDED)
     for i in tl.range(0, n_units, num_stages=STAGES):
         place = (first + i * n_queries + query) * N_HEADS + heads
         part = (
@@ -104,6 +102,6 @@ def join(
             tl.load(parts + place[:, None] * WIDTH + width[None, :], mask=known, other=0.0),
         )
         group = fold(group, part)
-        group, batch, every = fold_up((before + i + 1) * unit, group, batch, every, HEADS, PADDED, SPLIT, FAN)
+        group, section, every = fold_up((before + i + 1) * unit, group, section, every, HEADS, PADDED, SPLIT, FAN)
     at = ((row + query) * N_HEADS + heads)[:, None] * WIDTH + width[None, :]
-    tl.store(out + at, mean(fold(every, fold(batch, group))).to(out.dtype.element_ty), mask=known)
+    tl.store(out + at, mean(fold(every, fold(section, group))).to(out.dtype.element_ty), mask=known)

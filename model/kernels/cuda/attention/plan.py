@@ -11,7 +11,7 @@ WHOLE = tl.constexpr(2**30)
 
 @triton.jit
 def _unit(level, SPLIT: tl.constexpr, FAN: tl.constexpr):
-    """Keys of an item at a level: a part, a group, a batch, or all."""
+    """Keys of an item at a level: a part, a group, a section, or all."""
     few = tl.where(level == 0, SPLIT, SPLIT * FAN)
     return tl.where(level < 2, few, tl.where(level == 2, SPLIT * FAN * FAN, WHOLE))
 
@@ -33,16 +33,41 @@ def _slices(table, index, n_slices, unit, SHORT: tl.constexpr, ORIGIN: tl.conste
     return row, n_queries, here, offset, page, n_items
 
 
+@triton.jit
+def _smallest(
+    table,
+    n_slices,
+    n_items,
+    n_sums,
+    SHORT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FAN: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """The least number of keys of an item for which there are up to n_items items and n_sums sums."""
+    level, items, sums = -1, n_items + 1, n_sums + 1
+    while ((items > n_items) | (sums > n_sums)) & (level < 3):
+        level += 1
+        items, sums = 0, 0
+        for first in range(0, n_slices, SLICES):
+            _, n_queries, _, _, _, count = _slices(
+                table, first + tl.arange(0, SLICES), n_slices, _unit(level, SPLIT, FAN), SHORT, SPLIT * FAN * FAN
+            )
+            items += tl.sum(count, 0)
+            sums += tl.sum(count * n_queries, 0)
+    return _unit(level, SPLIT, FAN)
+
+
 @triton.jit(
-    do_not_specialize=["n_slices", "n_items", "n_rows"], do_not_specialize_on_alignment=["table", "firsts", "items"]
+    do_not_specialize=["n_slices", "n_items", "n_sums"], do_not_specialize_on_alignment=["table", "firsts", "items"]
 )
 def plan(
     table,
     firsts,  # [S, 2] int32: see `join`
-    items,  # [n_items, ITEM] int64: see `attend_parts`
+    items,  # [n_items, ITEM] int64
     n_slices,
     n_items,
-    n_rows,
+    n_sums,
     SHORT: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -52,38 +77,31 @@ def plan(
 ):
     """Program (ITEMS items): these items; the first program also writes `firsts`.
 
-    The items are as small as their number n_items and the number n_rows of sums allow. There must be an item for each
-    short slice, and sums for each of its queries.
+    Items are as small as their number and that of the sums allow. There must be an item for each short slice, and sums
+    for each of its queries.
     """
-    origin: tl.constexpr = SPLIT * FAN * FAN
-    slices = tl.arange(0, SLICES)
-    level, most_items, most_rows = -1, n_items + 1, n_rows + 1
-    while (most_items > n_items) | (most_rows > n_rows):
-        level += 1
-        most_items, most_rows = 0, 0
-        for first in range(0, n_slices, SLICES):
-            _, n_queries, _, _, _, count = _slices(
-                table, first + slices, n_slices, _unit(level, SPLIT, FAN), SHORT, origin
-            )
-            most_items += tl.sum(count, 0)
-            most_rows += tl.sum(count * n_queries, 0)
-    unit = _unit(level, SPLIT, FAN)
+    unit = _smallest(table, n_slices, n_items, n_sums, SHORT, SPLIT, FAN, SLICES)
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
-    owner, begin = tl.full([ITEMS], 0, tl.int32), tl.full([ITEMS], 0, tl.int32)
-    begin_row, done, done_rows = tl.full([ITEMS], 0, tl.int32), 0, 0
+    owner, begin, begin_sum = (
+        tl.full([ITEMS], 0, tl.int32),
+        tl.full([ITEMS], 0, tl.int32),
+        tl.full([ITEMS], 0, tl.int32),
+    )
+    done, done_sums = 0, 0
     for first in range(0, n_slices, SLICES):
-        index = first + slices
-        _, n_queries, _, _, _, count = _slices(table, index, n_slices, unit, SHORT, origin)
-        ends, row_ends = done + tl.cumsum(count, 0), done_rows + tl.cumsum(count * n_queries, 0)
+        index = first + tl.arange(0, SLICES)
+        known = index < n_slices
+        _, n_queries, _, _, _, count = _slices(table, index, n_slices, unit, SHORT, SPLIT * FAN * FAN)
+        ends, sum_ends = done + tl.cumsum(count, 0), done_sums + tl.cumsum(count * n_queries, 0)
         if tl.program_id(0) == 0:
-            tl.store(firsts + index * 2, row_ends - count * n_queries, mask=index < n_slices)
-            tl.store(firsts + index * 2 + 1, unit, mask=index < n_slices)
-        before = (ends[None, :] <= item[:, None]) & (index < n_slices)[None, :]  # slices before the item's [ITEMS, SLICES]
+            tl.store(firsts + index * 2, sum_ends - count * n_queries, mask=known)
+            tl.store(firsts + index * 2 + 1, unit, mask=known)
+        before = (ends[None, :] <= item[:, None]) & known[None, :]  # [ITEMS, SLICES]: slices before its own
         owner += tl.sum(before.to(tl.int32), 1)
         begin = tl.maximum(begin, tl.max(tl.where(before, ends[None, :], 0), 1))
-        begin_row = tl.maximum(begin_row, tl.max(tl.where(before, row_ends[None, :], 0), 1))
-        done, done_rows = tl.max(ends, 0), tl.max(row_ends, 0)
-    row, n_queries, here, offset, page, _ = _slices(table, owner, n_slices, unit, SHORT, origin)
+        begin_sum = tl.maximum(begin_sum, tl.max(tl.where(before, sum_ends[None, :], 0), 1))
+        done, done_sums = tl.max(ends, 0), tl.max(sum_ends, 0)
+    row, n_queries, here, offset, page, _ = _slices(table, owner, n_slices, unit, SHORT, SPLIT * FAN * FAN)
     low = (offset // unit + item - begin) * unit
     items, known = items + item * ITEM, item < n_items
     tl.store(items, row, mask=known)
@@ -93,4 +111,4 @@ def plan(
     tl.store(items + 4, page - offset // PAGE, mask=known)
     tl.store(items + 5, low, mask=known)
     tl.store(items + 6, low + unit, mask=known)
-    tl.store(items + 7, begin_row + (item - begin) * n_queries, mask=known)
+    tl.store(items + 7, begin_sum + (item - begin) * n_queries, mask=known)

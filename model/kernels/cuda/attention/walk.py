@@ -47,17 +47,17 @@ def fold_if(due, one, other, ROWS: tl.constexpr, PADDED: tl.constexpr):
 def fold_up(
     beyond,
     group,
-    batch,
+    section,
     every,
     ROWS: tl.constexpr,
     PADDED: tl.constexpr,
     SPLIT: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """(group, batch, every), folded where a group or a batch ends before key `beyond`."""
-    batch, group = fold_if(beyond % (SPLIT * FAN) == 0, batch, group, ROWS, PADDED)
-    every, batch = fold_if(beyond % (SPLIT * FAN * FAN) == 0, every, batch, ROWS, PADDED)
-    return group, batch, every
+    """(group, section, every), folded where a group or a section ends before key `beyond`."""
+    section, group = fold_if(beyond % (SPLIT * FAN) == 0, section, group, ROWS, PADDED)
+    every, section = fold_if(beyond % (SPLIT * FAN * FAN) == 0, every, section, ROWS, PADDED)
+    return group, section, every
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def add_block(
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The sums with the keys of a block that are in low..high-1. Unless MASKED, every row sees all keys of the block."""
+    """The sums with those keys of a block that are in low..high-1. Unless MASKED, every row sees the whole block."""
     top, total, sums = before
     width, key = tl.arange(0, PADDED), block + tl.arange(0, KEYS)
     held = (key >= low) & (key < high)
@@ -137,10 +137,10 @@ def in_groups(
     SPLIT: tl.constexpr,
     FAN: tl.constexpr,
 ):
-    """The sums over keys low..high-1, added in parts, groups and batches. See `add_block` for the arguments."""
+    """The sums over keys low..high-1, added in parts, groups and sections. See `add_block` for the arguments."""
     rows: tl.constexpr = q.shape[0]
     part, group = nothing(rows, PADDED), nothing(rows, PADDED)
-    batch, every = nothing(rows, PADDED), nothing(rows, PADDED)
+    section, every = nothing(rows, PADDED), nothing(rows, PADDED)
     first = low // KEYS * KEYS
     page = page_ids(pages, first, low, high, KEYS, PAGE)
     for block in range(first, high, KEYS):
@@ -151,8 +151,8 @@ def in_groups(
         beyond = block + KEYS
         page = page_ids(pages, beyond, low, high, KEYS, PAGE)
         group, part = fold_if(beyond % SPLIT == 0, group, part, rows, PADDED)
-        group, batch, every = fold_up(beyond, group, batch, every, rows, PADDED, SPLIT, FAN)
-    return fold(every, fold(batch, fold(group, part)))
+        group, section, every = fold_up(beyond, group, section, every, rows, PADDED, SPLIT, FAN)
+    return fold(every, fold(section, fold(group, part)))
 
 
 @triton.jit
