@@ -249,8 +249,9 @@ def sample(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
 
     Afterwards the logit of a sampled token is its value in the race; see `choose` in model/step/distribution.py.
     """
-    if rows.dtype != SAMPLING or logits.dtype is not torch.float32 or len(rows) != len(logits):
-        raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and float32 logits, got {logits.dtype}")
+    fits = logits.dtype is torch.float32 and logits.is_contiguous() and rows.dtype == SAMPLING
+    if not fits or len(rows) != len(logits):
+        raise ValueError(f"expected {len(logits)} rows of {SAMPLING} and packed float32 logits, got {logits.dtype}")
     n_rows, n = logits.shape
     words = staged(torch.from_numpy(rows.view(np.int32)), logits.device).to(logits.device, non_blocking=True)
     ids = torch.empty(logits.shape, dtype=torch.int32, device=logits.device)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
@@ -25,6 +24,7 @@ from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
 from tests.model.kernels import compiling
 from tests.model.kernels.launches.sample import LAUNCHES
+from tests.model.kernels.sampling_case import random_logits, random_rows, sampled
 from tests.model.kernels.triton_case import poisoned
 
 REGISTERS = 65536
@@ -45,37 +45,12 @@ def fused() -> list[Kernels]:
     return found or pytest.fail("no variant with fused multiply-adds")
 
 
-def random_rows(n: int, source: np.random.Generator) -> NDArray[np.void]:
-    rows = np.zeros(n, dtype=SAMPLING)
-    rows["temperature"] = source.choice([0, 0.3, 1, 2, 1e-30, 1e30], n, p=[0.1, 0.3, 0.3, 0.2, 0.05, 0.05])
-    rows["min_p"] = source.choice([0, 0.01, 0.5], n, p=[0.7, 0.2, 0.1])
-    rows["top_p"] = source.choice([1, 0.9, 0.5, 0.999999, 1e-30], n)
-    rows["top_k"] = source.choice([0, 1, 5, 50, 300, 2**31 - 1], n)
-    rows["start"], rows["step"] = source.integers(-(2**31), 2**31, (2, n))
-    rows["step"] |= 1
-    return rows
-
-
 def row(**values: float) -> NDArray[np.void]:
     """A row that allows all tokens at temperature 1, but for `values`."""
     rows = np.array([(1, 0, 1, 0, 12345, 6789)], dtype=SAMPLING)
     for name, value in values.items():
         rows[name] = value
     return rows
-
-
-def random_logits(shape: tuple[int, int], source: np.random.Generator) -> Tensor:
-    """Every other row is rounded to bfloat16, as many heads do: ties are common."""
-    logits = torch.from_numpy(source.standard_normal(shape, np.float32) * 3)
-    logits[::2] = logits[::2].bfloat16().float()
-    return logits
-
-
-def sampled(kernel: Any, logits: Tensor, rows: NDArray[np.void]) -> tuple[list[int], list[float]]:
-    """The tokens, and the values that they have afterwards."""
-    values = logits.clone()
-    tokens = kernel(values, rows)
-    return tokens.tolist(), values.gather(1, tokens.clamp(min=0)[:, None])[tokens >= 0].flatten().tolist()
 
 
 @pytest.mark.parametrize(("n_rows", "vocab_size", "tile"), [(14, 900, 512), (4, 4999, sample.TILE)])
