@@ -30,9 +30,9 @@ def owners(plan: routing.Assignment, block: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("block", [8, 16])
-@pytest.mark.parametrize("n_rows", [1, 3, 18])
-@pytest.mark.parametrize(("n_experts", "choices"), [(8, 2), (5, 3), (1, 1)])
+@pytest.mark.parametrize(("n_experts", "choices", "n_rows"), [(8, 2, 1), (8, 2, 3), (5, 3, 18), (5, 2, 70), (1, 1, 18)])
 def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_rows: int, block: int) -> None:
+    """70 rows take more programs than have their counts read together."""
     torch.manual_seed(n_rows)
     logits = torch.randn(n_rows, n_experts)
     plan = routing.assign(logits, choices, block, load := torch.full((n_experts,), 7), 2.5)
