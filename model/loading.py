@@ -202,10 +202,11 @@ def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
     """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
     with kernel_errors(setup.scheme):
         first_steps(runner)
-        if setup.captures:
-            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
-        if setup.device.type == "cuda" and not setup.options.fast_start:
+        if complete := setup.device.type == "cuda" and not setup.options.fast_start:
             compile_all(runner, runner.row_counts, progress)
+        if setup.captures:  # only now: the greatest graph should be the first
+            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+        if complete:
             capture_all(runner, progress)
     runner.warmed()
 

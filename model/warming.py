@@ -13,12 +13,9 @@ from model.step.runner import BLANK, ModelRunner
 DRAWS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.0},
-    {"top_p": 0.5},
-    {"top_k": 2},
-    {"min_p": 0.5},
     {"top_p": 0.5, "top_k": 2, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1},
 )
-"""Sampling parameters with and without each stage of the distribution."""
+"""Sampling parameters: none, of a greedy row, and one of each stage that has kernels."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
 
@@ -43,7 +40,7 @@ def capture_all(runner: ModelRunner, progress: Progress) -> None:
     """Capture all graphs."""
     total = runner.missing_graphs
     while missing := runner.missing_graphs:
-        progress(f"capturing graph {total - missing + 1} of {total}", (total - missing) / total)
+        progress(f"capturing CUDA graph {total - missing + 1} of {total}", (total - missing) / total)
         runner.idle()
 
 
@@ -54,8 +51,8 @@ def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
     """
     for n_rows in _possible(info, counts):
         yield step(info, [n_rows])
-        if n_rows > 1 and info.max_sequences > 1:
-            yield step(info, [n_rows - 1, 1])
+        if n_rows > 1 and len((mixed := step(info, [n_rows - 1, 1])).slices) <= info.max_sequences:
+            yield mixed
     yield step(info, [1], before=info.max_model_len - 1)
     for values in DRAWS:
         yield step(info, [min(2, info.max_model_len)], SamplingParams(max_tokens=1, **values))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.kernels import cuda as kernels
+from model.kernels.cpu import native
 
 Key = tuple[str, tuple[tuple[str, Any], ...]]
 """The kernel, and by argument or option what Triton keys on."""
@@ -73,6 +74,7 @@ def recorded(capability: int = 90) -> Iterator[Launches]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "run", run)
         patch.setattr(kernels, "serves", lambda x: True)
+        patch.setattr(native, "kernels", lambda: None)
         for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
             patch.setattr(owner, name, zeroed(getattr(owner, name)))
         yield launches
