@@ -39,10 +39,12 @@ class Tile:
     stages: int
 
 
+MOST_ROWS = 128
+"""Rows of the greatest tiles."""
 TILES: Mapping[str, tuple[Tile, ...]] = {
-    "plain": (Tile(16, 64, 128, 4, 4), Tile(64, 128, 64, 8, 3), Tile(128, 128, 64, 8, 3)),
-    "fp8": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(128, 128, 64, 8, 3)),
-    "int4": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(128, 128, 64, 8, 3)),
+    "plain": (Tile(16, 64, 128, 4, 4), Tile(64, 128, 64, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
+    "fp8": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
+    "int4": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
 }
 """Tiles of each layout, for up to `rows` rows; the last serves more. All fit into the shared memory of every GPU from
 8.0 on (limits.py). They are not tuned on a device yet."""

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from model.kernels.cuda import convert, gate, norm, product
 from model.kernels.cuda.layouts import DeviceWeights
 from model.linear.base import RMSNorm
+from model.linear.fp8 import Fp8Linear
 from tests.model.kernels.triton_case import DTYPES, LAYOUTS, close, poisoned, small_tiles, stacked, weights_of
 
 
@@ -125,6 +126,19 @@ def test_rows_to_fp8() -> None:
     values, scales = convert.to_fp8(held * torch.tensor([0.25, 1.0, 2.0**-20, 1.0])[:, None])
     assert torch.equal(values.float(), held)
     assert scales[:3, 0].tolist() == [0.25, 1.0, 2.0**-20]
+
+
+def test_product_in_fp8() -> None:
+    """PyTorch's public product in fp8, of rows that fp8 holds exactly, against float64."""
+    torch.manual_seed(0)
+    layer = Fp8Linear(64, 48)
+    layer.assign_weights(weights_of("fp8", matrix := torch.randn(48, 64))[0])
+    assert layer.weights is not None
+    x = torch.randn(130, 64).mul(40).to(torch.float8_e4m3fn).float()
+    x[:, 7] = -448
+    y = layer.scaled((x / 64).bfloat16())
+    close(y, (x / 64).double() @ layer.dequantize(layer.weights, slice(0, 48)).double().T)
+    assert (y.double() - (x / 64).double() @ matrix.double().T).norm() / y.double().norm() < 0.05
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
