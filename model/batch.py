@@ -5,7 +5,8 @@ a `Slice` of five hundred differ only in length.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from model.image_spans import ImageFormat, ImageWork, PlacedImage
@@ -19,21 +20,20 @@ UNKNOWN = -1
 """Stands for a sequence's last token while the step that samples it is still running."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
+class PageTable(NamedTuple):
     """Pages of one sequence in one pool, in logical order.
 
     `pages[i]` holds position `(first_block + i) * page_size` and the `page_size - 1` after it. The blocks before
     `first_block` have left the window. Worked example: page_size 4, window 5, next position 9. Positions 5..8 are
-    still visible. They are in blocks 1 and 2: `first_block` is 1, and there are two pages.
+    still visible. They are in blocks 1 and 2: `first_block` is 1, and there are two pages. The scheduler gives an array
+    of 64-bit integers, which is copied whole.
     """
 
     first_block: int
     pages: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Positions `start..stop-1` of one sequence, to be computed in this step. A snapshot: it never changes.
 
     `tokens` are the tokens of the sequence when the step was planned, prompt first: `len(tokens) >= stop`. The last
@@ -67,7 +67,7 @@ class Slice:
             return ()
         if not self.n_draft:
             return (self,)
-        return tuple(replace(self, stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
+        return tuple(self._replace(stop=self.stop - left, n_draft=0) for left in range(self.n_draft, -1, -1))
 
     @property
     def scores_prompt(self) -> bool:
@@ -108,8 +108,7 @@ class TokenLogprob(NamedTuple):
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SliceOutput:
+class SliceOutput(NamedTuple):
     """The result of one slice: sampled tokens (none if `Slice.samples` is empty) and the requested logprobs.
 
     `tokens` holds the accepted draft tokens, then one more token. Sampling one token a step gives the same tokens.
@@ -192,6 +191,14 @@ class RunnerInfo:
     pipeline: int = 1
 
 
+class StepTooLarge(MemoryError):
+    """A step does not fit into memory; fewer tokens may. The work on its images is done, but for `image_faults`."""
+
+    def __init__(self, image_faults: Mapping[int, str] = MappingProxyType({})) -> None:
+        super().__init__("a step does not fit into memory")
+        self.image_faults = image_faults
+
+
 class Runner(Protocol):
     """A loaded model. One thread calls `launch` and `idle`; another thread may call all else meanwhile."""
 
@@ -239,7 +246,8 @@ class Runner(Protocol):
         The function that it returns waits for the result. Call it before the next launch, or, if the runner
         `runs_ahead`, right after the next launch. With a `pipeline`, several steps may be launched before the results
         are read, in the order of the launches. No two of them sample for one sequence; a chunk of a prompt may follow
-        the chunk before it. Both functions raise the errors of the step.
+        the chunk before it. Both functions raise the errors of the step. A step of at most `max_sequences` tokens is
+        never a StepTooLarge.
         """
         ...
 

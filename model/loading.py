@@ -20,7 +20,8 @@ from model.grammar.archive import pack
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import stored_as
-from model.machine.device import choose_device, free_bytes, name_of, of_memory
+from model.machine.device import choose_device, free_bytes, name_of, of_memory, unused_gpu
+from model.machine.gpu import driver
 from model.machine.helper import First
 from model.machine.host import return_free_memory
 from model.memory import profile
@@ -301,6 +302,8 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "parameters": str(setup.shard.whole.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        **({"driver": str(found)} if device.type == "cuda" and (found := driver()) else {}),
+        **({"unused_gpu": why} if (why := unused_gpu(setup.options.device)) else {}),
         "dtype": name_of(setup.dtype),
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,

@@ -1,5 +1,6 @@
 """How a model runs: device, formats, weight scheme, attention backend, and what its memory must hold."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving
-from model.machine.device import DTYPES, choose_device, choose_dtype, name_of
+from model.machine.device import DTYPES, choose_device, choose_dtype, name_of, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
@@ -20,6 +21,8 @@ from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
+    if why := unused_gpu(options.device):
+        log.warning("no GPU is used: %s, or choose --device cpu", why)
     config = checkpoint.config.with_window(options.sliding_window)
     widest = shard_of(config, place.layout.place(0))  # what all ranks choose by
     kind = nearest(checkpoint.kind, device.type, widest.config)

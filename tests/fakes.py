@@ -215,10 +215,12 @@ class AheadRunner(FakeRunner):
     def __init__(self, info: RunnerInfo, say: Say = next_token) -> None:
         super().__init__(replace(info, runs_ahead=True), say=say)
         self.max_in_flight = 0
+        self.n_ahead = 0  # steps that were launched while another was in flight
         self._in_flight = 0
         self._sampled: dict[int, int] = {}
 
     def launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
+        self.n_ahead += self._in_flight > 0
         self._in_flight += 1
         self.max_in_flight = max(self._in_flight, self.max_in_flight)
         before = self._sampled
@@ -237,13 +239,16 @@ class AheadRunner(FakeRunner):
         return output
 
     def _resolved(self, batch: StepBatch, sampled: Mapping[int, int]) -> StepBatch:
-        """The slices with the tokens that the step before sampled in place of UNKNOWN."""
+        """The slices with the tokens that the step before sampled in place of UNKNOWN.
+
+        A sequence for which it sampled none has ended with a fault: any token will do.
+        """
 
         def tokens(item: Slice) -> list[int]:
             *before, last = item.tokens
-            return [*before, sampled[item.sequence_id] if last == UNKNOWN else last]
+            return [*before, sampled.get(item.sequence_id, 1) if last == UNKNOWN else last]
 
-        return replace(batch, slices=tuple(replace(item, tokens=tokens(item)) for item in batch.slices))
+        return replace(batch, slices=tuple(item._replace(tokens=tokens(item)) for item in batch.slices))
 
 
 class PipelineRunner(FakeRunner):

@@ -1,15 +1,20 @@
 """A step as tensors, for the network; and the part of it in one pool, for attention."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, overload
 
+import numpy as np
 from torch import Tensor
+
+from model.machine.transfers import Ints
 
 TABLE_WIDTH = 5
 """Columns of `PoolInputs.table`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One slice in one pool, in host memory.
 
     Rows `row..row+n_queries-1` of the batch are the positions of the sequence from `start` on. The visible keys are
@@ -32,6 +37,45 @@ class Span:
         return self.start + self.n_queries - self.first_key
 
 
+class Spans(Sequence[Span]):
+    """The spans of `PoolInputs.table`, from its copy `table` [S, 5] in host memory and all `pages` [P].
+
+    They are made when one is first read. A step that is replayed from a graph reads none.
+    """
+
+    def __init__(self, table: Ints, pages: Ints, page_size: int) -> None:
+        self._table = table
+        self._pages = pages
+        self._page_size = page_size
+
+    @cached_property
+    def _made(self) -> tuple[Span, ...]:
+        pages, size = self._pages, self._page_size
+        row, n_queries, start, first_key, page = self._table.T
+        n_pages = (start + n_queries - 1) // size - first_key // size + 1
+        offset = first_key % size
+        breaks = np.concatenate(([0], np.cumsum(np.diff(pages) != 1)))  # [P], how many lie before a page
+        consecutive = breaks[page + n_pages - 1] == breaks[page]
+        slots = np.where(consecutive, pages[page] * size + offset, -1).tolist()
+        columns = (column.tolist() for column in (row, n_queries, start, first_key, page, n_pages, offset))
+        return tuple(map(Span, *columns, (None if slot < 0 else slot for slot in slots)))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, where: int) -> Span: ...
+
+    @overload
+    def __getitem__(self, where: slice) -> tuple[Span, ...]: ...
+
+    def __getitem__(self, where: int | slice) -> Span | tuple[Span, ...]:
+        return self._made[where]
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self._made)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolInputs:
     """A step in one pool: `slots` [T] to write to, `pages` [P] of all spans in logical order.
@@ -46,7 +90,7 @@ class PoolInputs:
     slots: Tensor
     pages: Tensor
     table: Tensor
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import grouped_mm
 
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
@@ -21,6 +22,15 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     chosen, experts = logits.topk(k, dim=-1)
     return experts, chosen.float().softmax(dim=-1)
+
+
+def multiplies_groups(x: Tensor, weights: DeviceWeights) -> bool:
+    """Whether PyTorch multiplies such experts on the GPU without waiting for the host.
+
+    It does so in bfloat16 on compute capability 9 and 10. Elsewhere it copies the ends of the groups to the host.
+    """
+    plain = weights.layout == "plain" and x.dtype is torch.bfloat16
+    return plain and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
 class MoE(nn.Module):
@@ -139,11 +149,21 @@ class MoE(nn.Module):
         fixed = bool(self.gate.fixed)
         tile = product.tile_of(w13.layout, -(-n_pairs // len(self.load)), fixed=fixed)
         assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.load, self.routed_scale)
+        some = len(self.experts) < len(self.load)
+        if not fixed and not some and tile.rows == product.MOST_ROWS and multiplies_groups(x, w13):
+            y = self._in_groups(x, w13.values, w2.values, assignment.slots, assignment.ends)
+            return routing.join(y, assignment.shares, onto, assignment.places)
         slots, experts = assignment.slots, self._here(assignment.experts)
         inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True)
-        some = len(self.experts) < len(self.load)
         y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some)  # [T * k, dim]
         return routing.join(y, assignment.shares, onto)
+
+    def _in_groups(self, x: Tensor, w13: Tensor, w2: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
+        """The outputs of all slots, [n, dim], by PyTorch. Slots without a pair compute what nobody reads."""
+        pairs = slots.clamp(0, len(x) * self.n_used - 1)  # slots after the last block hold anything
+        both = grouped_mm(x[pairs // self.n_used], w13.mT, offs=ends)
+        w13_of_one: Floats = self.experts[0].w13  # type: ignore[assignment]
+        return grouped_mm(w13_of_one.gate(both), w2.mT, offs=ends)
 
     def _here(self, experts: Tensor) -> Tensor:
         """Numbers of experts of the model as those of this rank, -1 for one that is not here."""

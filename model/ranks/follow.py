@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from model.errors import NoriaError, OptionError
-from model.machine import records
 from model.machine.device import choose_device
 from model.memory.beside import alone
 from model.options import RunnerOptions
@@ -96,7 +95,7 @@ class Follower:
                 continue
             output = self._runner.step(reader.read(*plan))
             if output.slices:
-                self._link.send("output", [list(map(records.row, output.slices)), self._runner.grammar_restarts])
+                self._link.send("output", [output.slices, self._runner.grammar_restarts])
 
     def _progress(self, stage: str, fraction: float) -> None:
         self._link.send("progress", [stage, fraction])

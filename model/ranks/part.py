@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ class PartRunner(ModelRunner):
         if not batch.slices:
             return partial(StepOutput, ())
         if self._place.samples:
-            self._masks.start([item.samples for item in batch.slices])
+            self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         return partial(self._finish, batch, self._start(batch, self._last))
 
     def _update_images(self, batch: StepBatch) -> dict[int, str]:
@@ -84,7 +84,7 @@ class PartRunner(ModelRunner):
 
     def _with_sound_images(self, item: Slice) -> Slice:
         sound = self._place.is_first and fault_of(item, self.image_faults, {}) is None
-        return item if sound else replace(item, images=())
+        return item if sound else item._replace(images=())
 
     def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         if self._place.is_last:

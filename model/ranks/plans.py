@@ -4,9 +4,9 @@ A rank remembers the tokens and the page tables of the sequences that it has see
 sides count the steps, and so forget the same sequences without a word. Pixels of images follow the JSON as bytes.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from operator import eq
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from model.batch import PageTable, Slice, StepBatch
@@ -18,6 +18,7 @@ REMEMBERED = 64
 """A sequence of which that many steps have nothing is sent anew: it has ended, waits, or was preempted."""
 
 _params, _image, _work = map(records.record, (SamplingParams, PlacedImage, ImageWork))
+NO_PAGES = PageTable(0, array("q"))
 
 
 @dataclass(slots=True)
@@ -67,10 +68,9 @@ class PlanWriter:
         if known is None or anew:
             known = self._memory.sequences[item.sequence_id] = Known(constants)
         news = item.tokens[known.n_tokens :]
-        before = known.tables or (PageTable(0, ()),) * len(item.tables)
+        before = known.tables or (NO_PAGES,) * len(item.tables)
         tables = [_difference(*pair) for pair in zip(before, item.tables, strict=True)]
-        known.n_tokens, known.step = n_final, self._memory.step
-        known.tables = tuple(PageTable(table.first_block, tuple(table.pages)) for table in item.tables)
+        known.n_tokens, known.step, known.tables = n_final, self._memory.step, item.tables
         own = [item.sequence_id, item.start, item.stop, item.n_draft, list(news), tables, item.images]
         return [*own, constants] if anew else own
 
@@ -98,31 +98,32 @@ class PlanReader:
         known = self._memory.sequences[number]
         del known.tokens[known.n_tokens :]
         known.tokens += news
-        before = known.tables or (PageTable(0, ()),) * len(tables)
+        before = known.tables or (NO_PAGES,) * len(tables)
         known.n_tokens, known.step = len(known.tokens) - n_draft, self._memory.step
         known.tables = tuple(_applied(*pair) for pair in zip(before, tables, strict=True))
         n_prompt, parameters, choice, adapter = known.constants
         placed = tuple(map(_image, images))
         item = Slice(number, known.tokens, n_prompt, start, stop, known.tables, parameters, choice)
-        return replace(item, n_draft=n_draft, images=placed, adapter=adapter)
+        return item._replace(n_draft=n_draft, images=placed, adapter=adapter)
 
 
 def _difference(before: PageTable, after: PageTable) -> list[Any]:
     """First block, number of pages that stay, pages behind them."""
+    if after is before:  # in most steps, a sequence takes no page
+        return [after.first_block, len(after.pages), ()]
     gone = after.first_block - before.first_block
     stay = before.pages[gone:] if gone >= 0 else ()
-    n_stay = len(stay) if _starts_with(after.pages, stay) else 0
+    n_stay = len(stay) if after.pages[: len(stay)] == stay else 0
     return [after.first_block, n_stay, list(after.pages[n_stay:])]
-
-
-def _starts_with(pages: Sequence[int], first: Sequence[int]) -> bool:
-    return len(first) <= len(pages) and all(map(eq, pages, first))
 
 
 def _applied(before: PageTable, difference: list[Any]) -> PageTable:
     first_block, n_stay, news = difference
     gone = first_block - before.first_block
-    return PageTable(first_block, (*(before.pages[gone : gone + n_stay] if n_stay else ()), *news))
+    if not gone and n_stay == len(before.pages) and not news:
+        return before
+    kept = before.pages[gone : gone + n_stay] if n_stay else ()
+    return PageTable(first_block, array("q", (*kept, *news)))
 
 
 def _works(rows: list[list[Any]], pixels: bytes) -> Iterator[ImageWork]:

@@ -1,5 +1,6 @@
 """Tokens that the last step sampled, still on the device: the next step may be launched before the host reads them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from model.batch import Slice, SliceOutput
 
 @dataclass(frozen=True, slots=True)
 class LastTokens:
-    """`tokens` [N] that a step sampled, and for each sequence the row of its last token."""
+    """`tokens` [N] that a step sampled, and for each sequence the row of its last token.
+
+    A sequence for which the step sampled none, because of a fault, has row 0: it ends, and any token will do.
+    """
 
     tokens: Tensor
     rows: Mapping[int, int]
@@ -19,7 +23,7 @@ class LastTokens:
     @classmethod
     def of(cls, slices: Sequence[Slice], tokens: Sequence[Tensor], device: torch.device) -> "LastTokens":
         joined = torch.cat([*tokens]) if tokens else torch.zeros(1, dtype=torch.int64, device=device)
-        return cls(joined, {item.sequence_id: row for row, item in enumerate(slices)})
+        return cls(joined, defaultdict(int, {item.sequence_id: row for row, item in enumerate(slices)}))
 
     @classmethod
     def known(cls, slices: Sequence[Slice], outputs: Sequence[SliceOutput], device: torch.device) -> "LastTokens":

@@ -184,5 +184,6 @@ def _bits() -> Tensor:
 
 
 def _reason(reasons: dict[Row, str], samples: Sequence[Slice]) -> str | None:
-    found = (reasons.get((view.sequence_id, view.stop)) for view in samples) if reasons else ()
-    return next(filter(None, found), None)
+    if not reasons:
+        return None
+    return next(filter(None, (reasons.get((view.sequence_id, view.stop)) for view in samples)), None)

@@ -4,16 +4,27 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 3, 4 and 5 tokens from position 0 give T = 12, positions 0-2, 0-3, 0-4 and spans whose rows are 0-3, 3-7, 7-12.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
+from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Spans
 from model.batch import UNKNOWN, Slice, StepBatch
 from model.machine.transfers import Ints, upload
+
+
+class Rows(NamedTuple):
+    """Columns [S] of the slices, `first` is the first row of each; then columns [T] of the rows."""
+
+    first: Ints
+    lengths: Ints
+    starts: Ints
+    owners: Ints
+    positions: Ints
 
 
 def pack(
@@ -28,25 +39,13 @@ def pack(
     An UNKNOWN token becomes -1 - `last_rows[sequence_id]`: the row of the token among those that the last step sampled.
     """
     slices = batch.slices
-    tokens: list[int] = []
-    rows: list[int] = []
-    for item in slices:
-        rows.append(len(tokens))
-        tokens.extend(item.tokens[item.start : item.stop])
-        if tokens[-1] == UNKNOWN:
-            tokens[-1] = -1 - last_rows[item.sequence_id]
-    starts = np.array([item.start for item in slices], dtype=np.int64)
-    lengths = np.array([item.stop - item.start for item in slices], dtype=np.int64)
-    owner = np.repeat(np.arange(len(slices)), lengths)
-    positions = np.arange(len(tokens)) + (starts - np.array(rows, dtype=np.int64))[owner]
-    ends = [row + view.stop - view.start - 1 for row, item in zip(rows, slices, strict=True) for view in item.samples]
-
-    arrays: list[Ints] = [np.array(tokens, dtype=np.int64), positions, np.array(ends, dtype=np.int64)]
-    spans: list[tuple[Span, ...]] = []
+    rows = _rows(slices)
+    arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, _sample_rows(slices, rows)]
+    spans: list[Spans] = []
     for index, window in enumerate(windows):
-        pages, pool_spans = _place(slices, rows, index, window, page_size)
-        arrays += [_slots(positions, owner, pages, pool_spans, page_size), pages, _table(pool_spans)]
-        spans.append(pool_spans)
+        pages, table = _place(slices, rows, index, window, page_size)
+        arrays += [_slots(rows, pages, table, page_size), pages, table.ravel()]
+        spans.append(Spans(table, pages, page_size))
     token_ids, where, sample_rows, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
@@ -58,65 +57,82 @@ def pack(
             )
         ),
         sample_rows=sample_rows,
-        score_rows=tuple((row, _n_scored(item)) for row, item in zip(rows, slices, strict=True)),
+        score_rows=tuple(zip(rows.first.tolist(), map(_n_scored, slices), strict=True)),
     )
+
+
+def _rows(slices: Sequence[Slice]) -> Rows:
+    starts = np.array([item.start for item in slices], dtype=np.int64)
+    lengths = np.array([item.stop for item in slices], dtype=np.int64) - starts
+    first = _before(lengths)
+    owners = np.repeat(np.arange(len(slices)), lengths)
+    return Rows(first, lengths, starts, owners, np.arange(len(owners)) + (starts - first)[owners])
+
+
+def _before(counts: Ints) -> Ints:
+    """The sum of the counts before each."""
+    sums: Ints = counts.cumsum() - counts
+    return sums
+
+
+def _tokens(slices: Sequence[Slice], last_rows: Mapping[int, int]) -> Ints:
+    tokens: list[int] = []
+    for item in slices:
+        if item.stop - item.start == 1:
+            tokens.append(item.tokens[item.start])
+        else:
+            tokens += item.tokens[item.start : item.stop]
+        if tokens[-1] == UNKNOWN:
+            tokens[-1] = -1 - last_rows[item.sequence_id]
+    return np.array(tokens, dtype=np.int64)
+
+
+def _sample_rows(slices: Sequence[Slice], rows: Rows) -> Ints:
+    """As many of the last rows of each slice as it has `samples`."""
+    counts = np.array([len(item.samples) for item in slices], dtype=np.int64)
+    firsts = rows.first + rows.lengths - counts
+    return np.repeat(firsts - _before(counts), counts) + np.arange(counts.sum())
 
 
 def _n_scored(item: Slice) -> int:
     """The number of rows that score prompt tokens. Row p predicts token p + 1: the last prompt position scores none."""
-    return min(item.stop, item.n_prompt - 1) - item.start if item.scores_prompt else 0
+    if item.params.prompt_logprobs is None:
+        return 0
+    return max(0, min(item.stop, item.n_prompt - 1) - item.start)
 
 
-def _place(
-    slices: Sequence[Slice], rows: Sequence[int], index: int, window: int | None, page_size: int
-) -> tuple[Ints, tuple[Span, ...]]:
-    """Page ids [P] of the visible blocks of every slice, and the spans over them."""
-    pages: list[int] = []
-    spans: list[Span] = []
-    for row, item in zip(rows, slices, strict=True):
-        first_key = 0 if window is None else max(0, item.start - window + 1)
-        visible = _visible_pages(item, index, first_key, page_size)
-        offset = first_key % page_size
-        consecutive = visible[-1] - visible[0] == len(visible) - 1 and _ascends(visible)
-        spans.append(
-            Span(
-                row=row,
-                n_queries=item.stop - item.start,
-                start=item.start,
-                first_key=first_key,
-                page=len(pages),
-                n_pages=len(visible),
-                offset=offset,
-                first_slot=visible[0] * page_size + offset if consecutive else None,
-            )
-        )
-        pages.extend(visible)
-    return np.array(pages, dtype=np.int64), tuple(spans)
+def _place(slices: Sequence[Slice], rows: Rows, index: int, window: int | None, page_size: int) -> tuple[Ints, Ints]:
+    """Page ids [P] of the visible blocks of every slice, and `PoolInputs.table`."""
+    first_keys = np.zeros_like(rows.starts) if window is None else np.maximum(0, rows.starts - window + 1)
+    first_blocks = first_keys // page_size
+    n_pages = (rows.starts + rows.lengths - 1) // page_size + 1 - first_blocks
+    tables = [item.tables[index] for item in slices]
+    pages = [
+        table.pages if first == table.first_block and n == len(table.pages) else _visible(item, index, first, n)
+        for item, table, first, n in zip(slices, tables, first_blocks.tolist(), n_pages.tolist(), strict=True)
+    ]
+    table = np.stack((rows.first, rows.lengths, rows.starts, first_keys, _before(n_pages)), axis=1)
+    return np.frombuffer(b"".join(map(_array, pages)), dtype=np.int64), table
 
 
-def _table(spans: Sequence[Span]) -> Ints:
-    """`PoolInputs.table`, flat."""
-    rows = [(span.row, span.n_queries, span.start, span.first_key, span.page) for span in spans]
-    return np.array(rows, dtype=np.int64).ravel()
+def _array(pages: Sequence[int]) -> "array[int]":
+    return pages if isinstance(pages, array) else array("q", pages)
 
 
-def _ascends(pages: Sequence[int]) -> bool:
-    return all(after == before + 1 for before, after in pairwise(pages))
-
-
-def _visible_pages(item: Slice, index: int, first_key: int, page_size: int) -> Sequence[int]:
-    table = item.tables[index]
-    first = first_key // page_size - table.first_block
-    last = (item.stop - 1) // page_size - table.first_block
-    if first < 0 or last >= len(table.pages):
+def _visible(item: Slice, index: int, first: int, n: int) -> Sequence[int]:
+    """The pages of `n` blocks from `first` on."""
+    held, pages = item.tables[index]
+    place = first - held
+    if place < 0 or place + n > len(pages):
         raise ValueError(
-            f"sequence {item.sequence_id} needs blocks {first + table.first_block}..{last + table.first_block} of pool "
-            f"{index}, its table has {table.first_block}..{table.first_block + len(table.pages) - 1}"
+            f"sequence {item.sequence_id} needs blocks {first}..{first + n - 1} of pool {index}, its table has "
+            f"{held}..{held + len(pages) - 1}"
         )
-    return table.pages[first : last + 1]
+    return pages[place : place + n]
 
 
-def _slots(positions: Ints, owner: Ints, pages: Ints, spans: Sequence[Span], page_size: int) -> Ints:
+def _slots(rows: Rows, pages: Ints, table: Ints, page_size: int) -> Ints:
     """Slot [T] of every new token: `page id * page_size + position % page_size`."""
-    shift = np.array([span.page - span.first_key // page_size for span in spans], dtype=np.int64)
-    return pages[positions // page_size + shift[owner]] * page_size + positions % page_size
+    shift = table[:, 4] - table[:, 3] // page_size
+    blocks, places = np.divmod(rows.positions, page_size)
+    return pages[blocks + shift[rows.owners]] * page_size + places

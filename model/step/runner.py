@@ -15,7 +15,17 @@ from model.attention.base import Attention
 from model.attention.cache import PagePools
 from model.attention.inputs import PackedInputs
 from model.attention.rope import RopeTables
-from model.batch import BROKEN_NUMBERS, RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput, TokenLogprob
+from model.batch import (
+    BROKEN_NUMBERS,
+    RunnerInfo,
+    Slice,
+    SliceOutput,
+    StepBatch,
+    StepOutput,
+    StepTooLarge,
+    TokenLogprob,
+)
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.memory.sizes import LOGIT_VALUES
 from model.network.adapters import AdapterStore, blank
 from model.network.expert_load import Counts, ExpertLoad
@@ -26,7 +36,6 @@ from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
-from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.images import Images
 from model.step.masks import Masks
@@ -39,8 +48,8 @@ BLANK = -1
 class Started(NamedTuple):
     """A step that the device computes. It has the last tokens of the step before and `Slice.samples` of each slice.
 
-    It also has the sampled tokens, the rows to score, and hidden states [T, dim]. A step from a graph has neither rows
-    to score nor hidden states.
+    It also has the sampled tokens, the rows to score, and hidden states [T, dim]: these are empty where nothing is
+    scored or pooled, because the next step may need their memory. A step from a graph has no rows to score.
     """
 
     before: LastTokens
@@ -82,7 +91,6 @@ class ModelRunner:
         self._expert_load = ExpertLoad(model.layers)
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
-        self._limit = retry.TokenLimit()
         self._images = Images(model.vision)
 
     def record(self, max_slices: int, capture: Capture) -> None:
@@ -147,21 +155,22 @@ class ModelRunner:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        faults = [fault_of(item, images, adapters) for item in batch.slices]
+        has_faults = bool(images or adapters)
+        faults = [fault_of(item, images, adapters) if has_faults else None for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
-        finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        try:
+            finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
+        except StepTooLarge:
+            raise StepTooLarge(images) from None
         return finish if len(sound) == len(faults) and not images else partial(_with_faults, finish, faults, images)
 
     def _launch(self, batch: StepBatch) -> Callable[[], StepOutput]:
-        """Start a step. One that fails, or does not fit into memory, is computed in parts at once.
-
-        The masks of grammars are requested once for all parts.
-        """
-        self._masks.start([item.samples for item in batch.slices])
+        """Start a step. One that fails is computed at once, its slices apart. Masks of grammars are requested once."""
+        self._masks.start([item.samples for item in batch.slices if item.params.grammar is not None])
         before = self._last
-        started = self._limit.attempt(partial(self._start, batch, before=before), batch)
+        started = retry.attempt(partial(self._start, batch, before), batch, self.info.max_sequences)
         if started is None:
-            output = retry.in_parts(batch, partial(self._compute, before=before), self._limit)
+            output = retry.apart(batch, partial(self._compute, before=before))
             self._last = LastTokens.known(batch.slices, output.slices, self._tables.device)
             return lambda: output
         if self.info.runs_ahead:
@@ -189,21 +198,20 @@ class ModelRunner:
     def _start(self, batch: StepBatch, before: LastTokens) -> Started:
         views = [item.samples for item in batch.slices]
         flat = list(chain.from_iterable(views))
-        if self._graphs is not None and _only_decodes(batch):
+        if self._graphs is not None and _only_decodes(batch, len(flat)):
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
                 return Started(before, views, list(self._sample(logits, flat, computed=True)))
         inputs = self._pack(batch, before, self._tables.device)
         hidden = self._hidden(inputs, before.tokens, self._adapters_of(batch.slices))
         sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat))
-        return Started(before, views, sampled, inputs.score_rows, hidden)
+        reads_hidden = any(item.scores_prompt or item.params.embed for item in batch.slices)
+        return Started(before, views, sampled, inputs.score_rows, hidden if reads_hidden else torch.empty(0))
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
-        output = self._limit.finish(partial(self._collect, batch, started), batch)
-        if output is not None:
-            return output
-        return retry.in_parts(batch, partial(self._compute, before=started.before), self._limit)
+        output = retry.attempt(partial(self._collect, batch, started), batch)
+        return retry.apart(batch, partial(self._compute, before=started.before)) if output is None else output
 
     def _compute(self, batch: StepBatch, before: LastTokens) -> StepOutput:
         return self._collect(batch, self._start(batch, before))
@@ -247,8 +255,9 @@ class ModelRunner:
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
             result = SliceOutput(tokens, scores, prompt, pooled=pooled)
             fault = self._masks.fault(views[: len(tokens)]) if _finite(result) else BROKEN_NUMBERS
-            ended = SliceOutput(failure=failure if fault is None else None, fault=fault)
-            outputs.append(ended if ended.ends else result)
+            if failure is not None or fault is not None:
+                result = SliceOutput(failure=failure if fault is None else None, fault=fault)
+            outputs.append(result)
         return StepOutput(tuple(outputs))
 
     def _score(self, item: Slice, hidden: Tensor) -> tuple[TokenLogprob, ...]:
@@ -278,14 +287,14 @@ class ModelRunner:
         return max(1, LOGIT_VALUES // self.info.vocab_size)
 
 
-def _only_decodes(batch: StepBatch) -> bool:
-    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters."""
-    return all(
-        item.stop - item.start == 1
-        and len(item.samples) == 1
-        and not (item.scores_prompt or item.images or item.adapter)
-        for item in batch.slices
-    )
+def _only_decodes(batch: StepBatch, n_samples: int) -> bool:
+    """Whether every slice is one token of text, after which one is sampled. Graphs have no products of adapters.
+
+    `n_samples` tokens are sampled in the step. A slice of one token samples at most one.
+    """
+    if not batch.n_tokens == n_samples == len(batch.slices):
+        return False
+    return not any(item.images or item.adapter or item.scores_prompt for item in batch.slices)
 
 
 def fault_of(item: Slice, images: Mapping[int, str], adapters: Mapping[int, str]) -> str | None:
@@ -305,15 +314,20 @@ def _with_faults(
 
 def _finite(output: SliceOutput) -> bool:
     """Whether the model gave numbers. JSON has no others, and keys and values beside such logits are as broken."""
+    if NOT_FINITE in output.tokens:
+        return False
+    if not (output.logprobs or output.prompt_logprobs or output.pooled):
+        return True
     logprobs = (item.logprob for item in (*output.logprobs, *output.prompt_logprobs))
-    return NOT_FINITE not in output.tokens and all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
+    return all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
 
 
 def _accepted(
     item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
 ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
     """The sampled tokens up to the first that differs from the draft, and their logprobs."""
-    draft = item.tokens[item.stop - item.n_draft : item.stop]
-    agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
-    accepted = sampled[: sum(1 for _ in agree) + 1]
-    return tuple(token for token, _ in accepted), tuple(logprob for _, logprob in accepted if logprob is not None)
+    if item.n_draft:
+        draft = item.tokens[item.stop - item.n_draft : item.stop]
+        agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
+        sampled = sampled[: sum(1 for _ in agree) + 1]
+    return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])

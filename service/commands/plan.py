@@ -11,7 +11,7 @@ from rich.table import Table
 
 from model.checkpoint.resolve import resolve
 from model.errors import OptionError
-from model.machine.gpu import gpu_memory
+from model.machine.gpu import driver, gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.remedies import lack, remedies
@@ -48,7 +48,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"device": device, **asdict(made), "possible": not reason, "remedies": ways}, indent=1))
     else:
-        _print(made, f"{device}{' of this machine' if total is None and own else ''}")
+        _print(made, f"{device}{_whose(device) if total is None and own else ''}")
     if reason:
         raise OptionError(f"nothing fits: {reason}; enough would be {', or '.join(ways)}")
 
@@ -60,6 +60,11 @@ def _device(wanted: str) -> tuple[str, int | None]:
         if gpu is not None or wanted == "cuda":
             return "cuda", gpu
     return "cpu", free_memory()
+
+
+def _whose(device: str) -> str:
+    found = driver() if device == "cuda" else None
+    return f" of this machine{f' with driver {found}' if found else ''}"
 
 
 def _print(plan: MemoryPlan, device: str) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput
+from model.batch import BROKEN_NUMBERS, Runner, StepBatch, StepOutput, StepTooLarge
 from service.engine.messages import (
     Abort,
     AdapterRead,
@@ -153,6 +153,9 @@ class EngineLoop:
                 log.debug("a step computes %d tokens of %d sequences, and encodes %d images", *counts)
             try:
                 self._flights.append(Flight(batch, batch.n_tokens, launched, self._runner.launch(batch)))
+            except StepTooLarge as error:
+                log.warning("%d tokens of a step do not fit into memory: they are planned again", batch.n_tokens)
+                return self._scheduler.retract(batch.n_tokens, error.image_faults)
             except Exception as error:
                 failed_before, updates = self._failed_steps, []
                 while self._flights:

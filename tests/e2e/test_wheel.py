@@ -102,13 +102,16 @@ def test_packed_and_chunked(
 
 
 def test_ahead(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:
-    """Each step is launched before the tokens of the previous step are known, as on a GPU. Two prompts come later."""
+    """Each step is launched before the tokens of the previous step are known, as on a GPU. Two prompts come later.
+
+    Only the first step has none before it. Prompts of 70 and 67 tokens come in chunks.
+    """
     runner = load(checkpoint[0], max_sequences=9, max_step_tokens=64)
     runner.info = replace(runner.info, runs_ahead=True)
     requests = [Submit(number, prompt, PARAMS) for number, prompt in enumerate(prompts())]
     client = Client(runner, [requests[:7], *[[]] * 20, requests[7:]], max_sequences=9, max_step_tokens=64)
     assert [client.answers[number] for number in range(len(requests))] == oracle
-    assert client.n_ahead > 20
+    assert client.n_ahead >= len(client.stats) - 4
 
 
 def test_cached(checkpoint: tuple[Path, PreTrainedModel], oracle: list[list[int]]) -> None:

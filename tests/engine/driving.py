@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -10,7 +11,7 @@ from model.sampling_params import SamplingParams
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
-from tests.fakes import FakeRunner, PipelineRunner, Say, next_token, sample_token
+from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, next_token, sample_token
 
 
 def expected(prompt: list[int], params: SamplingParams, choice: int = 0, say: Say = next_token) -> list[int]:
@@ -40,7 +41,8 @@ def copied(batch: StepBatch) -> list[tuple[Any, ...]]:
 class Drive:
     """A scheduler, the fake model and the answer of every sequence so far.
 
-    With a pipeline, `order` decides where more than one order of plans and results is possible.
+    With several steps in flight, `order` decides where more than one order of plans and results is possible. `lack`
+    decides which steps do not fit into memory.
     """
 
     runner: FakeRunner
@@ -53,9 +55,11 @@ class Drive:
         max_step_tokens: int = 8,
         say: Say = next_token,
         order: Random | None = None,
+        lack: Random | None = None,
     ) -> None:
         self.info = info
         self.order = order
+        self.lack = lack
         self.say = say
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
@@ -67,6 +71,8 @@ class Drive:
         self.flights: deque[tuple[StepBatch, Callable[[], StepOutput]]] = deque()
 
     def new_runner(self, info: RunnerInfo, say: Say) -> FakeRunner:
+        if info.runs_ahead:
+            return AheadRunner(info, say=say)
         return (PipelineRunner if info.pipeline > 1 else FakeRunner)(info, say=say)
 
     def submit(self, sequence_id: int, prompt: list[int], params: SamplingParams, choice: int = 0, **more: Any) -> None:
@@ -76,8 +82,10 @@ class Drive:
         """Plan and launch one step, if there is anything to plan. Read the oldest one if it is time."""
         if self.flights and self.order and self.order.random() < 0.3:
             return self.land()
+        if self.flights and self.info.runs_ahead and not self.scheduler.assume():
+            return self.land()
         batch = self.launch()
-        if not self.flights or (batch and len(self.flights) < self.info.pipeline):
+        if not self.flights or (batch and len(self.flights) < (2 if self.info.runs_ahead else self.info.pipeline)):
             return batch
         oldest = self.land()
         return batch or oldest
@@ -87,14 +95,21 @@ class Drive:
         batch = self.scheduler.plan()
         self._planned.append((batch, copied(batch)))
         self.check(batch)
-        if batch:
+        if self.lack and batch.n_tokens > self.info.max_sequences and self.lack.random() < 0.3:
+            faults = self.runner.step(replace(batch, slices=())).image_faults
+            self._take(self.scheduler.retract(batch.n_tokens, faults))
+        elif batch:
             self.flights.append((batch, self.runner.launch(batch)))
         return batch
 
     def land(self) -> StepBatch:
         """Read and commit the oldest step in flight."""
         batch, wait = self.flights.popleft()
-        for update in self.scheduler.commit(wait()):
+        self._take(self.scheduler.commit(wait()))
+        return batch
+
+    def _take(self, updates: list[Update]) -> None:
+        for update in updates:
             assert update.id not in self.finished
             self.answers[update.id] += update.tokens
             self.updates[update.id].append(update)
@@ -102,7 +117,6 @@ class Drive:
                 self.finished[update.id] = update.finish
         for pool in self.scheduler.pools:
             pool.check()
-        return batch
 
     def run(self, limit: int = 2000) -> None:
         """Step until there is no work."""

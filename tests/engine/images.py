@@ -8,7 +8,7 @@ from model.batch import RunnerInfo, Slice, SliceOutput, StepBatch, StepOutput
 from model.image_spans import ImageFormat, ImageSpan, ImageWork, PlacedImage
 from model.sampling_params import SamplingParams
 from tests.engine.driving import Drive
-from tests.fakes import FakeRunner, PipelineRunner, Say, make_info, next_token
+from tests.fakes import AheadRunner, FakeRunner, PipelineRunner, Say, make_info, next_token
 
 IMG, BREAK, END_OF_IMAGE = 10, 12, 13
 FORMAT = ImageFormat(patch_size=1, merge=2, longest_side=64, patches_per_token=3)
@@ -130,6 +130,10 @@ class PipelineImages(PipelineRunner, ImageRunner):
     pass
 
 
+class AheadImages(AheadRunner, ImageRunner):
+    pass
+
+
 def _at(placed: PlacedImage, color: int, position: int, token: int) -> int:
     row, column = divmod(position - placed.span.start, placed.span.columns + 1)
     return token if column == placed.span.columns else value(color, row * placed.span.columns + column)
@@ -141,6 +145,8 @@ class ImageDrive(Drive):
     runner: ImageRunner
 
     def new_runner(self, info: RunnerInfo, say: Say) -> ImageRunner:
+        if info.runs_ahead:
+            return AheadImages(info, say=say)
         return (PipelineImages if info.pipeline > 1 else ImageRunner)(info, say=say)
 
     def ask(self, sequence_id: int, prompt: ImagePrompt, params: SamplingParams, **more: Any) -> None:

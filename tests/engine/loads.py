@@ -39,7 +39,7 @@ request_fields = {
 
 
 @st.composite
-def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int]) -> tuple[Drive, list[Request]]:
+def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = False) -> tuple[Drive, list[Request]]:
     """An engine with hardly enough pages, and requests that share beginnings."""
     page_size = draw(st.sampled_from([1, 3, 4, 8]))
     max_step_tokens = draw(st.integers(3, 20))
@@ -50,12 +50,13 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int]) -> tuple[Drive, li
     for window in draw(st.lists(windows, min_size=1, max_size=3, unique=True)):
         n_pages = full if window is None else min(full, -(-(window - 1 + max_step_tokens) // page_size) + 1)
         pools.append((window, n_pages + spare))
-    info = replace(make_info(page_size=page_size, pools=pools, max_model_len=longest), pipeline=draw(pipelines))
+    info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
+    max_sequences = draw(st.integers(1, max_step_tokens))
+    info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=max_sequences)
     say = draw(st.sampled_from([next_token, parrot]))
-    order = draw(st.none() | st.randoms()) if info.pipeline > 1 else None
-    drive = Drive(
-        info, max_sequences=draw(st.integers(1, max_step_tokens)), max_step_tokens=max_step_tokens, say=say, order=order
-    )
+    order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
+    lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None
+    drive = Drive(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, say=say, order=order, lack=lack)
     return drive, draw(st.lists(st.builds(Request, **request_fields), min_size=1, max_size=10))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.batch import PageTable, Slice, StepBatch
+from model.batch import PageTable, Slice, StepBatch, TokenLogprob
 from model.config import ModelConfig
 from model.loading import load_from
 from model.machine.transfers import StagingBuffers
@@ -18,6 +18,8 @@ from model.options import GPU_UTILIZATION, RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step import retry
 from model.step.runner import ModelRunner
+from service.engine.messages import FromEngine, Report, Submit, ToEngine
+from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
 pytestmark = pytest.mark.gpu
@@ -74,27 +76,38 @@ def batch(runner: ModelRunner) -> StepBatch:
     return StepBatch((long, *short, part(3, prompt[:4], n_pages + 3)))
 
 
-def test_a_step_that_does_not_fit_gives_the_same_in_parts(caplog: pytest.LogCaptureFixture) -> None:
-    """After the start something else uses the memory; every request is answered."""
+class Scored(Client):
+    """A client of four requests, the first of them scored, that also keeps the log probabilities of its prompt."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.scores: list[TokenLogprob] = []
+        items = batch(runner).slices
+        submits: list[ToEngine] = [Submit(item.sequence_id, [*item.tokens], item.params) for item in items]
+        super().__init__(runner, [submits], max_sequences=8, max_step_tokens=TOKENS)
+
+    def send(self, message: FromEngine) -> None:
+        assert isinstance(message, Report)
+        self.scores += (score for update in message.updates for score in update.prompt_logprobs)
+        super().send(message)
+
+
+def test_requests_of_a_step_that_does_not_fit_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """After the start something else uses the memory."""
     runner = load(wide(), cache_memory=2**30, max_model_len=TOKENS)
-    expected = runner.step(batch(runner)).slices
+    expected = Scored(runner)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     ballast = torch.empty(torch.cuda.mem_get_info()[0] - LEFT, dtype=torch.uint8, device=CUDA)
     with caplog.at_level(logging.WARNING, logger=retry.__name__):
-        found = runner.step(batch(runner)).slices
+        found = Scored(runner)
     assert caplog.records, "it fitted: the drill proves nothing"
     del ballast
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.failure is None
-        assert len(mine.tokens) == len(theirs.tokens) == 1
-        assert len(mine.prompt_logprobs) == len(theirs.prompt_logprobs)
-        for one, other in zip(mine.prompt_logprobs, theirs.prompt_logprobs, strict=True):
-            assert one.token == other.token
-            assert one.logprob == pytest.approx(other.logprob, abs=0.25)
-    for _ in range(retry.PATIENCE):
-        found = runner.step(batch(runner)).slices
-    assert found == expected, "with memory again, nothing is left of it"
+    assert found.finished == expected.finished == dict.fromkeys(range(4), "length")
+    assert [score.token for score in found.scores] == [score.token for score in expected.scores]
+    for mine, theirs in zip(found.scores, expected.scores, strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=0.25)
+    again = Scored(runner)
+    assert (again.scores, again.logprobs) == (expected.scores, expected.logprobs), "with memory, nothing is left of it"
 
 
 @pytest.mark.parametrize("shape", [(1,), (1000, 37), (4096, 513)], ids=str)

@@ -1,10 +1,11 @@
 """Whether a waiting sequence may begin: the pages that the cache has for it, and those that it and others will need."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 
 from service.engine.scheduling.pages import PagePool, Table, reusable_blocks
 from service.engine.scheduling.sequence import Sequence
+from service.engine.scheduling.step import Step
 
 
 def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
@@ -17,6 +18,24 @@ def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:
         table.share(names)
     sequence.computed = len(names) * pools[0].page_size
     return sequence.computed
+
+
+def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> bool:
+    """Whether a step in flight computes the page that follows the `reused` tokens.
+
+    Pages get their names when the step is committed. A sequence that did not wait would compute the same tokens again.
+    """
+    size = sequence.tables[0].pool.page_size
+    block = reused // size
+    if not sequence.may_reuse or block == sequence.n_reusable:
+        return False
+    name = sequence.names(block + 1)[block]
+    parts = (
+        (item, start, min(stop, len(item.tokens))) for step in in_flight for item, (start, stop) in step.parts.items()
+    )
+    return any(
+        start // size <= block < stop // size and item.names(block + 1)[block] == name for item, start, stop in parts
+    )
 
 
 def fits(sequence: Sequence, unfinished: Collection[Sequence], n_running: int, chunk: int) -> bool:

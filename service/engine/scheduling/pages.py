@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from model.batch import PoolSpec, max_pages
+from model.batch import PageTable, PoolSpec, max_pages
 from service.engine.messages import PoolStats
 
 NAME_BYTES = 16
+NO_PAGES = array("q")
 
 
 def chain_seed(salt: str, adapter: int = 0) -> bytes:
@@ -180,15 +181,15 @@ def _runs(pool: PagePool, names: Sequence[bytes]) -> list[int]:
 class Table:
     """Page table of one sequence in one pool: `pages[i]` holds logical block `first_block + i`.
 
-    A change replaces the tuple `pages`, so that a slice may hold it.
+    `view` is the table as slices have it. A change replaces it and the array in it, so that a slice may hold them.
+    `stop` is the position after the last one that has a page.
     """
 
-    __slots__ = ("first_block", "pages", "pool")
+    __slots__ = ("first_block", "pages", "pool", "stop", "view")
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.first_block = 0
-        self.pages: tuple[int, ...] = ()
+        self._set(0, NO_PAGES)
 
     @property
     def end_block(self) -> int:
@@ -196,28 +197,28 @@ class Table:
 
     def missing(self, n_tokens: int) -> int:
         """Number of pages to take before position `n_tokens - 1` can be written."""
-        return max(0, self.pool.blocks(n_tokens) - self.end_block)
+        return 0 if n_tokens <= self.stop else self.pool.blocks(n_tokens) - self.end_block
 
     def capacity(self) -> int:
         """Length that the sequence can reach with its own pages and all that are available."""
-        return (self.end_block + self.pool.available) * self.pool.page_size
+        return self.stop + self.pool.available * self.pool.page_size
 
     def grow(self, n_tokens: int) -> None:
         """Take the pages that `n_tokens` positions need."""
         if missing := self.missing(n_tokens):
-            self.pages += tuple(self.pool.take() for _ in range(missing))
+            self._set(self.first_block, self.pages + array("q", [self.pool.take() for _ in range(missing)]))
 
     def share(self, names: Sequence[bytes]) -> None:
         """Start with the pages of these names, to read only, but not those outside the next token's window."""
-        self.first_block = self.pool.first_visible_block(len(names) * self.pool.page_size)
-        self.pages = tuple(self.pool.share(name) for name in names[self.first_block :])
+        first = self.pool.first_visible_block(len(names) * self.pool.page_size)
+        self._set(first, array("q", map(self.pool.share, names[first:])))
 
     def shrink(self, n_tokens: int) -> None:
         """Release the pages after the first `n_tokens` positions."""
         n_blocks = max(0, self.pool.blocks(n_tokens) - self.first_block)
         for page in reversed(self.pages[n_blocks:]):
             self.pool.release(page)
-        self.pages = self.pages[:n_blocks]
+        self._set(self.first_block, self.pages[:n_blocks])
 
     def roll(self, next_position: int) -> None:
         """Release the pages that have left the window of the next token to compute."""
@@ -225,12 +226,16 @@ class Table:
         if n_left > 0:
             for page in self.pages[:n_left]:
                 self.pool.release(page)
-            self.pages = self.pages[n_left:]
-            self.first_block += n_left
+            self._set(self.first_block + n_left, self.pages[n_left:])
 
     def clear(self) -> None:
         """Release all pages, the last first: other sequences share the first ones more often."""
         for page in reversed(self.pages):
             self.pool.release(page)
-        self.pages = ()
-        self.first_block = 0
+        self._set(0, NO_PAGES)
+
+    def _set(self, first_block: int, pages: "array[int]") -> None:
+        self.first_block = first_block
+        self.pages = pages
+        self.view = PageTable(first_block, pages)
+        self.stop = (first_block + len(pages)) * self.pool.page_size

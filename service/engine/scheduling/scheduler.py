@@ -7,9 +7,11 @@ budget. Then the scheduler admits sequences from the waiting queue, which shares
 preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
 old place.
 
-With a pipeline of several stages, as many steps are in flight. They share `max_step_tokens`, and the sequences that
-decode, evenly. No sequence samples in two of them, but chunks of one prompt may follow each other: each stage computes
-the steps in the order of their plans. So a page that one step releases may be written by the next.
+Several steps may be in flight. The device, or each stage of a pipeline, computes them in the order of their plans. So
+chunks of one prompt may follow each other, and a page that one step releases may be written by the next. A runner that
+runs ahead has the next step in flight beside the one that it computes: a sequence that samples goes on after a token
+that is not known yet (`assume`). A pipeline has a step for each of its stages. These share `max_step_tokens`, and the
+sequences that decode, evenly; no sequence samples in two of them.
 """
 
 import logging
@@ -21,12 +23,12 @@ from itertools import count
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
-from service.engine.scheduling.admission import fits, reuse
+from service.engine.scheduling.admission import awaits_page, fits, reuse
 from service.engine.scheduling.images import ImageStore
 from service.engine.scheduling.pages import PagePool
 from service.engine.scheduling.queue import WaitingQueue
 from service.engine.scheduling.sequence import Sequence, ending, unimplemented
-from service.engine.scheduling.step import Step
+from service.engine.scheduling.step import Step, StepLimit
 from service.engine.scheduling.trail import Trail
 from service.engine.scheduling.view import View
 
@@ -39,9 +41,10 @@ MAX_ANSWERS = 64
 class Scheduler:
     """Queues and pages of one engine.
 
-    Each `plan` is followed by its `commit`. With `RunnerInfo.pipeline` stages, as many plans may come before the first
-    of their commits; without, one more if `assume` returns True. `submit` and `abort` may come between. `advanced` has
-    the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is `ready` of `AdapterPlaces`.
+    Each `plan` is followed by its `commit`, or at once by `retract`. With `RunnerInfo.pipeline` stages, as many plans
+    may come before the first of their commits; without, one more if `assume` returns True. `submit` and `abort` may
+    come between. `advanced` has the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is
+    `ready` of `AdapterPlaces`.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Scheduler:
         self.advanced: list[int] = []
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens  # of all steps in flight together
+        self._limit = StepLimit(max_step_tokens, least=info.max_sequences)
         self._depth = info.pipeline  # steps in flight
         self._max_model_len = info.max_model_len
         self._max_adapters = info.max_adapters
@@ -116,7 +120,7 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        step = Step(budget := max(1, self._max_step_tokens // self._depth))
+        step = Step(budget := max(1, self._limit.now // self._depth))
         for sequence in self._in_order(step):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
@@ -125,7 +129,8 @@ class Scheduler:
                 break
             self._extend(first, step)
         self._blocked = self._why_blocked(step) if self._queue else None
-        self._totals["draft_tokens"] += step.add_drafts(budget - step.budget, len(self._in_flight()))
+        if any(item.params.prompt_lookup_num_tokens for item in step.parts):
+            step.add_drafts(budget - step.budget, len(self._in_flight()))
         step.images = self._images.take()
         if batch := step.batch():
             self._planned.append(step)
@@ -135,17 +140,17 @@ class Scheduler:
     def assume(self) -> bool:
         """Take the latest planned step as done, so that the next can be planned while it is computed.
 
-        Returns False if the next plan must wait. Every running sequence must be in the step, compute a single token and
-        sample the next one by parameters that do not read earlier output. There must be a page for each next token,
-        because a sequence cannot be preempted while its token is not known. The step may have no work on images.
+        Each sequence that samples in the step goes on after a token that is not known yet. Returns False if the next
+        plan must wait, because one of them samples by parameters that read earlier output, or because there are fewer
+        pages than running sequences need for one more token: those in flight cannot be preempted.
         """
-        step = self._planned[-1]
-        if len(step.parts) != len(self._running) or not step.can_be_assumed:
+        sampling = self._planned[-1].sampling
+        if not all(item.params.independent_of_output for item in sampling):
             return False
         for index, pool in enumerate(self.pools):
-            if sum(item.tables[index].missing(stop + 1) for item, (_, stop) in step.parts.items()) > pool.available:
+            if sum([item.tables[index].stop <= item.computed for item in self._running]) > pool.available:
                 return False
-        for sequence in step.parts:
+        for sequence in sampling:
             sequence.assume()
         return True
 
@@ -153,19 +158,39 @@ class Scheduler:
         """Take the result of the oldest planned step: append tokens, finish sequences, release pages."""
         step = self._planned.popleft()
         self._n_committed += 1
+        self._limit.count()
         self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
+        generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
             if sequence.id in self._sequences:  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
-                update = self._advance(sequence, *part, result)
+                update = self._break(sequence, result) if result.ends else self._advance(sequence, *part, result)
                 if update is not None:
                     updates.append(update)
-        for sequence in step.drafts:
+                    generated[sequence.priority, sequence.tenant] += len(update.tokens)
+        for (priority, tenant), n_tokens in generated.items():
+            self._queue.charge_tenant(priority, tenant, generated=n_tokens)
+        for sequence, draft in step.drafts.items():
+            self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
                 table.shrink(sequence.computed)
         self.advanced = [item.id for item in (*step.parts, *self._behind_images(step))]
         return updates
+
+    def retract(self, n_tokens: int, image_faults: Mapping[int, str]) -> list[Update]:
+        """Take back the latest plan, of so many tokens, which did not fit into memory. The next plans are smaller.
+
+        Its work on images is done, but for these faults.
+        """
+        step = self._planned.pop()
+        for sequence, (start, _) in step.parts.items():
+            sequence.computed = start
+            for table in sequence.tables:
+                table.shrink(start)
+        self._limit.lower(n_tokens)
+        self._images.land(step.images)
+        return self._fail_images(image_faults)
 
     def fail_steps(self) -> list[Update]:
         """End the sequences of all planned steps, which were not computed, with an error. The others stay."""
@@ -223,16 +248,20 @@ class Scheduler:
         """The sequences of the steps in flight that have not ended, in order."""
         return {item: None for step in self._planned for item in step.parts if item.id in self._sequences}
 
-    def _next_to_decode(self) -> list[Sequence]:
-        """An even share of the sequences that decode for each step in flight: those that have waited longest."""
-        decoding = [item for item in self._running if item.uncomputed <= 1]
-        ready = [item for item in decoding if item.uncomputed and not item.complete]
-        share = -(-len(decoding) // self._depth)
-        return ready if share >= len(ready) else sorted(ready, key=lambda item: item.last_step)[:share]
-
     def _in_order(self, step: Step) -> list[Sequence]:
-        """The running sequences in the order in which they get their tokens of a step, which is empty yet."""
-        return [*self._next_to_decode(), *self._unfinished()]
+        """The running sequences in the order in which they get their tokens of a step, which is empty yet.
+
+        Of those that decode, each step in flight has an even share: those that have waited longest.
+        """
+        decoding: list[Sequence] = []
+        unfinished: list[Sequence] = []
+        for item in self._running:
+            (decoding if item.length - item.computed <= 1 else unfinished).append(item)
+        ready = [item for item in decoding if item.length > item.computed and not item.complete]
+        share = -(-len(decoding) // self._depth)
+        if share < len(ready):
+            ready = sorted(ready, key=lambda item: item.last_step)[:share]
+        return ready + unfinished
 
     def _unfinished(self) -> list[Sequence]:
         """The running sequences that have more than one token to compute."""
@@ -241,24 +270,32 @@ class Scheduler:
     def _extend(self, sequence: Sequence, step: Step) -> None:
         """Add the sequence's next tokens to the step, as many as budget, images and pages allow."""
         limit = sequence.uncomputed
-        if sequence.computed < sequence.images.end or sequence.images.in_flight:
+        if sequence.images.spans and (sequence.computed < sequence.images.end or sequence.images.in_flight):
             limit, cost = sequence.images.plan(sequence.computed, min(limit, step.budget), step.budget)
             step.budget -= cost
             self._queue.charge(sequence, prompt=cost)
             if not limit:
                 return
+        n_tokens = min(limit, step.budget)
+        if sequence.lacks_pages(sequence.computed + n_tokens):
+            n_tokens = self._take_pages(sequence, limit, step)
+        if n_tokens:
+            step.add(sequence, n_tokens)
+
+    def _take_pages(self, sequence: Sequence, limit: int, step: Step) -> int:
+        """Take the pages of up to `limit` tokens; returns for how many. Without any, preempt the youngest sequence."""
         while (available := min(table.capacity() for table in sequence.tables) - sequence.computed) < 1:
             victim = next(reversed(self._running))
             if victim in self._in_flight():
-                return  # its step lands first
+                return 0  # its step lands first
             step.drop(victim)
             self._preempt(victim)
             if victim is sequence:
-                return
+                return 0
         n_tokens = min(limit, step.budget, available)
         for table in sequence.tables:
             table.grow(sequence.computed + n_tokens)
-        step.add(sequence, n_tokens)
+        return n_tokens
 
     def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
@@ -301,9 +338,10 @@ class Scheduler:
         log.debug("sequence %d is preempted at %d tokens: no page is left", sequence.id, sequence.length)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Move a waiting sequence to the running ones if there are pages for its tokens. Reuses pages."""
+        """Move a waiting sequence to the running ones if there are pages for its tokens, and none to wait for."""
         reused = reuse(sequence, self.pools)
-        if not fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens):
+        fitting = fits(sequence, self._unfinished(), len(self._running), self._max_step_tokens)
+        if not fitting or awaits_page(sequence, reused, self._planned):
             sequence.reset()
             return False
         self._queue.remove(sequence)
@@ -322,44 +360,41 @@ class Scheduler:
             self._totals["hit_tokens"] += reused
         return True
 
+    def _break(self, sequence: Sequence, result: SliceOutput) -> Update:
+        """End a sequence that has a failure or a fault."""
+        if result.fault == BROKEN_NUMBERS:
+            sequence.withdraw()
+        self._forget(sequence)
+        if result.fault == BROKEN_NUMBERS:
+            self._images.withdraw(sequence.images.spans)
+        return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
+
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
-        if result.ends:
-            if result.fault == BROKEN_NUMBERS:
-                sequence.withdraw()
-            self._forget(sequence)
-            if result.fault == BROKEN_NUMBERS:
-                self._images.withdraw(sequence.images.spans)
-            return Update(sequence.id, finish="error", failure=result.failure, fault=result.fault)
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
-        if full := sequence.advance(start, stop + max(0, len(tokens) - 1)):
+        if full := sequence.advance(start, stop + len(tokens) - 1 if tokens else stop):
             self._trail.note(sequence, full)
-        prompt_logprobs = result.prompt_logprobs[max(0, sequence.scored - start - 1) :]
-        sequence.scored += len(prompt_logprobs)
+        prompt_logprobs = sequence.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
         if result.pooled:
             sequence.pool(result.pooled)
         if stop >= sequence.n_prompt and not sequence.params.max_tokens:
             finish = "length"
-        embedding = sequence.embedding if finish is not None else ()
-        if finish is not None:
-            log.debug("sequence %d ends: %s, %d tokens", sequence.id, finish, sequence.length)
-            self._answers.append(sequence.n_output)
-            self._forget(sequence)
-        if not tokens and finish is None and not prompt_logprobs and processed is None:
+        if not (tokens or finish or prompt_logprobs or processed):
             return None
-        first, sequence.first_update = sequence.first_update, False
-        return Update(
-            id=sequence.id,
-            tokens=tokens,
-            logprobs=result.logprobs[: len(tokens)],
-            prompt_logprobs=prompt_logprobs,
-            finish=finish,
-            cached=sequence.cached if first else None,
-            queued=sequence.queued if first else None,
-            miss=sequence.miss if first else None,
-            processed=processed,
-            embedding=embedding,
-        )
+        logprobs = result.logprobs[: len(tokens)]
+        update = Update(sequence.id, tokens, logprobs, prompt_logprobs, finish, processed=processed)
+        if sequence.first_update:
+            sequence.first_update = False
+            update = update._replace(cached=sequence.cached, queued=sequence.queued, miss=sequence.miss)
+        return self._finish(sequence, update) if finish else update
+
+    def _finish(self, sequence: Sequence, update: Update) -> Update:
+        """Forget a sequence that is complete; the update is its last."""
+        log.debug("sequence %d ends: %s, %d tokens", sequence.id, update.finish, sequence.length)
+        update = update._replace(embedding=sequence.embedding)
+        self._answers.append(sequence.n_output)
+        self._forget(sequence)
+        return update
 
     def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
         """Append sampled tokens up to the one that ends the output. Returns them, and the reason to end.
@@ -376,5 +411,4 @@ class Scheduler:
             if (reason := ending(sequence.params, token, before + n)) is not None:
                 break
         sequence.append(sampled[:n])
-        self._queue.charge(sequence, generated=n)
         return sampled[:n], reason

@@ -5,12 +5,14 @@ from collections.abc import Sequence as Items
 from operator import add
 from typing import NamedTuple, overload
 
-from model.batch import UNKNOWN, PageTable, Slice
+from model.batch import UNKNOWN, Slice, TokenLogprob
 from model.sampling_params import PARAMETERS, SamplingParams, Stage
 from service.engine.messages import CacheMiss, Submit
 from service.engine.scheduling.images import ImageStore, ImageTable
 from service.engine.scheduling.pages import PagePool, Table, chain_seed, page_name
 from service.engine.scheduling.prompt_lookup import PromptLookup
+
+ASSUMED = (UNKNOWN,)
 
 
 class Snapshot(Items[int]):
@@ -37,15 +39,15 @@ class Snapshot(Items[int]):
     def __getitem__(self, where: slice) -> list[int]: ...
 
     def __getitem__(self, where: int | slice) -> int | list[int]:
+        n = self._n_known
         if isinstance(where, slice):
             start, stop, step = where.indices(self._length)
             if step != 1:
                 return [self[place] for place in range(start, stop, step)]
-            n = self._n_known
             known = self._known[start : min(stop, n)]
             return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
-        place = range(self._length)[where]
-        return self._known[place] if place < self._n_known else self._tail[place - self._n_known]
+        place = where if 0 <= where < self._length else range(self._length)[where]
+        return self._known[place] if place < n else self._tail[place - n]
 
 
 class Sequence:
@@ -66,8 +68,9 @@ class Sequence:
         self.adapter = submit.adapter
         self.tokens = submit.prompt  # the known tokens, shared by all choices until `own_tokens`
         self.assumed = False  # whether a step in flight samples one more token
-        self.n_prompt = len(submit.prompt)
+        self.n_prompt = self.length = len(submit.prompt)  # `length` counts the assumed token
         self.params: SamplingParams = submit.params
+        self.max_length = self.n_prompt + submit.params.max_tokens
         self.choice = submit.choice + index
         self.arrived = arrived
         self.computed = 0
@@ -78,6 +81,7 @@ class Sequence:
         self.miss: CacheMiss | None = None
         self.queued: float | None = None
         self.tables = tuple(Table(pool) for pool in pools)
+        self._rolling = [table for table in self.tables if table.pool.window is not None]
         self.images = ImageTable(images, submit)
         self.lookup = PromptLookup(submit.prompt[submit.images[0].start] if submit.images else None)
         self.pooled: tuple[float, ...] = ()
@@ -87,18 +91,13 @@ class Sequence:
         self._names: list[bytes] = []
 
     @property
-    def length(self) -> int:
-        """Number of tokens, the assumed one among them."""
-        return len(self.tokens) + self.assumed
-
-    @property
     def uncomputed(self) -> int:
         """Number of tokens that are still to be computed."""
-        return len(self.tokens) + self.assumed - self.computed
+        return self.length - self.computed
 
     @property
     def n_output(self) -> int:
-        return len(self.tokens) + self.assumed - self.n_prompt
+        return self.length - self.n_prompt
 
     def names(self, n_blocks: int) -> list[bytes]:
         """Names of the first `n_blocks` full pages."""
@@ -129,7 +128,7 @@ class Sequence:
     @property
     def complete(self) -> bool:
         """Whether a step in flight samples its last token."""
-        return self.assumed and self.n_output >= self.params.max_tokens
+        return self.assumed and self.length >= self.max_length
 
     @property
     def may_reuse(self) -> bool:
@@ -141,6 +140,10 @@ class Sequence:
         """Whether updates report the progress of the prompt: if requested, until the first token is sampled."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
+    def lacks_pages(self, stop: int) -> bool:
+        """Whether it must take pages before it computes the positions before `stop`."""
+        return min([table.stop for table in self.tables]) < stop
+
     @property
     def embedding(self) -> tuple[float, ...]:
         """The pooled hidden states of the whole prompt [dim]; empty if the request wants no embedding."""
@@ -150,17 +153,17 @@ class Sequence:
     def slice(self, stop: int, draft: Items[int]) -> Slice:
         """The slice that the next step computes: up to position `stop - 1`, then the draft."""
         return Slice(
-            sequence_id=self.id,
-            tokens=Snapshot(self.tokens, (UNKNOWN,) if self.assumed else tuple(draft)),
-            n_prompt=self.n_prompt,
-            start=self.computed,
-            stop=stop + len(draft),
-            tables=tuple(PageTable(table.first_block, table.pages) for table in self.tables),
-            params=self.params,
-            choice=self.choice,
-            n_draft=len(draft),
-            images=self.images.placed(self.computed, stop),
-            adapter=self.adapter,
+            self.id,
+            Snapshot(self.tokens, ASSUMED if self.assumed else tuple(draft)),
+            self.n_prompt,
+            self.computed,
+            stop + len(draft),
+            tuple([table.view for table in self.tables]),
+            self.params,
+            self.choice,
+            len(draft),
+            self.images.placed(self.computed, stop) if self.images.spans else (),
+            self.adapter,
         )
 
     def own_tokens(self) -> None:
@@ -170,11 +173,13 @@ class Sequence:
     def assume(self) -> None:
         """Continue as if the step in flight had sampled the next token."""
         self.assumed = True
+        self.length = len(self.tokens) + 1
 
     def append(self, tokens: Items[int]) -> None:
         """Add the tokens that a step sampled after the last known one."""
         self.tokens += tokens
         self.assumed = False
+        self.length = len(self.tokens)
 
     def advance(self, start: int, stop: int) -> range | None:
         """Record that `start..stop-1` are computed: name full pages, release what later positions do not need.
@@ -188,10 +193,17 @@ class Sequence:
             for table in self.tables:
                 for block in range(max(full_before, table.first_block), full):
                     table.pool.name(table.pages[block - table.first_block], names[block])
-        for table in self.tables:
+        for table in self._rolling:
             table.roll(stop)
-        self.images.roll(stop)
+        if self.images.spans:
+            self.images.roll(stop)
         return range(full_before, full) if full > full_before else None
+
+    def score(self, start: int, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+        """Of the logprobs of the prompt after position `start`, those that were not reported yet."""
+        news = logprobs[max(0, self.scored - start - 1) :]
+        self.scored += len(news)
+        return news
 
     def pool(self, values: tuple[float, ...]) -> None:
         """Add the sum of hidden states of the next part of the prompt [dim]."""

@@ -5,6 +5,28 @@ from service.engine.scheduling.images import ImagePlan
 from service.engine.scheduling.prompt_lookup import DraftBudget
 from service.engine.scheduling.sequence import Sequence
 
+PATIENCE = 64
+"""Steps after which memory may be free again."""
+
+
+class StepLimit:
+    """The greatest number of tokens of a step: `now` is less than `most` after a step that did not fit into memory."""
+
+    def __init__(self, most: int, least: int) -> None:
+        self.now = most
+        self._most, self._least = most, least
+        self._patience = 0
+
+    def lower(self, n_tokens: int) -> None:
+        """So many tokens did not fit."""
+        self.now, self._patience = max(self._least, n_tokens // 2), PATIENCE
+
+    def count(self) -> None:
+        """A step was computed."""
+        self._patience -= 1
+        if self._patience <= 0:
+            self.now, self._patience = min(self._most, 2 * self.now), PATIENCE
+
 
 class Step:
     """A planned step: `parts` has first and end position of each sequence, `drafts` the draft tokens after them.
@@ -24,9 +46,10 @@ class Step:
         return frozenset(work.image for work in self.images.work)
 
     @property
-    def can_be_assumed(self) -> bool:
-        """Whether each of its sequences will get one token, whose sampling does not depend on earlier output."""
-        return not self.drafts and not self.images.work and all(map(_samples_independently, self.parts.items()))
+    def sampling(self) -> list[Sequence]:
+        """The sequences that get a token, while it is the step in flight: their parts end with their last token."""
+        parts = self.parts.items()
+        return [item for item, (_, stop) in parts if stop == item.length and item.n_output < item.params.max_tokens]
 
     def batch(self) -> StepBatch:
         """The step as the runner gets it."""
@@ -47,12 +70,12 @@ class Step:
         for sequence, (_, stop) in self.parts.items():
             sequence.computed = stop
 
-    def add_drafts(self, n_tokens: int, n_kept: int) -> int:
-        """Add draft tokens that pay, from the budget and the pages that are left. Returns their number.
+    def add_drafts(self, n_tokens: int, n_kept: int) -> None:
+        """Add draft tokens that pay, from the budget and the pages that are left.
 
         The step has `n_tokens` before. `n_kept` pages stay for the sequences of other steps in flight, one for each.
         """
-        added, pays = 0, DraftBudget(n_tokens)
+        pays = DraftBudget(n_tokens)
         for sequence, (_, stop) in self.parts.items():
             params = sequence.params
             limit = min(params.prompt_lookup_num_tokens, params.max_tokens - sequence.n_output - 1)
@@ -66,11 +89,3 @@ class Step:
                     table.grow(stop + n)
                 self.drafts[sequence] = draft[:n]
                 self.budget -= n
-                added += n
-        return added
-
-
-def _samples_independently(planned: tuple[Sequence, tuple[int, int]]) -> bool:
-    sequence, (start, stop) = planned
-    samples = stop == sequence.length and sequence.n_output < sequence.params.max_tokens
-    return samples and stop - start == 1 and sequence.params.independent_of_output

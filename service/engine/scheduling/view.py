@@ -112,7 +112,7 @@ def _shape(item: Sequence, state: str, reason: str | None, place: int | None, pa
 
 
 def _table(table: Table) -> TablePicture:
-    ids = table.pages[-MAX_PAGES:]
+    ids = tuple(table.pages[-MAX_PAGES:])
     shared = tuple(index for index, page in enumerate(ids) if table.pool.is_shared(page))
     return TablePicture(table.first_block, len(table.pages), ids, shared)
 

@@ -29,7 +29,38 @@ def test_compiles(compiled: list[Compiled], name: str, capability: int) -> None:
     assert not [one.error for one in made if one.error]
     assert all(one.shared <= shared_bytes(divmod(capability, 10)) for one in made)
     if name.startswith("attention"):
-        assert {one.kernel for one in made if one.tensor_cores} == {"attend_parts", "attend_tiles"}
+        attend = [one for one in made if one.tensor_cores]
+        assert {one.kernel for one in attend} == {"attend_parts", "attend_tiles"}
+        assert all(one.pending and min(one.pending) >= 2 for one in attend), "a loop fetches keys and values ahead"
+
+
+@pytest.mark.parametrize(
+    ("capability", "product"), [(80, "mma.sync"), (89, "mma.sync"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")]
+)
+def test_long_slices_use_the_tensor_cores_of_their_gpu(compiled: list[Compiled], capability: int, product: str) -> None:
+    (tiles,) = (
+        one
+        for one in compiled
+        if (one.launch, one.capability, one.kernel) == ("attention, bfloat16", capability, "attend_tiles")
+    )
+    assert tiles.instructions is not None
+    assert tiles.instructions[product]
+
+
+def test_three_programs_of_short_slices_fit_a_multiprocessor_of_an_h100(compiled: list[Compiled]) -> None:
+    """The bytes in flight are then 3 programs x 3 or 4 blocks of 16 KiB: 3.35 TB/s need 18 KiB over 0.7 us."""
+    (parts,) = (
+        one
+        for one in compiled
+        if (one.launch, one.capability, one.kernel) == ("attention, bfloat16", 90, "attend_parts")
+    )
+    assert 3 * (parts.shared + 1024) <= 228 * 1024
+    assert parts.pending == (6,), "of each of the next three blocks, keys and values"
+
+
+def test_partial_sums_are_fetched_ahead(compiled: list[Compiled]) -> None:
+    joins = [one for one in compiled if one.kernel == "join"]
+    assert all(min(one.pending) >= 8 for one in joins)
 
 
 def test_what_is_not_known_has_the_least() -> None:

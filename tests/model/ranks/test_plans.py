@@ -37,7 +37,7 @@ def plain(batch: StepBatch) -> StepBatch:
     slices = []
     for item in batch.slices:
         tables = tuple(PageTable(table.first_block, list(table.pages)) for table in item.tables)
-        slices.append(replace(item, tokens=list(item.tokens), tables=tables))
+        slices.append(item._replace(tokens=list(item.tokens), tables=tables))
     works = tuple(replace(work, pixels=bytes(work.pixels)) for work in batch.images)
     return StepBatch(tuple(slices), works, batch.forgotten)
 
@@ -59,7 +59,7 @@ def steps(draw: st.DrawFn) -> list[StepBatch]:
             known = [*tokens[sequence], *draft]
             images = (PlacedImage(5, ImageSpan(0, 2, 3, "digest")),) if draw(st.booleans()) else ()
             item = Slice(sequence, known, 1, len(known) - 1, len(known), tuple(tables[sequence]), PARAMS[sequence % 3])
-            slices.append(replace(item, n_draft=len(draft), images=images, choice=sequence))
+            slices.append(item._replace(n_draft=len(draft), images=images, choice=sequence))
         pixels = draw(st.lists(st.binary(max_size=5), max_size=2))
         works = tuple(ImageWork(place, 1, 2, data, 0, 4, 4) for place, data in enumerate(pixels))
         batches.append(StepBatch(tuple(slices), works, tuple(draw(st.lists(number, max_size=2)))))
@@ -88,7 +88,7 @@ def test_a_sequence_that_pauses_is_forgotten_by_both_sides_and_sent_anew() -> No
     send(StepBatch((item,)))
     for _ in range(plans.REMEMBERED + 1):
         send(StepBatch((), forgotten=(1,)))
-    after = StepBatch((replace(item, tokens=[5, 6, 7, 8], start=3, stop=4),))
+    after = StepBatch((item._replace(tokens=[5, 6, 7, 8], start=3, stop=4),))
     assert plain(send(after)[0]) == plain(after)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model import loading
-from model.batch import BROKEN_NUMBERS, PageTable, Slice, SliceOutput, StepBatch
+from model.batch import BROKEN_NUMBERS, UNKNOWN, PageTable, Slice, SliceOutput, StepBatch
 from model.errors import ModelError
 from model.loading import create
 from model.memory import sizes as memory
@@ -124,6 +125,18 @@ def test_an_adapter_that_cannot_be_read_again_ends_its_slices_alone(base: Any, k
     assert second.fault is not None
     assert reason in second.fault
     assert step(runner, 1)[0].fault == second.fault, "also alone in a step"
+
+
+def test_a_step_may_follow_one_of_which_a_slice_had_no_adapter(base: Any) -> None:
+    """The sequence without its adapter got no token. The step after it, launched already, does not raise."""
+    runner = start(base, (1, 2))
+    runner.info = replace(runner.info, runs_ahead=True)
+    tables = [tuple(PageTable(0, [page]) for _ in runner.info.pools) for page in (0, 1)]
+    first = [Slice(7 * page, PROMPT, 20, 0, 20, tables[page], PARAMS, adapter=1 + 6 * page) for page in (0, 1)]
+    second = [item._replace(tokens=(*PROMPT, UNKNOWN), start=20, stop=21, adapter=1) for item in first]
+    before, after = (runner.launch(StepBatch(tuple(slices))) for slices in (first, second))
+    assert [output.fault is None for output in before().slices] == [True, False]
+    assert [output.fault is None for output in after().slices] == [True, True]
 
 
 def test_a_bad_adapter_at_start_is_an_error_before_weights_are_read(base: Any) -> None:

@@ -15,7 +15,6 @@ from model.batch import PageTable, Slice, SliceOutput, StepBatch, StepOutput
 from model.loading import load_from
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
-from model.step.retry import TokenLimit
 from model.step.runner import ALL_HIDDEN, BROKEN_NUMBERS, ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -43,11 +42,6 @@ def runner() -> ModelRunner:
     """A runner in int8, where a row's bits depend on no other row, with a windowed and a full layer."""
     options = RunnerOptions("", device="cpu", quantize="int8", cache_memory=2**22)
     return load_from(checkpoint(tiny((5, None))), options, lambda stage, done: None)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(runner: ModelRunner) -> None:
-    runner._limit = TokenLimit()
 
 
 def part(number: int, params: SamplingParams, start: int = 0, length: int = 9) -> Slice:
@@ -79,7 +73,7 @@ def same(found: StepOutput, expected: StepOutput, but: set[int] = frozenset()) -
     """All outputs are equal except those at the places `but`. Sums over a prompt's chunks may be rounded."""
     for place, (mine, theirs) in enumerate(zip(found.slices, expected.slices, strict=True)):
         if place not in but:
-            assert replace(mine, pooled=()) == replace(theirs, pooled=())
+            assert mine._replace(pooled=()) == theirs._replace(pooled=())
             assert mine.pooled == pytest.approx(theirs.pooled, rel=1e-12)
 
 
@@ -132,7 +126,7 @@ def poison(runner: ModelRunner, page: int) -> None:
 def test_a_row_that_is_not_finite_ends_alone(runner: ModelRunner, params: SamplingParams) -> None:
     """The first eight tokens of each prompt are computed; then one of the pages is broken."""
     kinds = [GREEDY, params, SEEDED]
-    runner.step(StepBatch(tuple(replace(part(number, kind), stop=8) for number, kind in enumerate(kinds))))
+    runner.step(StepBatch(tuple(part(number, kind)._replace(stop=8) for number, kind in enumerate(kinds))))
     last = StepBatch(tuple(part(number, kind, start=8) for number, kind in enumerate(kinds)))
     expected = runner.step(last)
     assert not any(output.fault or output.failure for output in expected.slices)

@@ -132,8 +132,8 @@ def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
 
 
 def test_no_graph_computes_an_image() -> None:
-    assert _only_decodes(StepBatch((item(0, start=9),)))
-    assert not _only_decodes(StepBatch((item(0, 1, start=9),)))
+    assert _only_decodes(StepBatch((item(0, start=9),)), 1)
+    assert not _only_decodes(StepBatch((item(0, 1, start=9),)), 1)
 
 
 def test_warming_up_leaves_no_image(runner: ModelRunner) -> None:

@@ -1,7 +1,5 @@
 """Packing: rows, positions and slots of a step."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -111,7 +109,7 @@ def test_rows_that_need_logits() -> None:
 
 def test_a_draft_samples_after_each_of_its_tokens_and_before() -> None:
     known = part([1, 2, 3, 4, 5, 6], 2, 6, [0, 1], n_prompt=3)
-    inputs = pack(StepBatch((known, replace(known, n_draft=2))), 4, [None], CPU)
+    inputs = pack(StepBatch((known, known._replace(n_draft=2))), 4, [None], CPU)
     assert inputs.sample_rows.tolist() == [3, 5, 6, 7]
     assert inputs.positions.tolist() == [2, 3, 4, 5] * 2
 

@@ -1,23 +1,25 @@
-"""A step that does not fit into memory is computed in parts, with the same bits."""
+"""A step that fails, or does not fit into memory, costs no other request anything: the bits stay the same."""
 
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput
+from model.batch import UNKNOWN, PageTable, Slice, SliceOutput, StepBatch, StepOutput, StepTooLarge
 from model.grammar.compiler import Vocabulary
 from model.loading import load_from
 from model.machine.helper import First
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.masks import Masks
-from model.step.retry import PATIENCE, TokenLimit, in_parts
+from model.step.retry import apart, attempt
 from model.step.runner import ModelRunner
+from service.engine.messages import Submit, ToEngine
+from service.engine.scheduling.step import PATIENCE
+from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
 
 WIDTH = 64
@@ -80,11 +82,6 @@ def batch(runner: ModelRunner) -> StepBatch:
     return StepBatch((ones[0], *whole, *drafts, ones[1]))
 
 
-@pytest.fixture(autouse=True)
-def _fresh(runner: ModelRunner) -> None:
-    runner._limit = TokenLimit()
-
-
 class Small:
     """A part of a step's work for which there is memory up to so many tokens."""
 
@@ -102,16 +99,13 @@ class Small:
         return result
 
 
-def without_sums(output: SliceOutput) -> SliceOutput:
-    return replace(output, pooled=())
-
-
 @pytest.mark.parametrize("work", ["_start", "_collect"])
-@pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 8, 30])
-def test_parts_give_what_the_whole_gives(
+@pytest.mark.parametrize("n_tokens", [9, 17, 30])
+def test_slices_apart_give_what_the_whole_gives(
     runner: ModelRunner, batch: StepBatch, n_tokens: int, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether memory runs out when the step is launched or when its result is taken."""
+    """Whether a step of few tokens fails when it is launched or when its result is taken."""
+    monkeypatch.setattr(runner, "info", replace(runner.info, max_sequences=batch.n_tokens))
     expected = runner.step(batch).slices
     assert [len(output.tokens) for output in expected] == [1, 1, 0, 0, 0, 1, 6, 2, 4, 6, 3, 1]
     assert not any(output.failure for output in expected)
@@ -120,28 +114,13 @@ def test_parts_give_what_the_whole_gives(
     monkeypatch.setattr(runner._masks, "start", lambda samples: (started.append(samples), start(samples)))
     small = Small(getattr(runner, work), n_tokens)
     monkeypatch.setattr(runner, work, small)
-    found = runner.step(batch).slices
-    assert list(map(without_sums, found)) == list(map(without_sums, expected))
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.pooled == pytest.approx(theirs.pooled, rel=1e-12)
+    assert runner.step(batch).slices == expected
     assert len(started) == 1
     assert small.sizes[0] == batch.n_tokens
-    assert sum(size for size in small.sizes if size <= n_tokens) <= batch.n_tokens
+    assert sum(size for size in small.sizes if size <= n_tokens) == batch.n_tokens
 
 
-def test_what_was_computed_in_parts_is_there_for_the_next_step(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = prompt(0, 30)
-    (expected,) = runner.step(StepBatch((part(0, tokens, 0, GREEDY),))).slices
-    first = StepBatch((part(1, tokens, 0, GREEDY, stop=29),))
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "_start", Small(runner._start, 4))
-        assert runner.step(first).slices == (SliceOutput(),)
-    assert runner.step(StepBatch((part(1, tokens, 29, GREEDY),))).slices == (expected,)
-
-
-def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_that_of_its_slice_alone(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grammar allows only letters, and `allowed_token_ids` only digits."""
     stuck = replace(WRITING, allowed_token_ids=(1, 2, 3))
     draft = answer(runner, 0, WRITING, 4)
@@ -150,34 +129,8 @@ def test_a_failure_in_a_part_is_the_slices_alone(runner: ModelRunner, monkeypatc
     )
     expected = runner.step(batch).slices
     assert [output.failure is None for output in expected] == [False, False, True]
-    monkeypatch.setattr(runner, "_start", Small(runner._start, 2))
+    monkeypatch.setattr(runner, "_start", Small(runner._start, 9))
     assert runner.step(batch).slices == expected
-
-
-def test_a_token_that_does_not_fit_is_an_error(runner: ModelRunner, batch: StepBatch) -> None:
-    small = Small(partial(runner._compute, before=runner._last), 0)
-    limit = TokenLimit()
-    with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, small, limit)
-    assert small.sizes[-1] == 1
-    until_one = small.sizes[: small.sizes.index(1) + 1]
-    assert until_one == sorted(until_one, reverse=True)
-    assert small.sizes.count(1) == len(batch.slices), "each slice is tried alone before the step fails"
-    assert in_parts(batch, enough := Small(small._work, 1000), limit).slices, "size was not the cause"
-    assert enough.sizes == [batch.n_tokens]
-
-
-def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batch: StepBatch) -> None:
-    limit, tried = TokenLimit(), []
-    for fits in [20] * PATIENCE + [100] * PATIENCE:
-        small = Small(partial(runner._compute, before=runner._last), fits)
-        in_parts(batch, small, limit)
-        tried.append(small.sizes)
-    assert tried[0][0] == batch.n_tokens
-    assert max(map(max, tried[1:5])) <= 20
-    failed = [sum(size > 20 for size in sizes) for sizes in tried[:PATIENCE]]
-    assert 2 <= sum(map(bool, failed)) <= PATIENCE // 4
-    assert tried[-1] == [batch.n_tokens]
 
 
 @pytest.mark.parametrize(
@@ -189,18 +142,52 @@ def test_what_did_not_fit_is_tried_again_after_a_while(runner: ModelRunner, batc
         "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
     ],
 )
-def test_all_errors_for_want_of_memory(runner: ModelRunner, batch: StepBatch, message: str) -> None:
-    small = Small(partial(runner._compute, before=runner._last), 20, RuntimeError(message))
-    assert len(in_parts(batch, small, TokenLimit()).slices) == len(batch.slices)
-    with pytest.raises(RuntimeError, match="illegal"):
-        in_parts(
-            batch,
-            Small(partial(runner._compute, before=runner._last), 0, RuntimeError("an illegal memory access")),
-            TokenLimit(),
-        )
+def test_all_errors_for_want_of_memory(batch: StepBatch, message: str) -> None:
+    def fail() -> StepOutput:
+        raise RuntimeError(message)
+
+    with pytest.raises(StepTooLarge):
+        attempt(fail, batch, most=batch.n_tokens - 1)
+    assert attempt(fail, batch, most=batch.n_tokens) is None
 
 
-def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_requests_of_a_step_that_does_not_fit_are_planned_again(
+    runner: ModelRunner, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First 10 tokens fit, then all. Prompts come in smaller chunks until enough steps were computed."""
+    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=runs_ahead, max_sequences=4))
+    kinds = [GREEDY, SEEDED, replace(WRITING, prompt_logprobs=0), replace(GREEDY, max_tokens=0, embed="mean")]
+    early: list[ToEngine] = [Submit(number, prompt(number, 30), params) for number, params in enumerate(kinds)]
+    late = [[Submit(10 + number, prompt(number, 30), GREEDY)] for number in range(9)]
+    script = [early, *[part for each in late for part in (each, *[[]] * 20)]]
+    expected = Client(runner, script, max_step_tokens=64)
+    assert set(expected.finished.values()) == {"length"}
+    monkeypatch.setattr(runner, "_start", small := Small(runner._start, 10))
+    found = Client(runner, [*script[:60], [], *script[60:]], max_step_tokens=64)
+    assert (found.answers, found.logprobs, found.finished) == (expected.answers, expected.logprobs, expected.finished)
+    failed = [place for place, size in enumerate(small.sizes) if size > 10]
+    assert small.sizes[0] == 64
+    assert small.sizes[1:4] == [32, 16, 8]
+    assert 3 < len(failed) < len(small.sizes) / PATIENCE * 3 + 3
+
+
+def test_a_step_that_is_taken_back_leaves_the_tokens_of_the_one_before(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "info", replace(runner.info, runs_ahead=True, max_sequences=1))
+    expected = answer(runner, 1, GREEDY, 2)[9:]
+    wait = runner.launch(StepBatch((part(1, prompt(1), 0, GREEDY),)))
+    after = part(1, [*prompt(1), UNKNOWN], 9, GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_start", Small(runner._start, 9))
+        with pytest.raises(StepTooLarge):
+            runner.launch(StepBatch((after, part(2, prompt(2), 0, GREEDY))))
+    outputs = runner.launch(StepBatch((after,)))
+    assert [*wait().slices[0].tokens, *outputs().slices[0].tokens] == expected
+
+
+def test_the_next_step_may_follow_one_of_which_a_slice_failed_alone(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is launched before the host has read the sampled tokens."""
@@ -217,19 +204,7 @@ def test_the_next_step_may_follow_one_in_parts_of_which_a_slice_failed(
     assert list(outputs().slices[1].tokens) == expected
 
 
-def test_a_step_under_way_is_finished_whatever_did_not_fit_since(
-    runner: ModelRunner, batch: StepBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, wait = runner.step(batch), runner.launch(batch)
-    with pytest.raises(torch.OutOfMemoryError):
-        in_parts(batch, Small(partial(runner._compute, before=runner._last), 0), runner._limit)
-    again = Small(runner._start, 1000)
-    monkeypatch.setattr(runner, "_start", again)
-    assert wait() == expected
-    assert not again.sizes
-
-
-def test_a_step_read_in_parts_while_the_next_is_in_flight_loses_no_token(
+def test_a_step_whose_slices_are_computed_apart_while_the_next_is_in_flight_loses_no_token(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own UNKNOWN tokens are those that the step before it sampled, not those of the step after it."""
@@ -262,9 +237,9 @@ def test_an_attempt_that_failed_holds_no_memory(batch: StepBatch) -> None:
         assert all(tensor() is None for tensor in tensors), "an attempt that failed still holds tensors"
         hidden = torch.zeros(part.n_tokens)
         tensors.append(weakref.ref(hidden))
-        if part.n_tokens > 1:
+        if len(part.slices) > 1:
             raise torch.OutOfMemoryError(f"for {hidden}")
         return StepOutput((SliceOutput(),))
 
-    in_parts(batch, compute, TokenLimit())
-    assert len(tensors) > batch.n_tokens
+    apart(batch, compute)
+    assert len(tensors) == 2 * (len(batch.slices) - 1), "each half but the whole"

@@ -1,0 +1,119 @@
+"""Steps planned while the one before is computed: which they are, and that their answers stay the same."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.batch import RunnerInfo
+from model.sampling_params import SamplingParams
+from service.engine.messages import Submit, ToEngine
+from tests.engine.driving import Client, Drive, expected
+from tests.engine.loads import Request, loads, play
+from tests.fakes import FAULTY, AheadRunner, make_info
+
+LONG = SamplingParams(max_tokens=20)
+
+
+def ahead(**more: Any) -> RunnerInfo:
+    return replace(make_info(**more), runs_ahead=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads(st.just(1), ahead=True))
+def test_random_loads_keep_the_laws(load: tuple[Drive, list[Request]]) -> None:
+    play(*load)
+
+
+def test_with_steady_arrivals_nearly_every_step_is_launched_ahead() -> None:
+    """A prompt of one to five chunks comes every third step: most steps have a part of one."""
+    rng = Random(1)
+    requests = {n: ([rng.randrange(1, 200) for _ in range(rng.randint(5, 80))], rng.randint(8, 24)) for n in range(100)}
+    script: list[list[ToEngine]] = []
+    for number, (prompt, max_tokens) in requests.items():
+        script += [[Submit(number, prompt, SamplingParams(max_tokens=max_tokens))], [], []]
+    runner = AheadRunner(make_info(pools=((None, 400), (9, 200)), max_model_len=128))
+    client = Client(runner, script, max_sequences=16, max_step_tokens=24)
+    assert client.answers == {n: expected(prompt, SamplingParams(max_tokens=m)) for n, (prompt, m) in requests.items()}
+    mixed = sum(any(item.start < item.n_prompt for item in step.slices) for step in runner.steps)
+    assert mixed > 0.5 * len(runner.steps)
+    assert runner.n_ahead >= 0.95 * len(runner.steps)
+
+
+def test_the_last_chunk_of_a_prompt_is_followed_like_a_decoding_slice() -> None:
+    """17 tokens in chunks of 8: the third chunk samples, and the step after it has a token that is not known."""
+    drive = Drive(ahead())
+    drive.submit(1, list(range(1, 18)), LONG)
+    drive.submit(2, list(range(1, 4)), replace(LONG, max_tokens=1))
+    seen = []
+    for _ in range(5):
+        drive.step()
+        seen.append([(item.sequence_id, item.start, item.stop) for item in drive.flights[-1][0].slices])
+    assert seen == [[(1, 0, 8)], [(1, 8, 16)], [(1, 16, 17), (2, 0, 3)], [(1, 17, 18)], [(1, 18, 19)]]
+    assert [len(batch.slices[0].tokens) for batch in drive.runner.steps[2:5]] == [17, 18, 19]
+    drive.run()
+    assert drive.answers == {1: expected([*range(1, 18)], LONG), 2: expected([1, 2, 3], replace(LONG, max_tokens=1))}
+
+
+@pytest.mark.parametrize(
+    "more", [{"repetition_penalty": 1.1}, {"prompt_lookup_num_tokens": 2}, {"grammar": "start: /.*/"}]
+)
+def test_chunks_run_ahead_up_to_the_token_that_the_next_one_depends_on(more: dict[str, Any]) -> None:
+    drive = Drive(ahead())
+    drive.submit(1, list(range(1, 18)), replace(LONG, **more))
+    drive.launch()
+    followed = []
+    for _ in range(4):
+        followed.append(drive.scheduler.assume())
+        if followed[-1]:
+            drive.launch()
+        drive.land()
+        if not drive.flights:
+            drive.launch()
+    assert followed == [True, True, False, False]
+    drive.run()
+    assert drive.answers[1] == expected([*range(1, 18)], LONG)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_those_with_the_same_prompt_wait_for_its_pages_and_compute_none_of_them_again(n: int) -> None:
+    """Pages of a step in flight have no names yet. The choices wait while the first one computes the prompt."""
+    prompt = list(range(1, 62))
+    computed = []
+    for info in (make_info(), ahead()):
+        drive = Drive(info, max_sequences=5, max_step_tokens=16)
+        drive.scheduler.submit(Submit(0, prompt, LONG, n=n))
+        drive.run()
+        assert drive.answers == {choice: expected(prompt, LONG, choice) for choice in range(n)}
+        computed.append(sum(step.n_tokens for step in drive.runner.steps))
+    assert computed[1] <= computed[0]
+
+
+def test_what_needs_a_page_that_no_one_has_waits_until_someone_can_be_preempted() -> None:
+    """The younger one has taken the last of five pages of four tokens when the older one needs its third page."""
+    drive = Drive(ahead(pools=((None, 5),), max_model_len=16), max_step_tokens=16)
+    prompts = {number: [number] * (6 + number) for number in (1, 2)}
+    for number, prompt in prompts.items():
+        drive.submit(number, prompt, SamplingParams(max_tokens=8))
+    drive.launch()
+    assert drive.scheduler.assume()
+    drive.launch()
+    drive.land()
+    assert not drive.scheduler.assume(), "no page is left, and both are in flight"
+    drive.land()
+    assert [item.sequence_id for item in drive.launch().slices] == [1]
+    assert drive.scheduler.stats().preemptions == 1
+    drive.run()
+    assert drive.answers == {n: expected(prompt, SamplingParams(max_tokens=8)) for n, prompt in prompts.items()}
+
+
+def test_a_slice_with_a_fault_is_followed_by_one_whose_token_does_not_matter() -> None:
+    drive = Drive(ahead())
+    drive.submit(1, [40, FAULTY], LONG)
+    drive.submit(2, [40, 41], LONG)
+    drive.run()
+    assert drive.finished == {1: "error", 2: "length"}
+    assert drive.answers == {1: [], 2: expected([40, 41], LONG)}
