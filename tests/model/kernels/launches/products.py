@@ -33,7 +33,8 @@ def experts(layout: str, n_rows: int) -> Callable[[], None]:
         logits, load = torch.empty(len(x), 8, dtype=BF16), torch.zeros(8, dtype=torch.int64)
         plan = routing.assign(logits, 2, tile.rows, load, 2.5)
         product.grouped(x, weights, plan.slots, plan.experts, 2, tile, 2 * len(x), gated=True)
-        routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x)
+        for places in (None, plan.places):
+            routing.join(torch.empty(2 * len(x), 1024, dtype=BF16), plan.shares, x, places)
 
     return launch
 
