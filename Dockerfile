@@ -2,9 +2,13 @@
 #   docker build -t noria .
 #   docker run -p 8000:8000 noria
 #   docker run -p 8000:8000 -v /path/to/model:/models/my-model:ro noria /models/my-model --max-sequences 8
+# For an NVIDIA GPU:
+#   docker build --target gpu -t noria:gpu .
+#   docker run --gpus all -p 8000:8000 -v /path/to/model:/models/my-model:ro noria:gpu /models/my-model
 # BASE may be any Debian or Ubuntu image with Python 3.11-3.13, or without a Python if its own is one of these.
 # PIP_ARGS goes to every pip install: another index, or --find-links. PyTorch's index of CPU builds makes the image
-# several gigabytes smaller on machines without a GPU.
+# several gigabytes smaller on machines without a GPU. PyPI's build is for CUDA 13.0 and needs driver 580 or newer; an
+# older one needs PyTorch's index for its CUDA.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS python
@@ -48,7 +52,7 @@ WORKDIR /
 RUN /opt/noria/bin/python -c "from pathlib import Path; from model.checkpoint.resolve import resolve; \
     resolve('smollm2-135m-instruct', cache_dir=Path('/var/cache/noria'))"
 
-FROM python
+FROM python AS runtime
 LABEL org.opencontainers.image.title="Noria" \
       org.opencontainers.image.description="Serves Mistral-family language models over HTTP: OpenAI's API, continuous batching, a rolling page cache."
 RUN groupadd --gid 10001 noria \
@@ -70,3 +74,23 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('NORIA_PORT', '8000') + '/ready', timeout=4)"]
 ENTRYPOINT ["noria", "serve"]
 CMD []
+
+FROM runtime AS gpu
+# Triton compiles its launcher where it runs, with gcc and Python's headers. It has its own ptxas.
+USER 0:0
+RUN headers=$(python -c "import sysconfig as s; print(s.get_path('include'))") && [ -e "$headers/Python.h" ] \
+        || packages=libpython3-dev; \
+    apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev ${packages:-} \
+    && rm -rf /var/lib/apt/lists/*
+# The cache holds libraries: its mount must not be noexec, which Docker's tmpfs is. Some clusters mount the driver at
+# /usr/local/nvidia without a word to ldconfig.
+ENV TRITON_CACHE_DIR=/var/cache/noria/triton \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    PATH=${PATH}:/usr/local/nvidia/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    NORIA_DEVICE=cuda
+USER 10001:10001
+
+# The image without --target.
+FROM runtime

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
+from benchmarks.gpu.shapes import TOWER
 from model.config import ModelConfig
 from model.network import weights
 from model.network.transformer import Transformer
 from model.network.vision.encoder import ImageEncoder
 from model.sharding.shard import shard_of
-from model.vision_config import VisionConfig
 
-TOWER = VisionConfig(1024, 24, 16, 64, 4096, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
-"""The encoder of Mistral Small 3.1. Pixtral 12B has the same blocks, patches of 16 pixels and no merge."""
 TEXT_DIM = 5120
 
 

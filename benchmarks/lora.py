@@ -19,11 +19,10 @@ from rich.table import Table
 
 from benchmarks import engine
 from benchmarks.gpu.shapes import MISTRAL_7B
-from benchmarks.random_weights import checkpoint
+from benchmarks.random_weights import checkpoint, random_adapter
 from model.batch import PageTable, Slice, StepBatch
-from model.config import ModelConfig
 from model.loading import load_from
-from model.network.lora import Adapter, LowRank, Part, StepAdapters
+from model.network.lora import Adapter, StepAdapters
 from model.options import RunnerOptions
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
@@ -34,25 +33,6 @@ RANKS, ROWS, ADAPTERS, CONTEXT, PROMPT = (8, 16, 64), (1, 8, 32), 8, 256, 512
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.thread_time}
 LARGE = replace(MISTRAL_7B, n_layers=4, windows=(4096,) * 4)
-
-
-def random_adapter(config: ModelConfig, rank: int) -> Adapter:
-    """An adapter of all projections of all layers."""
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-
-    def product(n_in: int, *outputs: int) -> LowRank:
-        places = zip((sum(outputs[:i]) for i in range(len(outputs))), outputs, strict=True)
-        parts = [Part(first, i * rank, torch.randn(n, rank) / 16) for i, (first, n) in enumerate(places)]
-        return LowRank(torch.randn(len(outputs) * rank, n_in) / n_in**0.5, tuple(parts))
-
-    dim, hidden = config.dim, config.hidden_dim
-    return Adapter(
-        tuple(
-            {"wqkv": product(dim, q, kv, kv), "wo": product(q, dim), "w13": product(dim, hidden, hidden)}
-            | {"w2": product(hidden, dim)}
-            for _ in range(config.n_layers)
-        )
-    ).pack()
 
 
 def batch(runner: ModelRunner, rows: int, length: int, start: int) -> StepBatch:
@@ -98,7 +78,7 @@ def measure(
 
 def cases(runner: ModelRunner, repeats: int, clock: Clock) -> Iterator[tuple[str, tuple[float, ...]]]:
     for rank in RANKS:
-        adapters = [random_adapter(runner._model.config, rank) for _ in range(ADAPTERS)]
+        adapters = [random_adapter(runner._model.config, rank, CPU).pack() for _ in range(ADAPTERS)]
         for rows in ROWS:
             compute = step(runner, batch(runner, rows, CONTEXT + 1, CONTEXT))
             yield (

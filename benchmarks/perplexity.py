@@ -31,7 +31,7 @@ NAMES = ("GPL-3", "GFDL-1.3", "MPL-2.0", "Apache-2.0", "CC0-1.0", "Artistic")
 """Licences in the package base-files, each with different words."""
 GPU_SCHEMES = {
     "float32": SCHEMES["float32"],
-    **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int8-weights", "int4-weights")},
+    **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int4-weights")},
     "fp8 keys": {"quantize": "none", "dtype": "float32", "attention": "reference", "kv_dtype": "fp8"},
 }
 PIECE = 1024

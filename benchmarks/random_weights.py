@@ -13,6 +13,7 @@ from model.checkpoint.open import Checkpoint
 from model.checkpoint.quantized.config import Kind
 from model.config import ModelConfig
 from model.network import weights
+from model.network.lora import Adapter, LowRank, Part
 from model.sharding.shard import shard_of
 
 
@@ -58,3 +59,25 @@ def save(config: ModelConfig, device: torch.device, directory: Path) -> None:
     (directory / "params.json").write_text(json.dumps(params))
     tensors = {name: tensor.cpu() for name, tensor in RandomWeights(config, device).tensors()}
     save_file(tensors, directory / "consolidated.safetensors")
+
+
+def random_adapter(config: ModelConfig, rank: int, device: torch.device) -> Adapter:
+    """An adapter of all projections of all layers, in bfloat16."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+
+    def values(n_out: int, n_in: int, scale: float) -> Tensor:
+        return torch.randn(n_out, n_in, device=device, dtype=torch.bfloat16).mul_(scale)
+
+    def product(n_in: int, *outputs: int) -> LowRank:
+        places = zip((sum(outputs[:i]) for i in range(len(outputs))), outputs, strict=True)
+        parts = [Part(first, i * rank, values(n, rank, 1 / 16)) for i, (first, n) in enumerate(places)]
+        return LowRank(values(len(outputs) * rank, n_in, n_in**-0.5), tuple(parts))
+
+    dim, hidden = config.dim, config.hidden_dim
+    return Adapter(
+        tuple(
+            {"wqkv": product(dim, q, kv, kv), "wo": product(q, dim), "w13": product(dim, hidden, hidden)}
+            | {"w2": product(hidden, dim)}
+            for _ in range(config.n_layers)
+        )
+    )

@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.images import TOWER, RandomEncoder, photo, pixels
+from benchmarks.gpu.shapes import TOWER
+from benchmarks.images import RandomEncoder, photo, pixels
 from benchmarks.step import Clock
 from model.attention.image import CompiledImageAttention, ImageAttention, PlainImageAttention, image_attention
 from model.kernels.cpu import native

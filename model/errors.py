@@ -2,7 +2,8 @@
 
 NoriaError
 ├── ModelError       a model that cannot be loaded (missing, unknown format, damaged)
-├── OptionError      a start-up option that cannot be used (memory, lengths, device)
+├── OptionError      a start-up option that cannot be used (lengths, device)
+│   └── MemoryLack   what the options require does not fit into the memory
 ├── ImageError       an image that cannot be decoded (format, size, damage)
 └── ParameterError   a parameter of a request outside its range; has the field's name
 """
@@ -27,6 +28,10 @@ class ModelError(NoriaError):
 
 class OptionError(NoriaError):
     """A start-up option that cannot be used: the option, its value, the limit."""
+
+
+class MemoryLack(OptionError):
+    """What the options require does not fit into the memory: what, how much, how much there is."""
 
 
 class ImageError(NoriaError):

@@ -15,27 +15,30 @@ from model.batch import PoolSpec, RunnerInfo
 from model.checkpoint.files import Progress
 from model.checkpoint.matrices import Matrix
 from model.checkpoint.open import Checkpoint, open_checkpoint
-from model.errors import ModelError, OptionError, one_line
+from model.errors import MemoryLack, ModelError, OptionError, one_line
 from model.grammar.archive import pack
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import stored_as
-from model.machine.device import choose_device, free_bytes, name_of, of_memory
+from model.machine.device import choose_device, free_bytes, name_of, of_memory, unused_gpu
+from model.machine.gpu import driver
 from model.machine.helper import First
 from model.machine.host import return_free_memory
 from model.memory import profile
 from model.memory import sizes as memory
+from model.memory.beside import alone
 from model.memory.images import check_images
 from model.network import weights
 from model.network.adapters import AdapterStore, count_values, read_adapter
 from model.network.group import Group
+from model.network.kernels import kernel_errors
 from model.network.transformer import Transformer
 from model.options import RunnerOptions, check_limits
 from model.setup import Setup, choose
 from model.step.graphs import CudaCapture
 from model.step.masks import Masks
 from model.step.runner import ModelRunner
-from model.warming import first_steps
+from model.warming import capture_all, compile_all, first_steps
 
 RETURN_AFTER = 2**27
 """Values that are loaded before free memory is returned to the system: a call takes milliseconds."""
@@ -51,19 +54,19 @@ def create(progress: Progress, **options: Any) -> ModelRunner:
     check_options(chosen)
     progress("checking memory", 0.0)
     checkpoint = open_checkpoint(Path(chosen.model), max_model_len=chosen.max_model_len)
-    with memory_errors():
+    with alone(choose_device(chosen.device), 1, progress), memory_errors():
         return load_from(checkpoint, chosen, progress)
 
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Errors inside for want of memory raise OptionError."""
+    """Errors inside for want of memory raise MemoryLack."""
     try:
         yield
     except Exception as error:
         if not of_memory(error):
             raise
-        raise OptionError(
+        raise MemoryLack(
             f"memory ran out while the model was loaded ({one_line(error)}); free memory, or lower --cache-memory"
         ) from error
 
@@ -74,7 +77,7 @@ def load_from(checkpoint: Checkpoint, options: RunnerOptions, progress: Progress
     runner = load(setup, checkpoint, progress)
     progress("warming up", 0.0)
     with torch.inference_mode():
-        warm(runner, setup)
+        warm(runner, setup, progress)
     return runner
 
 
@@ -144,6 +147,9 @@ def size(
         return Sizes(pools.length(options.max_model_len, budget, free - budget), budget)
     budget = memory.cpu_budget(options.cache_memory, free, where)
     length = pools.length(options.max_model_len, budget, free - budget)
+    if device.type == "cuda":
+        step = pools.step_bytes(setup.activations.itemsize) + setup.graph_bytes(length)
+        memory.check_step(budget, step + length * pools.position_bytes, free)
     return Sizes(length, budget if options.cache_memory is not None else min(budget, pools.most_useful(length)))
 
 
@@ -192,11 +198,16 @@ def _naming(path: str) -> Iterator[None]:
         raise ModelError(f"adapter {path}: {error}") from error
 
 
-def warm(runner: ModelRunner, setup: Setup) -> None:
-    """Run the first steps, so that no request waits for initialization. On a GPU, capture CUDA graphs."""
-    first_steps(runner)
-    if setup.device.type == "cuda" and setup.attention.capturable:
-        runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
+    """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
+    with kernel_errors(setup.scheme):
+        first_steps(runner)
+        if complete := setup.device.type == "cuda" and not setup.options.fast_start:
+            compile_all(runner, runner.row_counts, progress)
+        if setup.captures:  # only now: the greatest graph should be the first
+            runner.record(setup.pool_sizes.max_sequences, CudaCapture())
+        if complete:
+            capture_all(runner, progress)
     runner.warmed()
 
 
@@ -264,7 +275,7 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
     options, pools = setup.options, setup.pool_sizes
     budget = profile.cache_budget(pools, *upper, options.gpu_memory_utilization, gpu, build)
     budget = max(0, budget - (setup.images.n_bytes if setup.images else 0))  # no image is encoded while it measures
-    budget = max(0, budget - reserved)
+    budget = max(0, budget - reserved - setup.graph_bytes(upper.length))  # nor is a graph captured
     fits = pools.length(options.max_model_len, budget, upper.length * pools.position_bytes)
     return Sizes(min(upper.length, fits), budget)
 
@@ -272,6 +283,8 @@ def _measure(setup: Setup, upper: Sizes, gpu: profile.DeviceMemory, build: profi
 def check_options(options: RunnerOptions) -> None:
     """Raise OptionError for options that cannot be used together."""
     check_limits(options)
+    if options.fast_start and choose_device(options.device).type == "cpu":
+        raise OptionError("--fast-start needs a GPU, the device is cpu, which compiles no kernels; leave it out")
     share = options.gpu_memory_utilization
     if share is None:
         return
@@ -289,6 +302,8 @@ def _describe(setup: Setup, checkpoint: Checkpoint) -> dict[str, str]:
         "parameters": str(setup.shard.whole.n_parameters),
         "weights": checkpoint.fingerprint,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        **({"driver": str(found)} if device.type == "cuda" and (found := driver()) else {}),
+        **({"unused_gpu": why} if (why := unused_gpu(setup.options.device)) else {}),
         "dtype": name_of(setup.dtype),
         "kv_dtype": name_of(setup.kv_dtype),
         "attention": setup.attention_name,

@@ -205,12 +205,16 @@ class RunnerOptions:
         least=1,
         in_plan=True,
     )
+    fast_start: bool = option(
+        False,
+        "Be ready before all kernels are compiled and all CUDA graphs are captured. The first requests wait for them.",
+        group="Computation",
+    )
     threads: int | None = option(
         None,
         "Number of CPU threads that compute.",
         unset="OMP_NUM_THREADS, else one for each core that the process may use",
         least=1,
-        group="Computation",
     )
     tensor_parallel_size: int = option(
         1,

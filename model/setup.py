@@ -1,5 +1,6 @@
 """How a model runs: device, formats, weight scheme, attention backend, and what its memory must hold."""
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -8,16 +9,20 @@ from model import attention
 from model.attention.base import Attention
 from model.checkpoint.open import Checkpoint
 from model.config import ModelConfig
+from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear import selection as linear
 from model.linear.schemes import Scheme, cache_format, nearest, serving
-from model.machine.device import DTYPES, choose_device, choose_dtype, name_of
+from model.machine.device import DTYPES, choose_device, choose_dtype, name_of, unused_gpu
 from model.machine.host import choose_threads
 from model.memory import sizes as memory
 from model.memory.images import ImageSizes, image_sizes
+from model.network.kernels import try_out as try_products
 from model.options import RunnerOptions
 from model.sharding.layout import SINGLE, Place
 from model.sharding.shard import Shard, shard_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,15 @@ class Setup:
         return DTYPES[self.scheme.adapter_dtype(name_of(self.activations))]
 
     @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs compute the steps that only decode. Ranks that share a model have none."""
+        return self.device.type == "cuda" and self.attention.capturable and self.shard.place.layout.size == 1
+
+    def graph_bytes(self, length: int) -> int:
+        """What the graphs hold for sequences of up to `length` tokens."""
+        return self.pool_sizes.graph_bytes(length, self.activations.itemsize) if self.captures else 0
+
+    @property
     def config(self) -> ModelConfig:
         """The configuration of the shard, with the windows that the model is served with."""
         return self.shard.config
@@ -59,6 +73,8 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     Raises OptionError for options that do not fit together, or not this machine.
     """
     device = choose_device(options.device)
+    if why := unused_gpu(options.device):
+        log.warning("no GPU is used: %s, or choose --device cpu", why)
     config = checkpoint.config.with_window(options.sliding_window)
     widest = shard_of(config, place.layout.place(0))  # what all ranks choose by
     kind = nearest(checkpoint.kind, device.type, widest.config)
@@ -70,9 +86,14 @@ def choose(checkpoint: Checkpoint, options: RunnerOptions, place: Place = SINGLE
     shard = shard_of(config, place, memory.stored_bits(config, scheme, name_of(dtype), checkpoint.block_bits))
     activations = torch.float32 if scheme.compiled else dtype
     kv_dtype = getattr(torch, cache_format(options.kv_dtype, name_of(dtype)).dtype)
+    own = shard.config
     name, backend = attention.choose(
-        options.attention, device, kv_dtype, activations, deterministic=options.deterministic
+        *(options.attention, device, kv_dtype, activations),
+        deterministic=options.deterministic,
+        heads=(own.n_heads, own.n_kv_heads, own.head_dim),
     )
+    if device.type == "cuda" and kernels.obstacle(device) is None:
+        try_products(scheme, own.dim, activations, device)
     sizes = memory.pool_sizes(shard.config, options, device.type, name_of(dtype), backend.page_size)
     images = image_sizes(shard.whole, options, activations.itemsize) if place.is_first else None
     return Setup(options, device, chosen, scheme, dtype, activations, kv_dtype, name, backend, shard, sizes, images)

@@ -1,15 +1,91 @@
 """The first steps of a runner, so that no request waits for initialization. They find weights that give no numbers."""
 
-from model.batch import PageTable, Runner, Slice, StepBatch
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from model.batch import PageTable, Runner, RunnerInfo, Slice, StepBatch
+from model.checkpoint.files import Progress
 from model.errors import ModelError
 from model.image_spans import ImageWork
 from model.sampling_params import SamplingParams
+from model.step.runner import BLANK, ModelRunner
+
+DRAWS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"temperature": 0.0},
+    {"top_p": 0.5, "top_k": 2, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1},
+)
+"""Sampling parameters: none, of a greedy row, and one of each stage that has kernels."""
+ONE_TOKEN = SamplingParams(max_tokens=1)
 
 
 def first_steps(runner: Runner) -> None:
     """Compute a text and encode an image. Raises ModelError if that does not work."""
     _first_text(runner)
     _first_image(runner)
+
+
+def compile_all(runner: Runner, counts: Sequence[int], progress: Progress) -> None:
+    """Compute steps of so many rows that serving compiles no kernel any more. Nobody reads their results."""
+    batches = list(steps(runner.info, counts))
+    if isinstance(runner, ModelRunner):  # ranks have no adapters
+        runner.hold_blank_adapter()
+        batches += [step(runner.info, [n], adapter=BLANK) for n in _possible(runner.info, counts)]
+    for done, batch in enumerate(batches):
+        progress("compiling kernels", done / len(batches))
+        runner.launch(batch)()
+
+
+def capture_all(runner: ModelRunner, progress: Progress) -> None:
+    """Capture all graphs."""
+    total = runner.missing_graphs
+    while missing := runner.missing_graphs:
+        progress(f"capturing CUDA graph {total - missing + 1} of {total}", (total - missing) / total)
+        runner.idle()
+
+
+def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
+    """Steps of each number of rows: of a prompt alone, and with a token of another sequence.
+
+    Then steps of one token: of the longest sequence, and with each of DRAWS.
+    """
+    for n_rows in _possible(info, counts):
+        yield step(info, [n_rows])
+        if n_rows > 1 and len((mixed := step(info, [n_rows - 1, 1])).slices) <= info.max_sequences:
+            yield mixed
+    yield step(info, [1], before=info.max_model_len - 1)
+    for values in DRAWS:
+        yield step(info, [min(2, info.max_model_len)], SamplingParams(max_tokens=1, **values))
+
+
+def step(
+    info: RunnerInfo,
+    lengths: Sequence[int],
+    params: SamplingParams = ONE_TOKEN,
+    *,
+    before: int = 0,
+    adapter: int = 0,
+) -> StepBatch:
+    """A slice of each of these lengths, after `before` tokens; one that is too long becomes several.
+
+    All share the pages of each pool, because nobody reads what they write.
+    """
+    most = info.max_model_len - before
+    lengths = [min(most, n - first) for n in lengths for first in range(0, n, most)]
+    return StepBatch(
+        tuple(_slice(info, number, before, before + n, params, adapter) for number, n in enumerate(lengths))
+    )
+
+
+def _slice(info: RunnerInfo, number: int, start: int, stop: int, params: SamplingParams, adapter: int) -> Slice:
+    n_blocks = -(-stop // info.page_size)
+    tables = tuple(PageTable(0, [block % pool.n_pages for block in range(n_blocks)]) for pool in info.pools)
+    return Slice(number, [0] * stop, stop, start, stop, tables, params, adapter=adapter)
+
+
+def _possible(info: RunnerInfo, counts: Sequence[int]) -> list[int]:
+    """Those that a step can have."""
+    return [n for n in counts if n <= min(info.max_step_tokens, info.max_sequences * info.max_model_len)]
 
 
 def _first_text(runner: Runner) -> None:
@@ -19,10 +95,8 @@ def _first_text(runner: Runner) -> None:
     """
     info = runner.info
     n = min(info.page_size, info.max_model_len)
-    tables = tuple(PageTable(0, range(pool.n_pages)) for pool in info.pools)
-    for start in (0, n - 1):
-        item = Slice(0, [0] * n, n, start, n, tables, SamplingParams(max_tokens=1))
-        (output,) = runner.launch(StepBatch((item,)))().slices
+    for lengths, before in (([n], 0), ([1], n - 1)):
+        (output,) = runner.launch(step(info, lengths, before=before))().slices
         if output.ends:
             raise ModelError("the model's logits are not finite; download it again, or choose --dtype float32")
 

@@ -107,7 +107,8 @@ def create_server(
         url = address(settings, port)
         log.info("ready", extra={"fields": {"model": served.names[0], "url": url, **served.info.description}})
         if settings.log_format == "human":
-            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys)))
+            unused_gpu = served.info.description.get("unused_gpu")
+            say(welcome(served.names[0], url, chat=served.chat is not None, key=bool(keys), unused_gpu=unused_gpu))
 
     def on_failed(error: Exception) -> None:
         if isinstance(error, NoriaError):

@@ -18,7 +18,7 @@ ENGINE_MAY_USE |= {"model.image_spans", "model.ranges", "model.version", "model.
 ENGINE_MAY_USE |= {"service", "service.logs"}  # the format of the log, standard library only
 ENGINE_MAY_USE |= {"model.machine"} | {f"model.machine.{name}" for name in ("child", "frames", "records")}
 MODEL_MAY_NEED = {"torch", "numpy", "safetensors", "sentencepiece", "tokenizers"}
-TRITON = [path for path in (ROOT / "model/kernels/cuda").glob("*.py") if path.stem != "__init__"]
+TRITON = [path for path in (ROOT / "model/kernels/cuda").rglob("*.py") if path.stem != "__init__"]
 """Kernels, which are imported where they are launched."""
 PILLOW = [ROOT / f"model/images/{name}.py" for name in ("decode", "process")]
 """What runs in the process that decodes images."""
@@ -193,7 +193,7 @@ def test_engine_uses_the_standard_library_and_the_seam(path: Path) -> None:
         assert inside or name.split(".")[0] in sys.stdlib_module_names, name
 
 
-SHARED = {"__init__", "base", "cache", "compiled", "floats", "inputs", "rope", "schemes", "selection"}
+SHARED = {"__init__", "base", "cache", "compiled", "floats", "inputs", "rope", "schemes", "selection", "tiles"}
 """Files of `attention/` and `linear/` that are no backend and no scheme."""
 
 

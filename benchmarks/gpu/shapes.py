@@ -1,11 +1,12 @@
 """Networks and lengths of `benchmarks.gpu`, and the least that a step must read or compute. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from model.config import ModelConfig
 from model.linear.schemes import choose
+from model.vision_config import VisionConfig
 
 HEAD_BYTES = 2
 """Bytes of a weight of the head, and of a key or value: both are in bfloat16 in every scheme."""
@@ -23,7 +24,23 @@ MISTRAL_7B = ModelConfig(
     max_position=32_768,
     windows=(4096,) * 32,
 )
+TOWER = VisionConfig(1024, 24, 16, 64, 4096, patch_size=14, image_size=1540, merge=2, adapter_norm=True)
+"""The image encoder of Mistral Small 3.1. Pixtral 12B has the same blocks, patches of 16 pixels and no merge."""
 EXPERTS: dict[str, Any] = {"family": "mixtral", "n_experts": 8, "n_experts_per_token": 2}
+
+
+class Load(NamedTuple):
+    """Requests that keep arriving: a Poisson process of `rate` requests a step, so that all machines meet equal steps.
+
+    Each has a prompt and an answer of so many tokens. The first `settled` steps do not count, then `steps` count. About
+    `rate * answer` streams decode at a time, beside `rate * prompt` tokens of prompts.
+    """
+
+    rate: float
+    prompt: int
+    answer: int
+    settled: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +48,27 @@ class Shapes:
     """Sizes of all measurements. Streams decode after prompts of `prompt` tokens.
 
     The first `warm_up` steps of decoding do not count; the next `tokens` steps count. `prefill` is the length of a long
-    prompt. `stream` is a length at which memory must no longer grow. `copy_bytes` and `matrix` (rows and columns) are
-    for the two ceilings. `paging` has options of transformers for its pages.
+    prompt, `long` that of the longest one in the network with `full` attention. `stream` is a length at which memory
+    must no longer grow. Of the `adapters` each has this `rank`. The network `seeing` encodes images of `image_side`
+    pixels. `copy_bytes` and `matrix` (rows and columns) are for the two ceilings. `paging` has options of transformers
+    for its pages.
     """
 
     dense: ModelConfig
     sparse: ModelConfig
+    full: ModelConfig
+    seeing: ModelConfig
     streams: tuple[int, int, int]
     prompt: int
     warm_up: int
     tokens: int
     prefill: int
+    long: int
     stream: int
+    load: Load
+    adapters: int
+    rank: int
+    image_side: int
     step_tokens: int
     repeats: int
     copy_bytes: int
@@ -63,12 +89,19 @@ class Shapes:
 FULL = Shapes(
     dense=MISTRAL_7B,
     sparse=replace(MISTRAL_7B, **EXPERTS, rope_theta=1e6, windows=(None,) * 32),
+    full=replace(MISTRAL_7B, rope_theta=1e6, windows=(None,) * 32, max_position=131_072),
+    seeing=replace(MISTRAL_7B, n_layers=1, windows=(4096,), vision=TOWER),
     streams=(1, 64, 256),
     prompt=1024,
     warm_up=16,
     tokens=96,
     prefill=8192,
+    long=120_000,
     stream=200_000,
+    load=Load(0.5, 512, 128, 192, 256),
+    adapters=8,
+    rank=16,
+    image_side=1036,
     step_tokens=8192,
     repeats=5,
     copy_bytes=2**32,
@@ -89,12 +122,21 @@ _SMALL = replace(
 QUICK = Shapes(
     dense=_SMALL,
     sparse=replace(_SMALL, **EXPERTS, windows=(None,) * 2),
+    full=replace(_SMALL, windows=(None,) * 2),
+    seeing=replace(
+        _SMALL, n_layers=1, windows=(64,), vision=replace(TOWER, dim=64, n_layers=1, n_heads=1, hidden_dim=64)
+    ),
     streams=(1, 3, 5),
     prompt=24,
     warm_up=2,
     tokens=4,
     prefill=160,
+    long=300,
     stream=900,
+    load=Load(0.5, 12, 6, 10, 12),
+    adapters=2,
+    rank=4,
+    image_side=56,
     step_tokens=128,
     repeats=2,
     copy_bytes=2**20,
@@ -112,19 +154,44 @@ def projections(config: ModelConfig) -> int:
     return config.n_layers * (config.dim * config.head_dim * heads + feed_forward)
 
 
-def decode_bytes(config: ModelConfig, scheme: str, streams: int, context: int) -> float:
-    """The least bytes that a step reads: the weights once, and for each stream the keys and values in its window."""
+def decode_bytes(config: ModelConfig, scheme: str, contexts: Sequence[int]) -> float:
+    """The least bytes that a step reads: the weights once, and the visible keys and values of each stream's context."""
     bits = choose(scheme, "bfloat16", "cuda", compiled=False).bits(config.dim) or 16
     weights = projections(config) * bits / 8 + config.dim * config.vocab_size * HEAD_BYTES
-    visible = sum(min(window or context, context) for window in config.windows)
-    return weights + streams * visible * 2 * config.n_kv_heads * config.head_dim * HEAD_BYTES
+    visible = sum(min(window or context, context) for window in config.windows for context in contexts)
+    return weights + visible * 2 * config.n_kv_heads * config.head_dim * HEAD_BYTES
+
+
+def adapter_bytes(config: ModelConfig, rank: int) -> float:
+    """Bytes of an adapter of this rank for all projections, in bfloat16. Those of a layer are q, k, v, o and three."""
+    q, kv, dim, hidden = (
+        config.n_heads * config.head_dim,
+        config.n_kv_heads * config.head_dim,
+        config.dim,
+        config.hidden_dim,
+    )
+    widths = (dim, q), (dim, kv), (dim, kv), (q, dim), (dim, hidden), (dim, hidden), (hidden, dim)
+    return config.n_layers * rank * sum(map(sum, widths)) * 2
+
+
+def step_flops(config: ModelConfig, tokens: int, sampled: int) -> float:
+    """The least operations for so many tokens, of which `sampled` need the head; those of attention do not count."""
+    return 2 * projections(config) * tokens + 2 * config.dim * config.vocab_size * sampled
+
+
+def image_flops(config: ModelConfig, n_patches: int) -> float:
+    """The least operations for an image: every patch with each weight of the encoder's blocks, and with every patch."""
+    tower = config.vision
+    assert tower is not None, "the network has no image encoder"
+    weights = 4 * tower.dim * tower.n_heads * tower.head_dim + 3 * tower.dim * tower.hidden_dim
+    return tower.n_layers * n_patches * (2 * weights + 4 * tower.n_heads * tower.head_dim * n_patches)
 
 
 def prefill_flops(config: ModelConfig, length: int) -> float:
     """The least operations for a prompt: each weight for each token, each query with its visible keys, one head row."""
     pairs = sum(_pairs(length, min(window or length, length)) for window in config.windows)
     attention = 4 * config.head_dim * config.n_heads * pairs
-    return 2 * projections(config) * length + attention + 2 * config.dim * config.vocab_size
+    return step_flops(config, length, 1) + attention
 
 
 def _pairs(length: int, window: int) -> int:

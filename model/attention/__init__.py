@@ -1,26 +1,28 @@
 """Attention backends by name. To add one, add a file here and a row below. The contract test finds it."""
 
+import logging
+
 import torch
 
 from model.attention.base import Attention
 from model.attention.paged import PagedAttention
 from model.attention.reference import ReferenceAttention
 from model.attention.sdpa import SdpaAttention
+from model.attention.trial import try_out
 from model.attention.triton import TritonAttention
-from model.attention.varlen import VarlenAttention
 from model.errors import OptionError
+from model.kernels import cuda as kernels
 from model.kernels.cpu import native
 from model.linear.schemes import CACHE_FORMATS
+
+log = logging.getLogger(__name__)
 
 BACKENDS: dict[str, type[Attention]] = {
     "paged": PagedAttention,
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
     "triton": TritonAttention,
-    "varlen": VarlenAttention,
 }
-ON_CUDA = ("triton", "varlen")
-"""Backends to try on CUDA, best first. The last resort is sdpa."""
 
 NARROW = {
     getattr(torch, row.dtype): f"--kv-dtype {row.name} needs {row.needs}" for row in CACHE_FORMATS.values() if row.needs
@@ -34,16 +36,43 @@ def choose(
     activations: torch.dtype = torch.float32,
     *,
     deterministic: bool = False,
+    heads: tuple[int, int, int] | None = None,
 ) -> tuple[str, Attention]:
     """The name of a backend and the backend, for keys and values in `dtype`.
 
-    "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8. On a CUDA
-    device it chooses triton or varlen where they run. Otherwise it chooses sdpa. With `deterministic`, a row has the
-    same bits in every step.
+    "auto" chooses paged on a CPU with compiled kernels, for float32 `activations` or keys and values in int8, and
+    triton on a GPU. Otherwise it chooses sdpa. With `deterministic`, a row has the same bits in every step.
+    A GPU tries the backend out for `heads`: query heads, key heads, head_dim. Where triton fails at them, "auto" is
+    sdpa, with a warning.
     Raises OptionError for an unknown name, and for a backend that does not serve these options.
     """
-    if name == "auto":
-        name = _auto(device, dtype, activations, deterministic)
+    chosen = _auto(device, dtype, activations, deterministic) if name == "auto" else name
+    backend = _made(chosen, device, dtype, deterministic)
+    if heads is not None and device.type == "cuda":
+        try:
+            try_out(chosen, backend, heads, dtype, activations, device)
+        except OptionError as error:
+            if name != "auto":
+                raise
+            log.warning("sdpa computes the attention, which takes several times as long: %s", error)
+            return "sdpa", _made("sdpa", device, dtype, deterministic)
+    return chosen, backend
+
+
+def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:
+    if device.type == "cuda":
+        if (why := kernels.obstacle(device)) is not None:
+            raise OptionError(
+                f"--attention auto is triton on a GPU, which {why}; without it --attention sdpa serves, several times "
+                "slower"
+            )
+        return "triton"
+    suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
+    return "paged" if native.kernels() is not None and suits else "sdpa"
+
+
+def _made(name: str, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
+    """The backend. Raises OptionError if it does not serve these options."""
     if name not in BACKENDS:
         raise OptionError(f"--attention {name} is not known, choose one of: auto, {', '.join(BACKENDS)}")
     if dtype in NARROW and dtype not in BACKENDS[name].dtypes:
@@ -51,14 +80,7 @@ def choose(
     if (why := BACKENDS[name].obstacle(device, dtype)) is not None:
         raise OptionError(f"--attention {name} {why}")
     if not deterministic:
-        return name, BACKENDS[name]()
+        return BACKENDS[name]()
     if name not in ("paged", "triton"):
         raise OptionError(f"--deterministic needs --attention paged (a CPU) or triton (a GPU), here it is {name}")
-    return name, TritonAttention(deterministic=True) if name == "triton" else BACKENDS[name]()
-
-
-def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:
-    if device.type == "cuda":
-        return next((name for name in ON_CUDA if BACKENDS[name].obstacle(device, dtype) is None), "sdpa")
-    suits = deterministic or dtype is torch.int8 or (activations is torch.float32 and dtype in PagedAttention.dtypes)
-    return "paged" if native.kernels() is not None and suits else "sdpa"
+    return TritonAttention(deterministic=True) if name == "triton" else BACKENDS[name]()

@@ -1,16 +1,18 @@
 """Attention by Triton kernels, which read keys and values in their pages.
 
-The keys of a slice of up to SHORT tokens are split into parts: a single long sequence then fills the device. Longer
-slices are split into tiles of queries. A row's bits do not depend on other rows. With `deterministic` they do not
-depend on the size of the chunk either.
-Nothing here waits for the device. Grids depend only on the sizes of the inputs and on the spans. A CUDA graph is
-captured with the longest spans; a shorter step copies its tensors into the graph's memory and replays it.
+Many programs share the keys of a slice of up to SHORT tokens: a single long sequence then fills the device. A plan
+divides the keys. It is made on the device once a step, by what the slices hold then. Longer slices are split into tiles
+of queries. A row's bits do not depend on other rows. With `deterministic` they do not depend on the size of the chunk
+either.
+Nothing here waits for the device. Grids and scratch depend on the GPU, on the sizes of the inputs and on the spans. A
+CUDA graph is captured with the longest spans; a shorter step copies its tensors into the graph's memory and replays it.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,79 +21,48 @@ from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.inputs import PoolInputs
 from model.attention.rope import RopeRows
+from model.attention.tiles import (
+    FAN,
+    SHORT,
+    SPLIT,
+    Gpu,
+    Heads,
+    Load,
+    Tiles,
+    load_of,
+    power,
+    room,
+    tiles_of,
+)
 from model.batch import PAGE_SIZE
 from model.errors import OptionError
 from model.kernels import cuda as kernels
+from model.kernels.cuda.attention import ITEM
 
 MAX_WIDTH, MAX_GROUP = 256, 128
-SHORT = 16
-"""The greatest number of tokens of a slice whose keys are split into parts."""
-SPLIT = 512
-"""Keys in a part. Parts begin at its multiples, so it is a multiple of every `Tiles.keys` and of the page size."""
-FILL = 1024
-"""Programs that fill any device. With fewer, the parts of a slice get more programs."""
-SEQUENTIAL = 8
-"""The greatest number of parts that one program computes, one after the other."""
 NO_WINDOW = 2**31 - 1
+WRITE_ROWS, JOIN_HEADS, JOIN_STAGES = 16, 4, 8
+"""Heads that a program writes, of any tokens; heads that a program joins, of one token, and how it fetches ahead."""
+PLAN_SLICES, PLAN_ITEMS = 256, 32
+"""Slices that a program of `plan` reads at a time, and items that it writes."""
 
 
-class Tiles(NamedTuple):
-    """Sizes of a program.
+class Plan(NamedTuple):
+    """How programs divide the keys of short slices, and the memory for their sums. All layers of a step share it."""
 
-    `rows` is the smallest number of rows of a tile; a row is a query and a head of its group. `keys` is the number of
-    keys in a pass of the loop. `warps` and `stages` are Triton's.
-    """
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-PARTS = {
-    (2, 64): Tiles(16, 64, 4, 3),
-    (2, 128): Tiles(16, 64, 4, 3),
-    (2, 256): Tiles(16, 32, 4, 3),
-    (4, 256): Tiles(16, 16, 4, 2),
-}
-WHOLE = {
-    (2, 64): Tiles(128, 64, 4, 3),
-    (2, 128): Tiles(128, 64, 8, 3),
-    (2, 256): Tiles(64, 32, 4, 3),
-    (4, 64): Tiles(64, 32, 4, 2),
-    (4, 256): Tiles(16, 16, 4, 2),
-}
-"""Tiles of short and of longer slices, by bytes of a multiplied value and greatest head_dim. They are not tuned yet.
-Fetching keys ahead takes a third stage, because their pages are fetched first."""
-WRITE_ROWS, JOIN_HEADS = 16, 4
-"""Heads that a program writes, of any tokens; heads that a program joins, of one token."""
-
-
-class Heads(NamedTuple):
-    """Sizes for which kernels are compiled: query heads, key heads, head_dim, and head_dim rounded up."""
-
-    n_heads: int
-    n_kv: int
-    width: int
-    padded: int
-
-    @property
-    def group(self) -> int:
-        return self.n_heads // self.n_kv
+    items: Tensor
+    firsts: Tensor
+    tops: Tensor
+    sums: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step of one pool.
-
-    `max_queries` and `n_parts` are the greatest numbers of queries and of parts of a short slice, both 0 if there is no
-    short slice. `longer` says whether any slice is longer.
-    """
+    """A step of one pool, and the plan of its short slices for each kind of heads, made by the first layer."""
 
     inputs: PoolInputs
-    max_queries: int
-    n_parts: int
-    longer: bool
+    load: Load
+    plans: dict[Heads, Plan] = field(default_factory=dict)
 
     @property
     def window(self) -> int:
@@ -109,11 +80,13 @@ class TritonAttention(Attention):
     capturable = True
     dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn))
 
-    def __init__(self, deterministic: bool = False) -> None:
-        from model.kernels.cuda import attention
+    def __init__(self, deterministic: bool = False, gpu: Gpu | None = None) -> None:
+        from model.kernels.cuda.attention import parts, plan, tiles, write
 
-        self._kernels = attention
+        self._write, self._plan, self._tiles = write.write, plan.plan, tiles.attend_tiles
+        self._parts, self._join = parts.attend_parts, parts.join
         self._fixed = deterministic
+        self._gpu = gpu
         self._write_rows = WRITE_ROWS if not kernels.interpreted() else 64 * WRITE_ROWS  # its programs are slow
 
     @classmethod
@@ -129,10 +102,7 @@ class TritonAttention(Attention):
         return LayerCache(*(torch.empty(sizes, dtype=dtype, device=device).transpose(1, 2) for _ in range(2)))
 
     def prepare(self, inputs: PoolInputs) -> Prepared:
-        short = [span for span in inputs.spans if span.n_queries <= SHORT]
-        parts = ((span.start + span.n_queries - 1) // SPLIT - span.first_key // SPLIT + 1 for span in short)
-        max_queries = max((span.n_queries for span in short), default=0)
-        return Prepared(inputs, max_queries, max(parts, default=0), len(short) < len(inputs.spans))
+        return Prepared(inputs, load_of(inputs.spans))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, prepared: Prepared) -> Tensor:
         return self._attend(torch.cat((q, k, v), dim=1), q.shape[1], None, cache, prepared)
@@ -147,83 +117,98 @@ class TritonAttention(Attention):
     ) -> Tensor:
         """qkv [T, n_heads + 2 n_kv_heads, head_dim] -> [T, n_heads, head_dim]."""
         heads = _heads(qkv.shape, n_heads)
-        stored = cache.k.dtype
-        q = qkv.new_empty((len(qkv), n_heads, heads.width), dtype=qkv.dtype if stored.itemsize == 1 else stored)
-        n_rows = len(qkv) * qkv.shape[1]
-        self._kernels.write[(-(-n_rows // self._write_rows),)](
-            *(qkv, *(rope or (None, None)), prepared.inputs.slots, q, cache.k, cache.v, n_rows),
-            *(
-                rope is not None,
-                rope is not None and rope.q_factors is not None,
-                n_heads,
-                heads.n_kv,
-                heads.width,
-                _power(heads.width // 2),
-                self._write_rows,
-            ),
-            self.page_size,
-        )
+        q = self._store(qkv, heads, rope, cache, prepared)
         out = torch.empty_like(q, dtype=qkv.dtype)
-        if prepared.max_queries:
+        if prepared.load.n_slices:
             self._short(q, cache, out, heads, prepared)
-        if prepared.longer:
+        if prepared.load.n_slices < len(prepared.inputs.spans):
             self._longer(q, cache, out, heads, prepared)
         return out
 
+    def _store(self, qkv: Tensor, heads: Heads, rope: RopeRows | None, cache: LayerCache, prepared: Prepared) -> Tensor:
+        """Store keys and values; return the rotated q [T, n_heads, head_dim]."""
+        stored = cache.k.dtype
+        dtype = qkv.dtype if stored.itemsize == 1 else stored
+        q = qkv.new_empty((len(qkv), heads.n_heads, heads.width), dtype=dtype)
+        n_rows = len(qkv) * qkv.shape[1]
+        scaled = rope is not None and rope.q_factors is not None
+        self._write[(-(-n_rows // self._write_rows),)](
+            *(qkv, *(rope or (None, None)), prepared.inputs.slots, q, cache.k, cache.v, n_rows),
+            *(rope is not None, scaled, heads.n_heads, heads.n_kv, heads.width, power(heads.width // 2)),
+            *(self._write_rows, self.page_size),
+        )
+        return q
+
     def _short(self, q: Tensor, cache: LayerCache, out: Tensor, heads: Heads, prepared: Prepared) -> None:
-        inputs, max_queries = prepared.inputs, prepared.max_queries
-        n_slices = len(inputs.table)
-        tiles, n_queries, group = _tiles(PARTS, heads, q.dtype)
+        inputs, max_queries = prepared.inputs, prepared.load.max_queries
+        tiles = self._sizes("parts", heads, q, cache)
+        n_queries = tiles.queries(heads)
         n_tiles = -(-max_queries // n_queries)
-        programs = n_slices * n_tiles * heads.n_kv
-        parallel = min(prepared.n_parts, max(-(-FILL // programs), -(-prepared.n_parts // SEQUENTIAL)))
-        n_sums = len(inputs.pages) // (SPLIT // self.page_size) + 2 * n_slices
-        tops = q.new_empty((n_sums, max_queries, heads.n_heads, 2), dtype=torch.float32)
-        parts = q.new_empty((n_sums, max_queries, heads.n_heads, heads.width), dtype=torch.float32)
-        self._kernels.attend_parts[(n_slices * n_tiles, heads.n_kv, parallel)](
-            *(q, cache.k, cache.v, inputs.pages, inputs.table, tops, parts, n_tiles, max_queries),
-            *(prepared.window, _scale(heads), SHORT, heads.n_kv, heads.group, heads.width, heads.padded),
-            *(n_queries, group, tiles.keys, self.page_size, SPLIT, _multiplied(q.dtype)),
+        plan = prepared.plans.get(heads) or self._planned(heads, n_tiles, prepared)
+        self._parts[(len(plan.items) * n_tiles, heads.n_kv)](
+            *(q, cache.k, cache.v, inputs.pages, plan.items, plan.tops, plan.sums, n_tiles, prepared.window),
+            *(_scale(heads), heads.n_kv, heads.group, heads.width, heads.padded, n_queries, heads.members),
+            *(tiles.keys, self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
             **_options(tiles, fixed=True),
         )
-        self._kernels.join[(n_slices * max_queries, -(-heads.n_heads // JOIN_HEADS))](
-            *(tops, parts, inputs.table, out, max_queries, SHORT, heads.n_heads, heads.width, heads.padded, JOIN_HEADS),
-            *(self.page_size, SPLIT),
+        self._join[(len(inputs.table) * max_queries, -(-heads.n_heads // JOIN_HEADS))](
+            *(plan.tops, plan.sums, inputs.table, plan.firsts, out, max_queries, SHORT, heads.n_heads, heads.width),
+            *(heads.padded, JOIN_HEADS, SPLIT, FAN, JOIN_STAGES),
             enable_fp_fusion=False,
         )
 
+    def _planned(self, heads: Heads, n_tiles: int, prepared: Prepared) -> Plan:
+        """Plan the short slices of this step, on the device."""
+        table = prepared.inputs.table
+        n_items, n_sums = room(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
+        plan = prepared.plans[heads] = Plan(
+            table.new_empty((n_items, ITEM)),
+            table.new_empty((len(table), 2), dtype=torch.int32),
+            table.new_empty((n_sums, heads.n_heads, 2), dtype=torch.float32),
+            table.new_empty((n_sums, heads.n_heads, heads.width), dtype=torch.float32),
+        )
+        self._plan[(-(-n_items // PLAN_ITEMS),)](
+            *(table, plan.firsts, plan.items, len(table), n_items, n_sums, SHORT, self.page_size, SPLIT, FAN),
+            *(PLAN_SLICES, PLAN_ITEMS),
+        )
+        return plan
+
     def _longer(self, q: Tensor, cache: LayerCache, out: Tensor, heads: Heads, prepared: Prepared) -> None:
         inputs = prepared.inputs
-        tiles, n_queries, group = _tiles(PARTS if self._fixed else WHOLE, heads, q.dtype)
-        self._kernels.attend_tiles[(len(q) // n_queries + len(inputs.table), heads.n_kv)](
+        tiles = self._sizes("parts" if self._fixed else "whole", heads, q, cache)
+        n_queries = tiles.queries(heads)
+        self._tiles[(len(q) // n_queries + len(inputs.table), heads.n_kv)](
             *(q, cache.k, cache.v, inputs.pages, inputs.table, out, len(inputs.table)),
             *(prepared.window, _scale(heads), SHORT, self._fixed, heads.n_kv, heads.group, heads.width),
-            *(heads.padded, n_queries, group, tiles.keys, self.page_size, SPLIT, _multiplied(q.dtype)),
+            *(heads.padded, n_queries, heads.members, tiles.keys, self.page_size, SPLIT, FAN, _multiplied(q.dtype)),
             **_options(tiles, fixed=self._fixed),
         )
+
+    def _sizes(self, kind: Literal["parts", "whole"], heads: Heads, q: Tensor, cache: LayerCache) -> Tiles:
+        return tiles_of(kind, self._gpu_of(q), heads.padded, q.itemsize, cache.k.itemsize)
+
+    def _gpu_of(self, x: Tensor) -> Gpu:
+        return self._gpu or gpu_of(x.device)
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """What sizes depend on; on a CPU, under the interpreter, the least."""
+    if device.type != "cuda":
+        return Gpu(kernels.OLDEST, 1)
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu((properties.major, properties.minor), properties.multi_processor_count)
 
 
 def _heads(shape: Sequence[int], n_heads: int) -> Heads:
     _, n_all, width = shape
-    heads = Heads(n_heads, (n_all - n_heads) // 2, width, max(16, _power(width)))
+    heads = Heads(n_heads, (n_all - n_heads) // 2, width, max(16, power(width)))
     if width > MAX_WIDTH or heads.group > MAX_GROUP:
         raise OptionError(
             f"--attention triton serves heads of up to {MAX_WIDTH} and groups of up to {MAX_GROUP} queries, "
             f"the model has {width} and {heads.group}; use --attention sdpa"
         )
     return heads
-
-
-def _power(n: int) -> int:
-    """The least power of two that is at least n."""
-    return 1 << (n - 1).bit_length()
-
-
-def _tiles(table: dict[tuple[int, int], Tiles], heads: Heads, dtype: torch.dtype) -> tuple[Tiles, int, int]:
-    """Sizes of a program: its tiles, and the queries and the heads of a group in a tile."""
-    tiles = next(tiles for (size, width), tiles in table.items() if size == dtype.itemsize and width >= heads.padded)
-    group = _power(heads.group)
-    return tiles, max(1, tiles.rows // group), group
 
 
 def _scale(heads: Heads) -> float:

@@ -5,6 +5,7 @@ For few rows most of the time goes into reading the weights, and activations sta
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
 
 from model.kernels import cuda as triton
 from model.kernels.cuda.layouts import FEW_ROWS, LARGEST, DeviceWeights
@@ -13,6 +14,8 @@ from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
 
 E4M3 = torch.float8_e4m3fn
+OLDEST = (8, 9)
+"""The least compute capability whose tensor cores multiply fp8. Others dequantize the weights for many rows."""
 
 
 class Fp8Linear(WeightsOnly):
@@ -35,26 +38,27 @@ class Fp8Linear(WeightsOnly):
     def product(self, x: Tensor) -> Tensor:
         if self.fixed or len(x) <= FEW_ROWS["fp8"]:
             return super().product(x)
-        if triton.serves(x) and self._multiplies(x):
-            return self._scaled(x)
+        if triton.serves(x):
+            return self.scaled(x) if self._multiplies(x) else super().product(x)
         values, scales = quantize(x.float())
         return super().product((values.float() * scales).to(x.dtype))
 
     def _multiplies(self, x: Tensor) -> bool:
-        """Whether PyTorch multiplies this shape and format in fp8."""
-        return x.dtype is torch.bfloat16 and self.n_in % 16 == 0 and self.n_out % 16 == 0
+        """Whether the GPU multiplies this shape and format in fp8."""
+        fits = x.dtype is torch.bfloat16 and self.n_in % 16 == 0 and self.n_out % 16 == 0
+        return fits and x.is_cuda and torch.cuda.get_device_capability(x.device) >= OLDEST
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def scaled(self, x: Tensor) -> Tensor:
+        """W x with x rounded to fp8, both factors as they are in the tensor cores."""
         from model.kernels.cuda.convert import to_fp8
 
         assert self.weights is not None
         values, scales = to_fp8(x)
-        return torch._scaled_mm(
-            values,
-            self.weights.values.T,
-            scale_a=scales,
-            scale_b=self.weights.tables[0][None],
-            out_dtype=x.dtype,
+        return scaled_mm(
+            *(values, self.weights.values.T),
+            *(scales, ScalingType.RowWise),
+            *(self.weights.tables[0][None], ScalingType.RowWise),
+            output_dtype=x.dtype,
             use_fast_accum=True,
         )
 

@@ -21,7 +21,7 @@ class Scheme:
       stay as they are, and their bits count instead.
     - `compiled`: it runs in the compiled kernels of a CPU, on float32 activations, and quantizes the output head too.
       All others run in PyTorch and on a GPU in Triton, on activations in the model's format.
-    - A projection's input channels must be a multiple of `multiple`. A GPU needs compute capability `capability`.
+    - A projection's input channels must be a multiple of `multiple`.
     - `bit_identical`: with compiled kernels a row's bits depend on no other row (docs/determinism.md).
     """
 
@@ -34,7 +34,6 @@ class Scheme:
     keeps_blocks: bool = False
     compiled: bool = False
     multiple: int = 1
-    capability: tuple[int, int] | None = None
     bit_identical: bool = False
 
     def bits(self, dim: int, block_bits: float | None = None) -> float | None:
@@ -100,7 +99,7 @@ SCHEMES: Mapping[str, Scheme] = {
     for scheme in (
         Scheme("none", "none", "plain", None),
         Scheme("bfloat16", "none", "bfloat16", 16, compiled=True, bit_identical=True),
-        Scheme("fp8", "fp8", "fp8", 8, scale_bits=32, capability=(8, 9)),
+        Scheme("fp8", "fp8", "fp8", 8, scale_bits=32),
         Scheme("int8", "int8", "int8", 8, scale_bits=32, compiled=True, bit_identical=True),
         Scheme(
             *("int4", "int4", "blocks", 4),
@@ -111,7 +110,6 @@ SCHEMES: Mapping[str, Scheme] = {
             multiple=BLOCK_GROUP,
             bit_identical=True,
         ),
-        Scheme("int8-weights", "int8", "int8", 8, scale_bits=32),
         Scheme("int4-weights", "int4", "int4", 4, scale_bits=16 + 8, group=INT4_GROUP, multiple=INT4_GROUP),
     )
 }
@@ -124,9 +122,9 @@ NAMES = tuple(dict.fromkeys((*QUANTIZE_NAMES[1:], *(name for name in SCHEMES if 
 NEAREST: Mapping[str, Mapping[str, str]] = {
     "floats": {"cpu": "int8", "cuda": "none"},
     "fp8": {"cpu": "int8", "cuda": "fp8"},
-    "int8": {"cpu": "int8", "cuda": "int8"},
+    "int8": {"cpu": "int8", "cuda": "none"},
     "blocks4": {"cpu": "int4", "cuda": "int4"},
-    "blocks8": {"cpu": "int4", "cuda": "int8"},
+    "blocks8": {"cpu": "int4", "cuda": "none"},
     "blocks": {"cpu": "int4", "cuda": "none"},
 }
 """What --quantize auto stands for, by the kind of the checkpoint (checkpoint/quantized/config.py) and the device: a
@@ -144,7 +142,7 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
     """The scheme for --quantize `name` and --dtype `dtype` on a "cpu" or on "cuda".
 
     "auto" is `NEAREST` to the `kind` of the checkpoint; on a CPU without `compiled` kernels, or with a --dtype, none.
-    Raises OptionError for a name that is not known.
+    Raises OptionError for a name that is not known, or not for this device.
     """
     if name == "auto":
         if device == "cpu" and (not compiled or dtype != "auto"):
@@ -155,6 +153,9 @@ def choose(name: str, dtype: str, device: str, *, compiled: bool, kind: str = "f
     rows = [row for row in SCHEMES.values() if name in (row.name, row.quantize)]
     if device == "cuda":  # there the short names mean the schemes that quantize weights only
         rows = [row for row in rows if not row.compiled]
+    if not rows:
+        names = dict.fromkeys(row.quantize for row in SCHEMES.values() if not row.compiled)
+        raise OptionError(f"--quantize {name} is for a CPU only, on a GPU choose one of: auto, {', '.join(names)}")
     return rows[0]
 
 

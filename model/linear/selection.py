@@ -13,13 +13,11 @@ from model.linear.fp8 import Fp8Linear
 from model.linear.int4 import Int4Linear
 from model.linear.int4_weights import Int4Weights
 from model.linear.int8 import Int8Linear
-from model.linear.int8_weights import Int8Weights
 from model.linear.none import Linear
-from model.linear.schemes import SCHEMES, Scheme
+from model.linear.schemes import Scheme
 
 PROJECTIONS: dict[str, type[Projection]] = {
-    kind.scheme.name: kind
-    for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, Int4Linear, Int8Weights, Int4Weights)
+    kind.scheme.name: kind for kind in (Linear, BFloat16Linear, Fp8Linear, Int8Linear, Int4Linear, Int4Weights)
 }
 
 
@@ -29,25 +27,9 @@ def make_linear(n_in: int, n_out: int, *, scheme: str = "none") -> Projection:
 
 
 def choose(name: str, dtype: str, device: torch.device, *, kind: str = "floats") -> Scheme:
-    """The scheme for --quantize and --dtype here, see `schemes.choose`. Raises OptionError also for an old GPU.
-
-    On such a GPU, auto is int8 for an fp8 checkpoint.
-    """
+    """The scheme for --quantize and --dtype here, see `schemes.choose`."""
     compiled = device.type == "cpu" and native.kernels() is not None
-    scheme = schemes.choose(name, dtype, device.type, compiled=compiled, kind=kind)
-    needed = scheme.capability if device.type == "cuda" else None
-    if needed is not None and (found := torch.cuda.get_device_capability(device)) < needed:
-        if name == "auto":
-            return SCHEMES["int8-weights"]
-        raise OptionError(
-            f"--quantize {scheme.quantize} needs a GPU of compute capability {_dotted(needed)} or more, "
-            f"this one has {_dotted(found)}; use --quantize int8"
-        )
-    return scheme
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
+    return schemes.choose(name, dtype, device.type, compiled=compiled, kind=kind)
 
 
 def fix_tiles(model: nn.Module) -> None:

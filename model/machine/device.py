@@ -1,15 +1,18 @@
 """The device and the number format that a model runs in, and the free memory of the device."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from model.config import VALUE_BYTES
-from model.errors import OptionError
+from model.errors import OptionError, one_line
+from model.machine import gpu
 from model.machine.host import free_memory
 
 DEVICES = ("auto", "cpu", "cuda")
+BUILDS = "pytorch.org/get-started/locally"
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in VALUE_BYTES}
 NATIVE_FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
@@ -26,8 +29,44 @@ def choose_device(name: str) -> torch.device:
         raise OptionError(f"--device {name} is not known, choose one of: {', '.join(DEVICES)}")
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        raise OptionError(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device; use --device cpu")
+        raise OptionError(f"--device cuda: {_no_cuda()}, or use --device cpu")
     return torch.device("cuda" if present and name != "cpu" else "cpu")
+
+
+def unused_gpu(name: str) -> str | None:
+    """Why --device `name` is not the GPU that is here; None if it is, if there is none, or if somebody chose so."""
+    if name != "auto" or torch.cuda.is_available() or gpu.hidden() or gpu.driver() is None:
+        return None
+    return _no_cuda()
+
+
+def _no_cuda() -> str:
+    """Why PyTorch finds no CUDA device, and what to do."""
+    if gpu.hidden():
+        return f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides every GPU; change it"
+    version, built = torch.__version__, torch.version.cuda
+    if (driver := gpu.driver()) is None:
+        return f"PyTorch {version} finds no CUDA device, and there is no NVIDIA driver; install one"
+    here = f"NVIDIA's driver is {driver}"
+    if built is None:
+        return f"{here}, but this PyTorch, {version}, is a CPU build; install one for CUDA ({BUILDS})"
+    here += f", PyTorch {version} is built for CUDA {built}"
+    if not driver.serves(major := int(built.split(".")[0])):
+        least = gpu.LEAST_DRIVER.get(major, "newer")
+        return f"{here} and needs driver {least} or newer; update the driver, install another build ({BUILDS})"
+    if not driver.reachable:
+        return f"{here}, but there is no {gpu.DEVICES[0]}; give the container its GPUs (docker run --gpus all)"
+    if driver.cuda is None:
+        return f"{here}, but libcuda.so.1 does not load; give the container NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    return f"{here}, but it cannot use the GPU ({_init_error()}); repair that"
+
+
+def _init_error() -> str:
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return one_line(error)
+    return "it finds no device"
 
 
 def choose_dtype(name: str, own: str, device: torch.device) -> torch.dtype:

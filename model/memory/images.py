@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from model.config import ModelConfig
-from model.errors import OptionError, size
+from model.errors import MemoryLack, OptionError, size
 from model.image_spans import ImageFormat
 from model.options import IMAGE_CACHE, LEAST_IMAGES, RunnerOptions
 from model.vision_config import VisionConfig
@@ -50,9 +50,9 @@ def image_sizes(config: ModelConfig, options: RunnerOptions, value_bytes: int) -
 
 
 def check_images(images: ImageSizes, free: int, where: str) -> None:
-    """Raise OptionError if images take more than the `free` bytes."""
+    """Raise MemoryLack if images take more than the `free` bytes."""
     if images.n_bytes > free:
-        raise OptionError(
+        raise MemoryLack(
             f"images need {size(images.n_bytes)} beside the weights, {where} has {size(free)} free; choose a smaller "
             "--image-cache-memory or a smaller model"
         )

@@ -69,7 +69,8 @@ class MemoryPlan:
     share that of the host. All other sizes are those of the rank that needs most, with the pages that every rank holds.
 
     `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
-    `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `cache` is for pages.
+    `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `graphs` estimates what
+    the CUDA graphs hold beside that, `cache` is for pages.
     `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
     positions and the encoding of an image take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
@@ -90,6 +91,7 @@ class MemoryPlan:
     step: int
     step_tokens: int
     step_sequences: int
+    graphs: int
     page_size: int
     adapter: int
     adapters: int
@@ -117,6 +119,7 @@ class _Rank:
     weights: int
     images: ImageSizes | None
     step: int
+    graphs: int
 
     @property
     def taken(self) -> int:
@@ -159,9 +162,9 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     scheme.check_part(widest)
     bits = memory.stored_bits(config, scheme, dtype, own_bits)
     shards = [shard_of(config, place, bits) for place in options.layout.places()]
-    ranks = [_rank(shard, options, scheme, dtype, own_bits) for shard in shards]
-    ranks[0].sizes.check_length(options.max_model_len)
     context = options.max_model_len or config.max_position
+    ranks = [_rank(shard, options, scheme, dtype, own_bits, context) for shard in shards]
+    ranks[0].sizes.check_length(options.max_model_len)
     own = total // len(ranks) if total is not None and options.device == "cpu" else total
     caches, served = _caches(ranks, options, own, context)
     largest, cache = max(
@@ -182,6 +185,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         step=largest.step,
         step_tokens=sizes.max_step_tokens,
         step_sequences=sizes.max_sequences,
+        graphs=largest.graphs,
         page_size=PAGE_SIZE,
         adapter=memory.adapter_bytes(config, scheme.adapter_dtype(dtype)),
         adapters=options.max_loras,
@@ -198,12 +202,16 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     )
 
 
-def _rank(shard: Shard, options: RunnerOptions, scheme: Scheme, dtype: str, own_bits: float | None) -> _Rank:
+def _rank(
+    shard: Shard, options: RunnerOptions, scheme: Scheme, dtype: str, own_bits: float | None, context: int
+) -> _Rank:
     sizes = memory.pool_sizes(shard.config, options, options.device, dtype, PAGE_SIZE)
     value_bytes = 4 if scheme.compiled else VALUE_BYTES[dtype]
     images = image_sizes(shard.whole, options, value_bytes) if shard.place.is_first else None
     step = sizes.step_bytes(value_bytes) + memory.CONTEXT_BYTES * (options.device == "cuda")
-    return _Rank(shard, sizes, memory.weight_bytes(shard, scheme, dtype, own_bits), images, step)
+    captures = options.device == "cuda" and options.layout.size == 1
+    graphs = sizes.graph_bytes(context, value_bytes) if captures else 0
+    return _Rank(shard, sizes, memory.weight_bytes(shard, scheme, dtype, own_bits), images, step, graphs)
 
 
 def _caches(
@@ -212,7 +220,7 @@ def _caches(
     """Bytes for keys and values on each rank, with `own` bytes of memory each, and the longest sequence on all."""
     if own is None:
         return [None] * len(ranks), None
-    caches = [_cache(options, own, rank.taken, rank.step) for rank in ranks]
+    caches = [_cache(options, own, rank.taken, rank.step + rank.graphs) for rank in ranks]
     served = min(
         min(context, rank.sizes.longest(cache, context * rank.sizes.position_bytes))
         for rank, cache in zip(ranks, caches, strict=True)
@@ -254,7 +262,7 @@ def _lengths(context: int, served: int | None) -> list[int]:
 
 
 def _cache(options: RunnerOptions, total: int, taken: int, step: int) -> int:
-    """Bytes for keys and values beside the `taken` ones of weights and images, and on a GPU those of a step."""
+    """Bytes for keys and values beside the `taken` ones of weights and images, and on a GPU of a step and graphs."""
     if options.cache_memory is not None:
         return options.cache_memory
     if options.device == "cuda":

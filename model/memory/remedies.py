@@ -74,4 +74,4 @@ def _enough(plan: MemoryPlan, options: RunnerOptions) -> int:
     if options.device == "cpu":
         each = plan.taken + (sequence if options.cache_memory else int(sequence / CPU_SHARE))
         return each * len(plan.ranks)
-    return int((plan.taken + plan.step + sequence) / (options.gpu_memory_utilization or GPU_UTILIZATION))
+    return int((plan.taken + plan.step + plan.graphs + sequence) / (options.gpu_memory_utilization or GPU_UTILIZATION))

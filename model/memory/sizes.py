@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from model.batch import PoolSpec, max_pages
 from model.config import VALUE_BYTES, ModelConfig
-from model.errors import OptionError, size
+from model.errors import MemoryLack, OptionError, size
 from model.linear.schemes import SCHEMES, Scheme, cache_format, of_images
 from model.options import CPU_SHARE, GPU_UTILIZATION, RunnerOptions
 from model.sharding.shard import Shard
@@ -21,6 +21,10 @@ ADAPTER_RANK = 16
 """The rank of the LoRA adapters that plans tell of."""
 CONTEXT_BYTES = 2**29
 """Roughly what a GPU's driver takes for a process."""
+GRAPH_BYTES = 2**26
+"""An estimate of what CUDA graphs take beside tensors: cuBLAS's workspace of 32 MiB, and the driver's nodes."""
+LEAST_SUMS = 1024
+"""Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,33 @@ class PoolSizes:
         return 4 * (tables * self.config.head_dim + (self.config.query_temperature is not None))
 
     def step_bytes(self, value_bytes: int) -> int:
-        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values.
+        """An estimate of what a step of `max_step_tokens` takes beside weights, keys and values: a block, and logits.
 
-        An activation takes `value_bytes`. The estimate adds the larger part of a block, its attention or its
-        feed-forward, and the logits.
+        An activation takes `value_bytes`.
         """
+        rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // self.config.vocab_size))
+        return self.block_bytes(self.max_step_tokens, value_bytes) + rows * self.config.vocab_size * 4 * LOGIT_COPIES
+
+    def block_bytes(self, n_rows: int, value_bytes: int) -> int:
+        """Bytes of the activations of the larger part of a block, its attention or its feed-forward, for `n_rows`."""
         config = self.config
         attention = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         sparse = config.n_experts_per_token * (3 * config.expert_dim + 2 * config.dim) + 3 * config.shared_dim
         feed_forward = max(sparse, 0 if all(map(config.is_sparse, range(config.n_layers))) else 3 * config.hidden_dim)
-        block = self.max_step_tokens * (2 * config.dim + max(attention, feed_forward)) * value_bytes
-        rows = max(1, min(self.max_step_tokens, LOGIT_VALUES // config.vocab_size))
-        return block + rows * config.vocab_size * 4 * LOGIT_COPIES
+        return n_rows * (2 * config.dim + max(attention, feed_forward)) * value_bytes
+
+    def graph_bytes(self, length: int, value_bytes: int) -> int:
+        """An estimate of what the CUDA graphs hold: inputs and logits of all rows, and the memory of the largest step.
+
+        The inputs are `StaticInputs` of graphs.py, for sequences of up to `length` tokens. The step has its block, its
+        logits in the model's format and in float32, and the sums of attention, for one layer at a time.
+        """
+        config, n = self.config, self.max_sequences
+        pages = sum(max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
+        inputs = 8 * n * (4 + 6 * len(config.pool_windows) + pages)
+        logits = n * config.vocab_size * (4 + 4 + value_bytes)
+        sums = max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.head_dim + 2) * 4 + 64)
+        return inputs + logits + self.block_bytes(n, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:
         """The longest sequence in tokens, up to the model's context; 0 if none fits.
@@ -90,7 +109,7 @@ class PoolSizes:
         if needed <= budget:
             return length
         shorter = f"--max-model-len {fits} would fit, or " if fits else ""
-        raise OptionError(
+        raise MemoryLack(
             f"one sequence of {length} tokens needs {size(needed)} for keys and values, "
             f"the cache has {size(budget)}; {shorter}--cache-memory {math.ceil(needed / 2**20)}MiB would do"
         )
@@ -109,7 +128,7 @@ class PoolSizes:
     def _check_positions(self, length: int, spare: int) -> None:
         needed, fits = length * self.position_bytes, spare // self.position_bytes
         if needed > spare:
-            raise OptionError(
+            raise MemoryLack(
                 f"the rotary positions of {length} tokens need {size(needed)}, {size(spare)} are free beside weights "
                 f"and cache; choose a {f'--max-model-len of at most {fits}' if fits else 'smaller --cache-memory'}"
             )
@@ -170,27 +189,40 @@ def adapter_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def check_weights(shard: Shard, needed: int, stored: str, free: int, where: str) -> None:
-    """Raise OptionError if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
+    """Raise MemoryLack if weights of `needed` bytes, `stored` in a dtype or scheme, exceed the `free` bytes."""
     if needed <= free:
         return
     half = weight_bytes(shard, SCHEMES["none"], "bfloat16")
     hint = f"--dtype bfloat16 would need {size(half)}" if half < needed and half <= free else "choose a smaller model"
-    raise OptionError(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
+    raise MemoryLack(f"the weights need {size(needed)} in {stored}, {where} has {size(free)} free; {hint}")
 
 
 def cpu_budget(wanted: int | None, free: int, where: str) -> int:
     """Bytes for keys and values: `wanted`, or a share of the bytes that are `free` after the weights.
 
-    Raises OptionError if `wanted` is more than is free.
+    Raises MemoryLack if `wanted` is more than is free.
     """
     if wanted is None:
         return int(max(0, free) * CPU_SHARE)
     if wanted > free:
-        raise OptionError(
+        raise MemoryLack(
             f"--cache-memory {size(wanted)} is more than {where} has free after the weights ({size(free)}); "
             f"at most {free // 2**20}MiB would fit"
         )
     return wanted
+
+
+def check_step(cache: int, needed: int, free: int) -> None:
+    """Raise MemoryLack if a cache of this size, which the user chose, leaves less than `needed` bytes of the GPU."""
+    if cache + needed > free:
+        raise MemoryLack(
+            f"--cache-memory {size(cache)} leaves {size(free - cache)} of the GPU for a step and its CUDA graphs, "
+            f"which need about {size(needed)}; {_most(free - needed)}lower --max-step-tokens or --max-sequences"
+        )
+
+
+def _most(n_bytes: int) -> str:
+    return f"at most {n_bytes // 2**20}MiB would fit, or " if n_bytes >= 2**20 else ""
 
 
 def gpu_budget(total: int, used: int, utilization: float | None) -> int:

@@ -4,8 +4,9 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +18,15 @@ from model.checkpoint.matrices import check_finite
 from model.config import ModelConfig
 from model.errors import ModelError, size
 from model.machine.device import free_bytes, name_of
-from model.network.lora import Adapter, LowRank, Part
+from model.network.lora import TARGETS, Adapter, LowRank, Part
+from model.network.transformer import Transformer
 from model.network.weights import Place, places
 from model.sharding.shard import shard_of
 
 log = logging.getLogger(__name__)
 
 HEAD = "output.weight"
+BLANK_RANK = 16
 OpenAndRead = Callable[[Path], tuple[str, Adapter]]
 """Reads an adapter and its fingerprint. Raises ModelError."""
 
@@ -97,6 +100,24 @@ def place(file: AdapterFile, config: ModelConfig, dtype: torch.dtype, device: to
     return Adapter(tuple(_layer(products, number) for number in range(config.n_layers)), products.get(HEAD))
 
 
+def blank(model: Transformer) -> Adapter:
+    """An adapter of zeros to all products of a network, which share the memory of their matrices."""
+    device = next(model.parameters()).device
+
+    @cache
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=model.dtype, device=device)
+
+    def product(part: Any) -> LowRank:
+        return LowRank(zeros(BLANK_RANK, part.n_in), (Part(0, 0, zeros(part.n_out, BLANK_RANK)),))
+
+    def layer(block: Any) -> Mapping[str, LowRank]:
+        owners = (block.attention, block.feed_forward)
+        return {name: product(getattr(owner, name)) for name in TARGETS for owner in owners if hasattr(owner, name)}
+
+    return Adapter(tuple(map(layer, model.layers)), product(model.output))
+
+
 def _places(config: ModelConfig) -> Mapping[str, Place]:
     """The places of all weights; a tied head may have an adapter, too."""
     return {**dict(places(shard_of(config))), HEAD: Place(HEAD, 0, (config.vocab_size, config.dim))}
@@ -149,6 +170,11 @@ class AdapterStore:
             self._known[number] = Known(path, fingerprint)
             if len(self._in_step) < self._capacity:
                 self._keep(number, adapter, self._in_step)
+
+    def hold(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter that has no files, until `unload`."""
+        with self._lock:
+            self._in_memory[number] = adapter
 
     def has(self, number: int) -> bool:
         """Whether an adapter is in memory."""

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import grouped_mm
 
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
@@ -21,6 +22,15 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     chosen, experts = logits.topk(k, dim=-1)
     return experts, chosen.float().softmax(dim=-1)
+
+
+def multiplies_groups(x: Tensor, weights: DeviceWeights) -> bool:
+    """Whether PyTorch multiplies such experts on the GPU without waiting for the host.
+
+    It does so in bfloat16 on compute capability 9 and 10. Elsewhere it copies the ends of the groups to the host.
+    """
+    plain = weights.layout == "plain" and x.dtype is torch.bfloat16
+    return plain and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
 class MoE(nn.Module):
@@ -50,7 +60,7 @@ class MoE(nn.Module):
         self._kernels = native.kernels() if SCHEMES[scheme].compiled else None
         self._packed: PackedExperts | None = None
         self._alike = True
-        self._stacked: tuple[DeviceWeights, DeviceWeights] | None = None
+        self.stacked: tuple[DeviceWeights, DeviceWeights] | None = None
         self.load = torch.zeros(n_experts, dtype=torch.int64, device="cpu")
         self.gate = make_linear(dim, n_experts)  # never quantized: it is small and decides everything
         self.experts = nn.ModuleList(FeedForward(dim, hidden_dim, scheme) for _ in self._held)
@@ -59,7 +69,7 @@ class MoE(nn.Module):
     def reserve(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate the weights of all experts in one piece, as the GPU's kernels need them."""
         w13, w2 = (self._stack(name, dtype, device) for name in ("w13", "w2"))
-        self._stacked = w13, w2
+        self.stacked = w13, w2
         self.load = self.load.to(device)
 
     def _stack(self, name: str, dtype: torch.dtype, device: torch.device) -> DeviceWeights:
@@ -104,8 +114,8 @@ class MoE(nn.Module):
             target = torch.zeros_like(x) if onto is None else onto
             return self._kernels.experts(packed, x, norm=scale, eps=eps, onto=target)
         x = x.clone() if norm is None else norm(x)  # `onto` may be x
-        if self._stacked is not None and triton.serves(x):
-            y = self._grouped(x, *self._stacked, onto)
+        if self.stacked is not None and triton.serves(x):
+            y = self._grouped(x, *self.stacked, onto)
         else:
             y = self._one_by_one(x)
             y = y if onto is None else onto.add_(y)
@@ -139,11 +149,21 @@ class MoE(nn.Module):
         fixed = bool(self.gate.fixed)
         tile = product.tile_of(w13.layout, -(-n_pairs // len(self.load)), fixed=fixed)
         assignment = routing.assign(self.gate(x), self.n_used, tile.rows, self.load, self.routed_scale)
+        some = len(self.experts) < len(self.load)
+        if not fixed and not some and tile.rows == product.MOST_ROWS and multiplies_groups(x, w13):
+            y = self._in_groups(x, w13.values, w2.values, assignment.slots, assignment.ends)
+            return routing.join(y, assignment.shares, onto, assignment.places)
         slots, experts = assignment.slots, self._here(assignment.experts)
         inner = product.grouped(x, w13, slots, experts, self.n_used, tile, n_pairs, gated=True)
-        some = len(self.experts) < len(self.load)
         y = product.grouped(inner, w2, slots, experts, 1, tile, n_pairs, gated=False, some=some)  # [T * k, dim]
         return routing.join(y, assignment.shares, onto)
+
+    def _in_groups(self, x: Tensor, w13: Tensor, w2: Tensor, slots: Tensor, ends: Tensor) -> Tensor:
+        """The outputs of all slots, [n, dim], by PyTorch. Slots without a pair compute what nobody reads."""
+        pairs = slots.clamp(0, len(x) * self.n_used - 1)  # slots after the last block hold anything
+        both = grouped_mm(x[pairs // self.n_used], w13.mT, offs=ends)
+        w13_of_one: Floats = self.experts[0].w13  # type: ignore[assignment]
+        return grouped_mm(w13_of_one.gate(both), w2.mT, offs=ends)
 
     def _here(self, experts: Tensor) -> Tensor:
         """Numbers of experts of the model as those of this rank, -1 for one that is not here."""

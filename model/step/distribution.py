@@ -1,9 +1,10 @@
 """One token from each row of logits: the greatest, or one sampled from the distribution that `Stage.DISTRIBUTION` left.
 
-The compiled kernel samples rows that use no other parameters than its own, in one call. PyTorch samples the others.
+A kernel samples rows that use no other parameters than its own, in one call: in C on a CPU, in Triton on a GPU. PyTorch
+samples the others. The two kernels have the same bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,15 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice
+from model.kernels import cuda
 from model.kernels.cpu import native, records
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.machine.transfers import upload
 from model.step.logits import HIDDEN, SamplingStep, apply, column, indices, rows_of
 from model.step.noise import noise, noise_keys
 
-NO_TOKEN = -1
-"""The result for a row whose logits are all hidden."""
-NOT_FINITE = -2
-"""The result for a row with a logit that is NaN or infinite."""
 LEAST_TEMPERATURE = 1e-30
 """Below it, differences of float32 logits overflow. Sampling is greedy at much greater values already."""
 LEAST_TOP_P = 1e-30
@@ -27,22 +26,33 @@ LEAST_TOP_P = 1e-30
 RACED = frozenset({"temperature", "seed"})
 """Parameters of `_race` itself."""
 COMPILED = frozenset({"temperature", "min_p", "top_k", "top_p", "seed"})
-"""Parameters that kernels/cpu/sample.c implements."""
+"""Parameters that kernels/cpu/sample.c and kernels/cuda/sample.py implement."""
 
 
 def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
     """Columns [N] of the chosen tokens, or NO_TOKEN or NOT_FINITE, from logits [N, n] of the n tokens from `first` on.
 
-    The logits are overwritten. Afterwards a token's value is its logit in a greedy row, and what `_race` compares in
-    the others.
+    The logits are overwritten. Afterwards the chosen token's value is its logit in a greedy row, and what `_race`
+    compares in the others.
     """
-    kernels = native.kernels() if logits.device.type == "cpu" else None
-    others = [row for row, item in enumerate(slices) if kernels is None or not item.params.choosing <= COMPILED]
-    if kernels is None or len(others) == len(slices):
+    sample = _kernel(logits)
+    others = [row for row, item in enumerate(slices) if sample is None or not item.params.choosing <= COMPILED]
+    if sample is None or len(others) == len(slices):
         return _choose(logits, slices, first)
     in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others], first) if others else None
-    tokens = kernels.sample(logits, _kernel_rows(slices, first))
+    tokens = sample(logits, _kernel_rows(slices, first))
     return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
+
+
+def _kernel(logits: Tensor) -> Callable[[Tensor, NDArray[np.void]], Tensor] | None:
+    """What samples in one call where the logits are, or None."""
+    if logits.device.type == "cpu" and (kernels := native.kernels()) is not None:
+        return kernels.sample
+    if not cuda.serves(logits):
+        return None
+    from model.kernels.cuda.sample import sample
+
+    return sample
 
 
 def _choose(logits: Tensor, slices: Sequence[Slice], first: int) -> Tensor:

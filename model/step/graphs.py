@@ -136,15 +136,23 @@ class DecodeGraphs:
         self._sizes = buckets(max_slices)
         self._graphs: dict[int, Replay] = {}
 
+    @property
+    def n_missing(self) -> int:
+        """The number of graphs that are not captured yet."""
+        return len(self._missing)
+
+    @property
+    def _missing(self) -> list[int]:
+        return [size for size in self._sizes if size not in self._graphs]
+
     def capture_next(self) -> bool:
         """Capture one more graph; return whether others are missing.
 
         The greatest comes first, because its memory is enough for all others. Then the smallest follows.
         """
-        missing = [size for size in self._sizes if size not in self._graphs]
-        if missing:
+        if missing := self._missing:
             self._capture_size(missing[0 if self._graphs else -1])
-        return len(missing) > 1
+        return bool(self._missing)
 
     def logits(self, packed: PackedInputs, last_tokens: Tensor) -> Tensor | None:
         """Logits [n, vocab_size] of a step packed on the host, until the next step. None if there is no graph."""

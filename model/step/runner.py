@@ -25,21 +25,24 @@ from model.batch import (
     StepTooLarge,
     TokenLogprob,
 )
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.memory.sizes import LOGIT_VALUES
-from model.network.adapters import AdapterStore
+from model.network.adapters import AdapterStore, blank
 from model.network.expert_load import Counts, ExpertLoad
 from model.network.fused import fuse
+from model.network.kernels import row_counts
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
-from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.graphs import Capture, DecodeGraphs
 from model.step.images import Images
 from model.step.masks import Masks
 
 CPU = torch.device("cpu")
+BLANK = -1
+"""The number of an adapter of zeros, of the first steps."""
 
 
 class Started(NamedTuple):
@@ -95,6 +98,20 @@ class ModelRunner:
         self._graphs = DecodeGraphs(self.decode, self.info, max_slices, self._tables.device, capture)
 
     @property
+    def missing_graphs(self) -> int:
+        """The number of graphs to capture."""
+        return 0 if self._graphs is None else self._graphs.n_missing
+
+    @property
+    def row_counts(self) -> Sequence[int]:
+        """Numbers of rows of steps that together use all kernels of products."""
+        return row_counts(self._model, self.info.max_step_tokens)
+
+    def hold_blank_adapter(self) -> None:
+        """Keep an adapter of zeros under the number BLANK, until `warmed`."""
+        self._adapters.hold(BLANK, blank(self._model))
+
+    @property
     def grammar_restarts(self) -> int:
         return self._masks.restarts
 
@@ -104,8 +121,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warmed(self) -> None:
-        """Forget what was counted while the first steps ran, which serve nobody."""
+        """Forget what was counted and kept while the first steps ran, which serve nobody."""
         self._expert_load.forget()
+        self._adapters.unload(BLANK)
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile the grammar, if there is one. Any thread may call it but the one that launches."""

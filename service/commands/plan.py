@@ -11,7 +11,7 @@ from rich.table import Table
 
 from model.checkpoint.resolve import resolve
 from model.errors import OptionError
-from model.machine.gpu import gpu_memory
+from model.machine.gpu import driver, gpu_memory
 from model.machine.host import free_memory
 from model.memory.plan import MemoryPlan, make_plan
 from model.memory.remedies import lack, remedies
@@ -48,7 +48,7 @@ def show(settings: Settings, total: int | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"device": device, **asdict(made), "possible": not reason, "remedies": ways}, indent=1))
     else:
-        _print(made, f"{device}{' of this machine' if total is None and own else ''}")
+        _print(made, f"{device}{_whose(device) if total is None and own else ''}")
     if reason:
         raise OptionError(f"nothing fits: {reason}; enough would be {', or '.join(ways)}")
 
@@ -60,6 +60,11 @@ def _device(wanted: str) -> tuple[str, int | None]:
         if gpu is not None or wanted == "cuda":
             return "cuda", gpu
     return "cpu", free_memory()
+
+
+def _whose(device: str) -> str:
+    found = driver() if device == "cuda" else None
+    return f" of this machine{f' with driver {found}' if found else ''}"
 
 
 def _print(plan: MemoryPlan, device: str) -> None:
@@ -84,6 +89,8 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
         yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"
     yield "a step", f"about {size(plan.step)}, {plan.step_tokens} tokens of {plan.step_sequences} sequences"
+    if plan.graphs:
+        yield "CUDA graphs", f"about {size(plan.graphs)}, of steps that only decode"
     yield "a token", f"{plan.token:,} bytes of keys and values in {plan.kv_dtype}"
     for pool in plan.pools:
         within = "with full attention" if pool.window is None else f"with a window of {pool.window:,}"

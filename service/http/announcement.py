@@ -49,8 +49,11 @@ def address(settings: Settings, port: int | None) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
-    """The address, and a curl command to paste. `chat`: the model has a chat format. `key`: requests need a key."""
+def welcome(model: str, url: str, *, chat: bool, key: bool, unused_gpu: str | None = None) -> str:
+    """The address, and a curl command to paste. `chat`: the model has a chat format. `key`: requests need a key.
+
+    `unused_gpu`: why it runs on the CPU although there is a GPU.
+    """
     question: dict[str, Any]
     if chat:
         path = "/v1/chat/completions"
@@ -63,7 +66,8 @@ def welcome(model: str, url: str, *, chat: bool, key: bool) -> str:
     where = url if file is None else f"--unix-socket {quote(file)} http://localhost"
     browse = " (open it in a browser)" if file is None else ""
     curl = f"curl {where}{path} -H 'Content-Type: application/json'{header} -d '{body}'"
-    return f"noria: {model} is ready on {url}{browse}\nTry: {curl}"
+    slow = f"\nIt runs on the CPU: {unused_gpu}" if unused_gpu else ""
+    return f"noria: {model} is ready on {url}{browse}{slow}\nTry: {curl}"
 
 
 def say(text: str) -> None:

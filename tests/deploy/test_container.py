@@ -89,8 +89,48 @@ def test_variables_of_image_and_compose_are_flags_of_serve() -> None:
     serve = get_command(build(["bench"])).commands["serve"]  # type: ignore[attr-defined]
     known = {parameter.envvar or f"NORIA_{parameter.name.upper()}" for parameter in serve.params}
     set_here = set(re.findall(r"\b(NORIA_\w+)=", DOCKERFILE)) | set(COMPOSE["services"]["noria"]["environment"])
-    assert set_here == {"NORIA_API_KEY_FILE", "NORIA_CACHE_DIR", "NORIA_HOST", "NORIA_LOG_FORMAT", "NORIA_MODEL"}
+    image = {"NORIA_CACHE_DIR", "NORIA_DEVICE", "NORIA_HOST"}
+    assert set_here == image | {"NORIA_API_KEY_FILE", "NORIA_LOG_FORMAT", "NORIA_MODEL"}
     assert set_here <= known
+
+
+def stages() -> dict[str, str]:
+    """The instructions of each stage by its name; "" is the image without --target, the last."""
+    parts = re.split(r"^FROM (\S+)(?: AS (\w+))?\n", DOCKERFILE, flags=re.MULTILINE)[1:]
+    named = [name or "" for name in parts[1::3]]
+    assert named[-1] == ""
+    return {name: f"FROM {base}\n{text}" for base, name, text in zip(parts[::3], named, parts[2::3], strict=True)}
+
+
+def test_the_image_for_gpus_has_what_triton_needs() -> None:
+    """A compiler, Python's headers, a cache that the user may write and execute, and the driver's library."""
+    gpu = stages()["gpu"]
+    assert gpu.startswith("FROM runtime\n")
+    installed = re.search(r"apt-get install (.*?)\s*\\?\n", gpu)
+    assert installed
+    assert {"gcc", "libc6-dev"} <= set(installed[1].split())
+    assert "Python.h" in gpu
+    variables = dict(re.findall(r"\b([A-Z_]+)=(\S+)", gpu.partition("\nENV ")[2]))
+    assert variables["TRITON_CACHE_DIR"].startswith("/var/cache/noria/")
+    assert any(volume.endswith(":/var/cache/noria") for volume in COMPOSE["services"]["noria"]["volumes"])
+    assert "compute" in variables["NVIDIA_DRIVER_CAPABILITIES"].split(",")
+    assert variables["NORIA_DEVICE"] == "cuda"
+    assert re.findall(r"^USER (.*)$", gpu, re.MULTILINE)[-1] == "10001:10001"
+
+
+def test_the_image_without_target_has_no_compiler() -> None:
+    found = stages()
+    assert [line for line in found[""].splitlines() if line] == ["FROM runtime"]
+    assert "gcc" not in found["runtime"]
+
+
+def test_compose_for_gpus_builds_that_image_and_gets_a_gpu() -> None:
+    (service,) = yaml.safe_load((ROOT / "deploy/compose.gpu.yml").read_text())["services"].items()
+    assert service[0] in COMPOSE["services"]
+    assert service[1]["build"]["target"] in stages()
+    assert service[1]["image"] != COMPOSE["services"]["noria"]["image"]
+    (device,) = service[1]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
 def test_the_image_copies_what_exists_and_bakes_the_default_model() -> None:

@@ -99,6 +99,17 @@ def test_containers_are_confined(build: Build) -> None:
             }  # NORIA_CACHE_DIR and HF_HOME of the image are in the latter
 
 
+@every_build
+def test_who_asks_for_a_gpu_has_the_image_for_it(build: Build) -> None:
+    """The page says how to build it. KServe puts `runtimeVersion` in place of the tag of the runtime's image."""
+    assert "docker build --target gpu -t noria:gpu ." in PAGE
+    found = [(container["image"], container["resources"]) for container in containers(build)]
+    models = [service["spec"]["predictor"]["model"] for service in of_kind(build, "InferenceService")]
+    found += [(f"noria:{model['runtimeVersion']}", model["resources"]) for model in models]
+    for image, resources in found:
+        assert image == ("noria:gpu" if "nvidia.com/gpu" in resources["limits"] else "noria")
+
+
 def configurations(thing: Object) -> set[str]:
     """The ConfigMaps whose variables an object's pods have."""
     own = [container for template in pod_templates(thing) for container in template["spec"]["containers"]]

@@ -78,10 +78,9 @@ def test_attention(
 @needs_gpu
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("width", [16, 32, 80, 96, 128, 256])
-@pytest.mark.parametrize("name", ["triton", "varlen"])
-def test_head_dims_and_long_sequences(device: torch.device, name: str, width: int, dtype: torch.dtype) -> None:
+def test_head_dims_and_long_sequences(device: torch.device, width: int, dtype: torch.dtype) -> None:
     """The keys have several parts, and pages have any size."""
-    backend = on(device, name, dtype)
+    backend = on(device, "triton", dtype)
     data = random_heads([1300, 40], (4, 1), width, dtype)
     for window in (None, 600):
         expected = attend(ReferenceAttention(), data, [1300], window)
@@ -106,11 +105,8 @@ def test_float8_keys_and_values(device: torch.device, width: int, dtype: torch.d
 @needs_gpu
 @pytest.mark.parametrize("chunks", [[1], [1280, 1], [1250, 30, 5]], ids=str)
 @pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize("name", ["triton", "varlen"])
-def test_bits_do_not_depend_on_who_is_beside(
-    device: torch.device, name: str, window: int | None, chunks: list[int]
-) -> None:
-    backend = on(device, name, torch.bfloat16)
+def test_bits_do_not_depend_on_who_is_beside(device: torch.device, window: int | None, chunks: list[int]) -> None:
+    backend = on(device, "triton", torch.bfloat16)
     data = random_heads([1300, 1300, 3, 600], (8, 2), 128, torch.bfloat16)
     (alone,) = attend(backend, data[:1], chunks, window, device=device)
     assert torch.equal(attend(backend, data, [chunks, [1300], [1], [599, 1]], window, device=device)[0], alone)

@@ -96,6 +96,10 @@ SAMPLING = np.dtype(
     + [(name, np.int32) for name in ("top_k", "start", "step")]
 )
 """How to sample from a row of logits: `params` of sample.c."""
+NO_TOKEN = -1
+"""The sample from a row whose logits are all hidden."""
+NOT_FINITE = -2
+"""The sample from a row with a logit that is NaN or infinite."""
 TASK = np.dtype([(name, np.int64) for name in ("row", "n_rows", "position", "page", "block", "end", "part")])
 """Rows of one sequence and their pages: `task_t` of attention.h."""
 JOIN = np.dtype([(name, np.int64) for name in ("row", "n_rows", "first", "n")])

@@ -1,7 +1,8 @@
 /* Samples one token from each row of logits: the greatest, or one after temperature, min_p, top_k and top_p.
  *
  * It does not sort. To find the limit of top_k or top_p it counts the values, or adds the weights, that share their
- * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone.
+ * leading bits, and repeats this in the group that holds the limit. A row's token depends on that row alone. Sums of
+ * weights are sums of integers. Their order does not matter, and kernels/cuda/sample.py has the same.
  */
 #include "pool.h"
 #include "vectors.h"
@@ -73,46 +74,50 @@ static void weigh(float *x, int64_t n, float top, float temperature, float min_p
     }
 }
 
-static double total_of(const float *x, int64_t n) {
-    double total = 0;
+/* A weight from 0 to 1 in units of 2^-41, rounded down. 2^22 of them fit into a sum. */
+INLINE int64_t fixed(float weight) { return (int64_t)(weight * 0x1p41f); }
+
+static int64_t total_of(const float *x, int64_t n) {
+    int64_t total = 0;
     for (int64_t first = 0; first < n; first += STRETCH) {
         int64_t end = first + STRETCH < n ? first + STRETCH : n;
-        vf part = splat(0);
-        for (int64_t i = first; i < end; i += LANES) part += load_at(x, i, end);
-        total += sum(part);
+        vi high = {0}, low = {0}; /* `fixed` in two parts: 1024 of each fit into 31 bits */
+        for (int64_t i = first; i < end; i += LANES) {
+            vf scaled = load_at(x, i, end) * splat(0x1p20f);
+            vi whole = __builtin_convertvector(scaled, vi);
+            high += whole;
+            low += __builtin_convertvector((scaled - __builtin_convertvector(whole, vf)) * splat(0x1p21f), vi);
+        }
+        total += ((int64_t)sum_int(high) << 21) + sum_int(low);
     }
     return total;
 }
 
 enum { DIGITS = 11, BUCKETS = 1 << DIGITS };
 
-/* The n values that still contain the limit, and what to find among them: the k greatest if `k` is not 0, else those
- * with this sum of weights. */
+/* The n values that still contain the limit, and what to find among them: the `wanted` greatest if they are `counted`,
+ * else those whose `fixed` weights have this sum. */
 typedef struct {
     float *x;
-    int64_t n, k;
-    double weight;
+    int64_t n, wanted;
+    int counted;
 } search;
+
+INLINE int64_t measure(const search *s, float x) { return s->counted ? 1 : fixed(x); }
 
 /* Returns the next `digits` bits, from `shift` on, of the value at the limit. Afterwards the search contains only the
  * values with these bits. */
 static uint32_t descend(search *s, int shift, int digits) {
-    static _Thread_local int32_t count[BUCKETS];
-    static _Thread_local double weight[BUCKETS];
+    static _Thread_local int64_t amount[BUCKETS];
     const uint32_t mask = (1u << digits) - 1;
     uint32_t bits, b = mask;
     int64_t left = 0;
-    memset(count, 0, sizeof count);
-    memset(weight, 0, sizeof weight);
+    memset(amount, 0, sizeof amount);
     for (int64_t i = 0; i < s->n; i++) {
         memcpy(&bits, s->x + i, 4);
-        count[bits >> shift & mask]++;
-        weight[bits >> shift & mask] += s->x[i];
+        amount[bits >> shift & mask] += measure(s, s->x[i]);
     }
-    for (; b > 0 && (s->k ? count[b] < s->k : weight[b] < s->weight); b--) {
-        s->k -= s->k ? count[b] : 0;
-        s->weight -= weight[b];
-    }
+    for (; b > 0 && amount[b] < s->wanted; b--) s->wanted -= amount[b];
     for (int64_t i = 0; i < s->n; i++) { /* no branch: its prediction would often be wrong */
         memcpy(&bits, s->x + i, 4);
         memcpy(s->x + left, &bits, 4);
@@ -144,13 +149,13 @@ static search candidates(const float *x, int64_t n, float least) {
  * weights those with the lowest index stay. Weights are not negative, and therefore have the order of their bits.
  * Returns whether there was memory for it. */
 static int keep(float *x, int64_t n, int64_t k, double share) {
-    double total = k ? 0 : total_of(x, n);
+    int64_t total = k ? 0 : total_of(x, n);
     /* All weights below `least` together are less than the part that may be hidden: none of them is needed. */
-    float least = k ? 0 : (float)(0.5 * (1 - share) * total / (double)n), cut;
+    float least = k ? 0 : (float)(0.5 * (1 - share) * (double)total * 0x1p-41 / (double)n), cut;
     search s = candidates(x, n, least);
     if (!s.x) return 0;
-    s.k = k;
-    s.weight = share * total;
+    s.counted = k > 0;
+    s.wanted = k ? k : (int64_t)ceil(share * (double)total);
     uint32_t bits = descend(&s, 32 - DIGITS, DIGITS);
     bits |= descend(&s, 32 - 2 * DIGITS, DIGITS);
     bits |= descend(&s, 0, 32 - 2 * DIGITS);
@@ -159,8 +164,8 @@ static int keep(float *x, int64_t n, int64_t k, double share) {
         vf v = load_at(x, i, n);
         store_at(x, i, n, choose(v < splat(cut), splat(0), v));
     }
-    double places = k ? (double)s.k : ceil(s.weight / cut); /* how many of the s.n values that equal the cut stay */
-    for (int64_t i = 0; i < n && places < (double)s.n; i++)
+    int64_t one = measure(&s, cut), places = (s.wanted + one - 1) / one; /* of the s.n values that equal the cut */
+    for (int64_t i = 0; i < n && places < s.n; i++)
         if (x[i] == cut && places-- <= 0) x[i] = 0;
     return 1;
 }

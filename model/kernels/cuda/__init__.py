@@ -12,8 +12,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from model.errors import one_line
+
 log = logging.getLogger(__name__)
 
+NEEDS = "a C compiler and the headers of C and Python (gcc, libc6-dev, python3-dev) where it runs"
 OLDEST = (8, 0)
 """The least compute capability whose tensor cores Triton uses."""
 
@@ -39,10 +42,7 @@ def obstacle(device: torch.device) -> str | None:
 
 @cache
 def try_out(device: torch.device) -> str | None:
-    """Why a small kernel does not work on `device`: the error, or that its numbers are wrong. None if it works.
-
-    Triton needs a C compiler and Python's headers where it runs.
-    """
+    """Why a small kernel does not work on `device`: the error, or that its numbers are wrong. None if it works."""
     from model.kernels.cuda import norm
 
     ones = torch.ones(1, 16, device=device)
@@ -50,8 +50,7 @@ def try_out(device: torch.device) -> str | None:
         right = torch.allclose(norm.rms_norm(ones, ones[0], 1e-5), ones, rtol=1e-3)
         why = None if right else "gives wrong numbers here"
     except Exception as error:  # from Triton, the compiler or the driver
-        said, _, _ = str(error).partition("\n")
-        why = f"does not work here: {type(error).__name__}: {said}"
+        why = f"does not work here ({type(error).__name__}: {one_line(error)}); it needs {NEEDS}"
     if why is not None:
         log.warning("Triton %s", why)
     return why

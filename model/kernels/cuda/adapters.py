@@ -71,7 +71,7 @@ def _load(at, mask):
     return values.to(tl.float32) if _PLAIN else values
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["slots", "owners", "table"])
 def _shrink(
     x, u, slots, owners, table, n_in, width, ROWS: tl.constexpr, RANKS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -92,7 +92,7 @@ def _shrink(
     tl.store(u + row[None, :] * width + rank[:, None], sums.to(u.dtype.element_ty), mask=there & known)
 
 
-@triton.jit(do_not_specialize=["width"])
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["slots", "owners", "table"])
 def _expand(
     u, y, slots, owners, table, n_out, width, ROWS: tl.constexpr, RANKS: tl.constexpr, OUTPUTS: tl.constexpr
 ):  # fmt: skip

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 LARGEST = 448.0
 """The greatest value of float8_e4m3fn."""
 
-FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
+FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 128, "int4": 512}
 """The greatest number of rows of x for which the product kernel is used, for each layout. PyTorch computes more."""
 
 
@@ -15,10 +16,10 @@ FEW_ROWS: dict[str, int] = {"plain": 0, "fp8": 64, "int8": 64, "int4": 64}
 class DeviceWeights:
     """Weights [n_out, n_in] of one projection, or of several with more axes in front, in one of these layouts:
 
-    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn. "int8": `values` int8. Both have
-    a table of scales [n_out] float32. "int4": a weight is (q - zero) * scale, with q in `values` uint8 [n_out, n_in/2].
-    Its tables are scales in bfloat16 and zeros in uint8, both [n_in/64, n_out]. A group has 32 bytes: byte j has
-    channel j in its lower half and channel j + 32 in its upper half.
+    "plain": `values` in the model's format, no tables. "fp8": `values` float8_e4m3fn, with a table of scales [n_out]
+    float32. "int4": a weight is (q - zero) * scale, with q in `values` uint8 [n_out, n_in/2]. Its tables are scales in
+    bfloat16 and zeros in uint8, both [n_in/64, n_out]. A group has 32 bytes: byte j has channel j in its lower half and
+    channel j + 32 in its upper half.
     """
 
     layout: str
@@ -32,6 +33,11 @@ class DeviceWeights:
     @property
     def n_in(self) -> int:
         return self.values.shape[-1] * (2 if self.layout == "int4" else 1)
+
+    @property
+    def bytes(self) -> Tensor:
+        """`values` for kernels, in uint8 where they are fp8: Triton has no e4m3 below compute capability 8.9."""
+        return self.values.view(torch.uint8) if self.layout == "fp8" else self.values
 
     def __getitem__(self, index: int) -> "DeviceWeights":
         """The weights of one of several projections; the memory is shared."""

@@ -1,15 +1,16 @@
-"""Products of few rows, dense and grouped by expert. Memory limits their speed. Weights have any layout of layouts.py.
+"""Products of dense weights and of experts, in any layout of layouts.py, where PyTorch is slower or has none.
 
-A program computes `outputs` columns of y for `rows` rows of x. The channels of a step are divided into `parts`, one for
-each warp, whose sums are joined in order at the end. This division depends on the tile alone: if one tile serves any
-number of rows (`fixed`), a row's bits depend on no other row.
+A program computes `outputs` columns of y for `rows` rows of x. It reads bytes of weights as they are and makes numbers
+of the model's format from them in registers. These are the left factor of the tensor cores' product (wgmma on 9.0), the
+rows of x in shared memory the right one. Copies for the next steps are under way meanwhile.
 
-The weights are the left factor of the tensor cores' product, because a tile then needs only 8 rows of x. Bytes go to
-shared memory as they are and become the model's format in registers.
+Where this gives too few programs for a device, several of them share the channels. Each leaves its sums in memory. The
+last to arrive adds all of them in the order of the channels: the order of arrival changes no bits.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -17,54 +18,44 @@ import triton.language as tl
 from torch import Tensor
 
 from model.kernels.cuda import interpreted
+from model.kernels.cuda.convert import e4m3, int4
 from model.kernels.cuda.gate import silu
 from model.kernels.cuda.layouts import DeviceWeights
 from model.kernels.groups import INT4_GROUP
 
 _PLAIN = tl.constexpr(interpreted())
 """The interpreter has no bfloat16 and no assembly: it computes in float32."""
-
-
-def nibbles(magic: int, shift: int) -> str:
-    """PTX from 4 bytes to 4 numbers of 16 bits: `magic`, then half of each byte (with `shift` 4 its upper half).
-
-    0x43 makes 128 + q in bfloat16, 0x64 makes 1024 + q in float16. The order of channels stays.
-    """
-    word = f"0x{magic:02x}{magic:02x}{magic:02x}{magic:02x}"
-    return (
-        f"{{ .reg .b32 t; shr.b32 t, $2, {shift}; and.b32 t, t, 0x0f0f0f0f; "
-        f"prmt.b32 $0, t, {word}, 0x4140; prmt.b32 $1, t, {word}, 0x4342; }}"
-    )
-
-
-_BF16_LOW, _BF16_HIGH = tl.constexpr(nibbles(0x43, 0)), tl.constexpr(nibbles(0x43, 4))
-_FP16_LOW, _FP16_HIGH = tl.constexpr(nibbles(0x64, 0)), tl.constexpr(nibbles(0x64, 4))
 _GROUP, _HALF = tl.constexpr(INT4_GROUP), tl.constexpr(INT4_GROUP // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The work of a program: `rows` of x by `outputs`, with `channels` in a step, in `parts`, one for each warp."""
+    """The work of a program: `rows` of x by `outputs`, with `channels` in a step, `stages` of copies and computing."""
 
     rows: int
     outputs: int
     channels: int
-    parts: int
+    warps: int
     stages: int
 
 
+MOST_ROWS = 128
+"""Rows of the greatest tiles."""
 TILES: Mapping[str, tuple[Tile, ...]] = {
-    "plain": (Tile(8, 32, 256, 4, 4), Tile(16, 32, 256, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
-    "fp8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
-    "int8": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 256, 4, 3), Tile(64, 16, 256, 4, 3)),
-    "int4": (Tile(8, 32, 512, 4, 4), Tile(16, 32, 512, 4, 3), Tile(32, 32, 512, 4, 3), Tile(64, 16, 256, 4, 3)),
+    "plain": (Tile(16, 64, 128, 4, 4), Tile(64, 128, 64, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
+    "fp8": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
+    "int4": (Tile(16, 64, 256, 4, 4), Tile(64, 128, 128, 8, 3), Tile(MOST_ROWS, 128, 64, 8, 3)),
 }
-"""Tiles of each layout, for up to `rows` rows. Several programs with the last tile compute more rows. All tiles fit
-into 99 KiB of shared memory, which every GPU from 8.0 on has. They are not tuned on a device yet."""
+"""Tiles of each layout, for up to `rows` rows; the last serves more. All fit into the shared memory of every GPU from
+8.0 on (limits.py). They are not tuned on a device yet."""
 GATED_STAGES = 3
 """Stages of a gated product at most: gate and up take twice the memory."""
-FIXED = 32
+FIXED = 64
 """Rows of the tile that serves any number of rows."""
+FIXED_ROWS = 512
+"""Rows that a launch with fixed tiles computes: what programs leave for each other stays small."""
+WARPS = 1024
+"""Warps that keep a device busy. With fewer, several programs share the channels."""
 
 
 def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
@@ -73,127 +64,140 @@ def tile_of(layout: str, n_rows: int, *, fixed: bool) -> Tile:
     return next((tile for tile in tiles if tile.rows >= (FIXED if fixed else n_rows)), tiles[-1])
 
 
+def splits_of(tile: Tile, n_blocks: int, n_out: int, n_in: int) -> int:
+    """Programs that share the channels of one block of rows and outputs: a power of two, at most 8."""
+    warps = n_blocks * triton.cdiv(n_out, tile.outputs) * tile.warps
+    splits = 1
+    while splits < 8 and splits * warps < WARPS and splits * 4 * tile.channels <= n_in:
+        splits *= 2
+    return splits
+
+
 @triton.jit
 def _rows_of_x(x, at, there, k, n_in, EVEN: tl.constexpr):
-    """Channels k [PARTS, K] of the rows that begin `at` [ROWS] -> [PARTS, K, ROWS], zeros outside of x."""
-    mask = there[None, None, :]
+    """Channels k [K] of the rows that begin `at` [ROWS] -> [K, ROWS], zeros outside of x."""
+    mask = there[None, :]
     if not EVEN:
-        mask = mask & (k < n_in)[:, :, None]
-    tile = tl.load(x + at[None, None, :] + k[:, :, None], mask=mask, other=0.0)
-    if _PLAIN:
-        tile = tile.to(tl.float32)
-    return tile
+        mask = mask & (k < n_in)[:, None]
+    tile = tl.load(x + at[None, :] + k[:, None], mask=mask, other=0.0)
+    return tile.to(tl.float32) if _PLAIN else tile
 
 
 @triton.jit
-def _weights(values, n, k, n_in, DTYPE: tl.constexpr, EVEN: tl.constexpr):
-    """Channels k [PARTS, K] of rows n [OUTPUTS] -> [PARTS, OUTPUTS, K] in the format of x, without their scales."""
-    at = values + n[None, :, None] * n_in + k[:, None, :]
+def _add(sums, values, row, k, n_in, tile, DTYPE: tl.constexpr, LAYOUT: tl.constexpr, EVEN: tl.constexpr):
+    """sums [OUTPUTS, ROWS] plus channels k [K] of rows that begin at `row` [OUTPUTS], times `tile` [K, ROWS] of x."""
+    at = values + row[:, None] + k[None, :]
     if EVEN:
-        tile = tl.load(at)
+        weights = tl.load(at)
     else:
-        tile = tl.load(at, mask=(k < n_in)[:, None, :], other=0.0)
+        weights = tl.load(at, mask=(k < n_in)[None, :], other=0)
+    if LAYOUT == "fp8":
+        weights = e4m3(weights, DTYPE)
     if _PLAIN:
-        tile = tile.to(tl.float32)
-    elif values.dtype.element_ty == tl.float8e4nv:
-        tile = tile.to(tl.float16)
-        if tl.bfloat16 == DTYPE:
-            tile = tile.to(tl.float32)  # a direct conversion takes the slow unit
-    return tile.to(tl.float32 if _PLAIN else DTYPE)
+        weights = weights.to(tl.float32)
+    return tl.dot(weights, tile, sums, input_precision="ieee")
 
 
 @triton.jit
-def _nibbles(packed, zeros, DTYPE: tl.constexpr, HIGH: tl.constexpr):
-    """One half of each byte of packed [PARTS, OUTPUTS, 32], minus `zeros` [PARTS, OUTPUTS, 1], without rounding."""
-    if _PLAIN or tl.float32 == DTYPE:
-        values = (packed >> 4 if HIGH else packed & 15).to(tl.float32)
-        zero = zeros.to(tl.float32)
-    elif tl.bfloat16 == DTYPE:
-        values = tl.inline_asm_elementwise(
-            _BF16_HIGH if HIGH else _BF16_LOW, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-        zero = (zeros.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
-    else:
-        values = tl.inline_asm_elementwise(
-            _FP16_HIGH if HIGH else _FP16_LOW, "=r,=r,r", [packed], dtype=tl.float16, is_pure=True, pack=4
-        )
-        zero = (zeros.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
-    return values - zero
+def _add_group(sums, values, scales, zeros, row, n, group, low, high, n_total, DTYPE: tl.constexpr):
+    """sums [OUTPUTS, ROWS] plus one group of channels in int4; low and high [32, ROWS] are of x."""
+    packed = tl.load(values + row[:, None] + group * _HALF + tl.arange(0, _HALF)[None, :])
+    zero = tl.load(zeros + group * n_total + n)[:, None]
+    scale = tl.load(scales + group * n_total + n)[:, None]
+    sums = tl.dot(int4(packed, zero, scale, DTYPE, False), low, sums, input_precision="ieee")
+    return tl.dot(int4(packed, zero, scale, DTYPE, True), high, sums, input_precision="ieee")
 
 
 @triton.jit
-def _add_groups(sums, values, scales, zeros, n, group, low, high, n_in, n_total, DTYPE: tl.constexpr):
-    """sums [PARTS, OUTPUTS, ROWS] plus one group of channels for each part; low and high [PARTS, 32, ROWS] are of x."""
+def _sums(
+    x, at, there, values, scales, zeros, n, begin, stop, n_in, width, n_out, n_total,
+    LAYOUT: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Products [OUTPUTS, ROWS] of channels begin..stop-1 of rows n of the weights with x; if GATED, also of n + n_out.
+
+    Without a layout that applies them here, they lack the weights' scales.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    ups = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    row = n.to(tl.int64) * width
+    up = values + n_out.to(tl.int64) * width
     half = tl.arange(0, _HALF)
-    at = n[None, :, None] * (n_in // 2) + (group * _HALF)[:, None, None] + half[None, None, :]
-    packed = tl.load(values + at)  # [PARTS, OUTPUTS, 32]
-    entry = group[:, None] * n_total + n[None, :]
-    zero = tl.load(zeros + entry)[:, :, None]
-    scale = tl.load(scales + entry).to(tl.float32)[:, :, None]
-    part = tl.dot(_nibbles(packed, zero, DTYPE, False), low, input_precision="ieee")
-    part = tl.dot(_nibbles(packed, zero, DTYPE, True), high, part, input_precision="ieee")
-    return sums + part * scale
-
-
-@triton.jit
-def _sum_groups(
-    x, at, there, values, scales, zeros, n, n_in, n_out, n_total,
-    GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """`_sum_channels` for weights in int4; a part has groups of its own."""
-    dtype: tl.constexpr = x.dtype.element_ty
-    each: tl.constexpr = CHANNELS // _GROUP // PARTS
-    sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
-    ups = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
-    half = tl.arange(0, _HALF)[None, :]
-    n_groups = n_in // _GROUP
-    for first in range(0, n_groups, PARTS * each):
-        for i in tl.static_range(each):
-            group = first + tl.arange(0, PARTS) * each + i  # [PARTS]
-            low = _rows_of_x(x, at, there, (group * _GROUP)[:, None] + half, n_in, EVEN)
-            high = _rows_of_x(x, at, there, (group * _GROUP + _HALF)[:, None] + half, n_in, EVEN)
-            if not EVEN:
-                group = tl.minimum(group, n_groups - 1)
-            sums = _add_groups(sums, values, scales, zeros, n, group, low, high, n_in, n_total, dtype)
+    for first in range(begin, stop, CHANNELS):
+        if LAYOUT == "int4":
+            for i in tl.static_range(CHANNELS // _GROUP):
+                group = first // _GROUP + i
+                k = group * _GROUP + half
+                low, high = _rows_of_x(x, at, there, k, n_in, EVEN), _rows_of_x(x, at, there, k + _HALF, n_in, EVEN)
+                if not EVEN:
+                    group = tl.minimum(group, n_in // _GROUP - 1)
+                sums = _add_group(sums, values, scales, zeros, row, n, group, low, high, n_total, dtype)
+                if GATED:
+                    ups = _add_group(ups, up, scales + n_out, zeros + n_out, row, n, group, low, high, n_total, dtype)
+        else:
+            k = first + tl.arange(0, CHANNELS)
+            tile = _rows_of_x(x, at, there, k, n_in, EVEN)
+            sums = _add(sums, values, row, k, n_in, tile, dtype, LAYOUT, EVEN)
             if GATED:
-                up = values + n_out.to(tl.int64) * (n_in // 2)
-                ups = _add_groups(ups, up, scales + n_out, zeros + n_out, n, group, low, high, n_in, n_total, dtype)
-    return tl.sum(sums, axis=0), tl.sum(ups, axis=0)
+                ups = _add(ups, up, row, k, n_in, tile, dtype, LAYOUT, EVEN)
+    return sums, ups
 
 
 @triton.jit
-def _sum_channels(
-    x, at, there, values, n, n_in, n_out,
-    GATED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """Products [OUTPUTS, ROWS] of rows n of the weights with the rows of x. If GATED, also those of rows n + n_out."""
-    dtype: tl.constexpr = x.dtype.element_ty
-    sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
-    ups = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
-    each: tl.constexpr = CHANNELS // PARTS
-    channels = tl.arange(0, PARTS)[:, None] * each + tl.arange(0, each)[None, :]
-    for first in range(0, n_in, CHANNELS):
-        k = first + channels
-        tile = _rows_of_x(x, at, there, k, n_in, EVEN)
-        sums = tl.dot(_weights(values, n, k, n_in, dtype, EVEN), tile, sums, input_precision="ieee")
+def _exchange(sums, ups, parts, arrivals, mask, GATED: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+    """The sums of all programs that share these outputs and rows, in order, and whether this program is the last."""
+    splits = tl.num_programs(2)
+    size: tl.constexpr = OUTPUTS * ROWS * (2 if GATED else 1)
+    block = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    at = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    shared = parts + block.to(tl.int64) * splits * size + at
+    mine = shared + tl.program_id(2) * size
+    tl.store(mine, sums, mask=mask)
+    if GATED:
+        tl.store(mine + OUTPUTS * ROWS, ups, mask=mask)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == splits - 1
+    if last:
+        tl.store(arrivals + block, 0)  # for the next launch
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        ups = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        for split in range(splits):
+            sums += tl.load(shared + split * size, mask=mask, other=0.0, cache_modifier=".cg")
+            if GATED:
+                ups += tl.load(shared + split * size + OUTPUTS * ROWS, mask=mask, other=0.0, cache_modifier=".cg")
+    return sums, ups, last
+
+
+@triton.jit
+def _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT: tl.constexpr, GATED: tl.constexpr):
+    """Store sums [OUTPUTS, ROWS] at `out` of y: with the scales of outputs, gated, added to `onto`."""
+    if LAYOUT == "fp8":
+        sums *= tl.load(scales + n)[:, None]
         if GATED:
-            up = values + n_out.to(tl.int64) * n_in
-            ups = tl.dot(_weights(up, n, k, n_in, dtype, EVEN), tile, ups, input_precision="ieee")
-    return tl.sum(sums, axis=0), tl.sum(ups, axis=0)
+            ups *= tl.load(scales + n_out + n)[:, None]
+    if GATED:
+        sums = silu(sums) * ups
+    if onto is not None:
+        sums += tl.load(onto + out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + out, sums.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _product(
-    x, values, scales, zeros, onto, y, slots, experts, n_rows, n_in, n_out, n_total, choices,
-    LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
+    x, values, scales, zeros, onto, y, slots, experts, parts, arrivals,
+    n_rows, n_in, width, n_out, n_total, n_table, choices,
+    LAYOUT: tl.constexpr, GATED: tl.constexpr, GROUPED: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows, block of outputs). The weights have n_total rows; an up is n_out rows after its gate."""
+    """Program (block of rows, block of outputs, split of the channels).
+
+    The weights of an expert have n_total rows of `width` values, and tables of n_table entries. An up is n_out rows
+    after its gate.
+    """
     first = tl.program_id(1) * OUTPUTS
     slot = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    weight_row = first.to(tl.int64)
+    weight_row, table = first.to(tl.int64), first.to(tl.int64)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
         if expert < 0:
@@ -202,35 +206,30 @@ def _product(
         there = slot >= 0
         source = slot // choices
         weight_row += expert * n_total
+        table += expert * n_table
     else:
         there = slot < n_rows
         source = slot
+    if LAYOUT != "plain":
+        scales += table
+    if LAYOUT == "int4":
+        zeros += table
     at = source.to(tl.int64) * n_in
     n = tl.minimum(tl.arange(0, OUTPUTS), n_out - 1 - first)
-    if LAYOUT == "int4":
-        table = first.to(tl.int64)
-        if GROUPED:
-            table += expert * n_total * (n_in // _GROUP)
-        sums, ups = _sum_groups(
-            x, at, there, values + weight_row * (n_in // 2), scales + table, zeros + table, n, n_in, n_out, n_total,
-            GATED, EVEN, ROWS, OUTPUTS, CHANNELS, PARTS,
-        )  # fmt: skip
-    else:
-        sums, ups = _sum_channels(
-            x, at, there, values + weight_row * n_in, n, n_in, n_out, GATED, EVEN, ROWS, OUTPUTS, CHANNELS, PARTS
-        )
-        if LAYOUT != "plain":
-            sums *= tl.load(scales + weight_row + n)[:, None]
-            if GATED:
-                ups *= tl.load(scales + weight_row + n_out + n)[:, None]
-    if GATED:
-        sums = silu(sums) * ups
+    each = tl.cdiv(tl.cdiv(n_in, CHANNELS), tl.num_programs(2)) * CHANNELS
+    begin = tl.program_id(2) * each
+    sums, ups = _sums(
+        x, at, there, values + weight_row * width, scales, zeros, n, begin, tl.minimum(begin + each, n_in), n_in, width,
+        n_out, n_total, LAYOUT, GATED, EVEN, ROWS, OUTPUTS, CHANNELS,
+    )  # fmt: skip
     column = first + tl.arange(0, OUTPUTS)[:, None]
-    out = slot.to(tl.int64)[None, :] * n_out + column  # [OUTPUTS, ROWS]
     mask = there[None, :] & (column < n_out)
-    if onto is not None:
-        sums += tl.load(onto + out, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + out, sums.to(y.dtype.element_ty), mask=mask)
+    if not GROUPED:  # noqa: SIM102 (known at compile time)
+        if tl.num_programs(2) > 1:
+            sums, ups, last = _exchange(sums, ups, parts, arrivals, mask, GATED, OUTPUTS, ROWS)
+            mask = mask & last
+    out = slot.to(tl.int64)[None, :] * n_out + column  # [OUTPUTS, ROWS]
+    _finish(sums, ups, scales, n, n_out, onto, y, out, mask, LAYOUT, GATED)
 
 
 def product(
@@ -239,12 +238,15 @@ def product(
     """x W^T: [T, n_in] -> [T, n_out] in the format of x; with `onto` [T, n_out] it is added to that in place.
 
     With `gated` the result is silu(x G^T) * (x U^T) [T, n_out/2], where G is the weights' upper half and U the lower.
-    With `fixed` every T uses the same tile.
+    With `fixed` every T uses the same tile, and the channels are shared alike.
     """
     tile = tile_of(weights.layout, len(x), fixed=fixed)
     n_out = weights.n_out // (2 if gated else 1)
     y = x.new_empty(len(x), n_out) if onto is None else onto
-    _launch(x, weights, y, tile, triton.cdiv(len(x), tile.rows), gated=gated, onto=onto)
+    for rows, out in zip(x.split(FIXED_ROWS), y.split(FIXED_ROWS), strict=True) if fixed else ((x, y),):
+        n_blocks = triton.cdiv(len(rows), tile.rows)
+        splits = splits_of(tile, 1 if fixed else n_blocks, n_out, weights.n_in)
+        _launch(rows, weights, out, tile, n_blocks, splits, gated=gated, onto=None if onto is None else out)
     return y
 
 
@@ -267,7 +269,7 @@ def grouped(
     all pairs: the rows of the others are zeros.
     """
     y = (x.new_zeros if some else x.new_empty)(n_pairs, weights.n_out // (2 if gated else 1))
-    _launch(x, weights, y, tile, len(experts), gated=gated, slots=slots, experts=experts, choices=choices)
+    _launch(x, weights, y, tile, len(experts), 1, gated=gated, slots=slots, experts=experts, choices=choices)
     return y
 
 
@@ -277,6 +279,7 @@ def _launch(
     y: Tensor,
     tile: Tile,
     n_blocks: int,
+    splits: int,
     *,
     gated: bool,
     onto: Tensor | None = None,
@@ -286,11 +289,21 @@ def _launch(
 ) -> None:
     n_in, n_out = weights.n_in, y.shape[1]
     scales, zeros = (*weights.tables, None, None)[:2]
+    n_table = weights.n_out * (n_in // INT4_GROUP if weights.layout == "int4" else 1)
     channels = tile.channels // (2 if x.dtype is torch.float32 else 1)
-    _product[(n_blocks, triton.cdiv(n_out, tile.outputs))](
-        x.contiguous(), weights.values, scales, zeros, onto, y, slots, experts,
-        len(x), n_in, n_out, weights.n_out, choices,
-        LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0, ROWS=tile.rows,
-        OUTPUTS=tile.outputs, CHANNELS=channels, PARTS=tile.parts, num_warps=tile.parts,
+    columns = triton.cdiv(n_out, tile.outputs)
+    size = n_blocks * columns * splits * tile.rows * tile.outputs * (2 if gated else 1) if splits > 1 else 0
+    parts = x.new_empty(size, dtype=torch.float32)
+    _product[(n_blocks, columns, splits)](
+        x.contiguous(), weights.bytes, scales, zeros, onto, y, slots, experts, parts, arrivals(x.device),
+        len(x), n_in, weights.values.shape[-1], n_out, weights.n_out, n_table, choices,
+        LAYOUT=weights.layout, GATED=gated, GROUPED=slots is not None, EVEN=n_in % channels == 0,
+        ROWS=tile.rows, OUTPUTS=tile.outputs, CHANNELS=channels, num_warps=tile.warps,
         num_stages=min(tile.stages, GATED_STAGES) if gated else tile.stages,
     )  # fmt: skip
+
+
+@cache
+def arrivals(device: torch.device) -> Tensor:
+    """How many programs have left their sums, for each block of rows and outputs. Between launches all are zero."""
+    return torch.zeros(WARPS * FIXED_ROWS // FIXED, dtype=torch.int32, device=device)

@@ -1,5 +1,8 @@
 """The assignment of tokens to experts, computed on the device: the host never waits for it.
 
+One kernel chooses, a program for each ROWS tokens, and counts its pairs of each expert. The other adds up the counts of
+all programs and places the pairs.
+
 (token, choice) pairs are sorted by expert into blocks of `block` slots. A block has pairs of one expert only. The
 greatest possible number of blocks is known beforehand: one for each pair, or all full blocks and one more for each
 expert.
@@ -14,8 +17,10 @@ from torch import Tensor
 
 from model.kernels.cuda import interpreted
 
-_ROWS = tl.constexpr(4 if interpreted() else 64)
-"""Rows of logits that are read together."""
+ROWS = 4 if interpreted() else 32
+"""Rows of logits of one program."""
+_COUNTS = tl.constexpr(16)
+"""Programs whose counts are read together."""
 COLUMNS = 1024
 """Columns of the weighted sum that one program computes."""
 
@@ -25,12 +30,15 @@ class Assignment:
     """Pairs, experts and weights: `slots` [blocks * block] hold pairs (token * choices + choice), or -1 for no pair.
 
     `experts` [blocks] are the experts of the blocks, -1 after the last block. `shares` [T, choices] float32 are the
-    weights of a token's choices.
+    weights of a token's choices. `places` [T * choices] are the pairs' slots, `ends` [n_experts] the ends of the
+    experts' slots.
     """
 
     slots: Tensor
     experts: Tensor
     shares: Tensor
+    places: Tensor
+    ends: Tensor
 
 
 @triton.jit
@@ -44,77 +52,88 @@ def _scores(logits, rows, numbers, n_rows, n_experts):
 
 @triton.jit
 def _take(scores, numbers, EXPERTS: tl.constexpr):
-    """The greatest score of each row [R], its column as a mask [R, E] (the first of equals), and the other scores."""
+    """The greatest score of each row [R], its column (the first of equals), also as a mask [R, E], and the others."""
     best = tl.max(scores, axis=1)
     which = tl.min(tl.where(scores == best[:, None], numbers[None, :], EXPERTS), axis=1)
     taken = numbers[None, :] == which[:, None]
-    return best, taken, tl.where(taken, float("-inf"), scores)
+    return best, which, taken, tl.where(taken, float("-inf"), scores)
 
 
-@triton.jit
-def _count(logits, n_rows, n_experts, CHOICES: tl.constexpr, EXPERTS: tl.constexpr):
-    """The number of pairs of each expert [E]."""
-    numbers = tl.arange(0, EXPERTS)
-    counts = tl.zeros((EXPERTS,), tl.int32)
-    for first in range(0, n_rows, _ROWS):
-        rows = first + tl.arange(0, _ROWS)
-        scores = _scores(logits, rows, numbers, n_rows, n_experts)
-        for _ in tl.static_range(CHOICES):
-            _best, taken, scores = _take(scores, numbers, EXPERTS)
-            counts += tl.sum((taken & (rows < n_rows)[:, None]).to(tl.int32), axis=0)
-    return counts
-
-
-@triton.jit
-def _place(
-    logits, shares, slots, begins, n_rows, n_experts, scale, CHOICES: tl.constexpr, EXPERTS: tl.constexpr
+@triton.jit(do_not_specialize=["n_rows"])
+def _choose(
+    logits, shares, chosen, counts, n_rows, n_experts, scale,
+    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Store every pair in the next free slot of its expert, and its share. `begins` [E] are the first slots."""
+    """Program (rows): the experts of each row's pairs, their shares, and the number of pairs of each expert."""
     numbers = tl.arange(0, EXPERTS)
-    for first in range(0, n_rows, _ROWS):
-        rows = first + tl.arange(0, _ROWS)
-        there = rows < n_rows
-        scores = _scores(logits, rows, numbers, n_rows, n_experts)
-        top, taken, others = _take(scores, numbers, EXPERTS)
-        total = tl.full((_ROWS,), 1.0, tl.float32)
-        for _ in tl.static_range(CHOICES - 1):
-            best, taken, others = _take(others, numbers, EXPERTS)
-            total += tl.exp(best - top)
-        for choice in tl.static_range(CHOICES):
-            best, taken, scores = _take(scores, numbers, EXPERTS)
-            mine = (taken & there[:, None]).to(tl.int32)  # [R, E]
-            free = begins[None, :] + tl.cumsum(mine, axis=0) - mine
-            slot = tl.sum(mine * free, axis=1)
-            pair = rows * CHOICES + choice
-            tl.store(slots + slot, pair, mask=there)
-            tl.store(shares + pair, tl.exp(best - top) / total * scale, mask=there)
-            begins += tl.sum(mine, axis=0)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = rows < n_rows
+    scores = _scores(logits, rows, numbers, n_rows, n_experts)
+    top = tl.max(scores, axis=1)
+    total = tl.zeros((ROWS,), tl.float32)
+    mine = tl.zeros((EXPERTS,), tl.int32)
+    for choice in tl.static_range(CHOICES):
+        best, which, taken, scores = _take(scores, numbers, EXPERTS)
+        total += tl.exp(best - top)
+        mine += tl.sum((taken & there[:, None]).to(tl.int32), axis=0)
+        tl.store(chosen + rows * CHOICES + choice, which, mask=there)
+        tl.store(shares + rows * CHOICES + choice, tl.exp(best - top), mask=there)
+    tl.store(counts + tl.program_id(0) * EXPERTS + numbers, mine)
+    tl.debug_barrier()  # a share may be another thread's
+    for choice in tl.static_range(CHOICES):
+        at = shares + rows * CHOICES + choice
+        tl.store(at, tl.load(at, mask=there, other=0.0) / total * scale, mask=there)
+
+
+@triton.jit
+def _all_counts(counts, n_programs, EXPERTS: tl.constexpr):
+    """The pairs of each expert [E], and those of them that programs before this one have."""
+    numbers = tl.arange(0, EXPERTS)
+    total, before = tl.zeros((EXPERTS,), tl.int32), tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, n_programs, _COUNTS):
+        program = first + tl.arange(0, _COUNTS)
+        at = counts + program[:, None] * EXPERTS + numbers[None, :]
+        found = tl.load(at, mask=(program < n_programs)[:, None], other=0)
+        total += tl.sum(found, axis=0)
+        before += tl.sum(tl.where((program < tl.program_id(0))[:, None], found, 0), axis=0)
+    return total, before
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_blocks"])
-def _assign(
-    logits, shares, slots, experts, load, n_rows, n_experts, n_blocks, scale,
-    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+def _place(
+    chosen, counts, slots, experts, places, last, load, n_rows, n_experts, n_blocks,
+    CHOICES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Assign all pairs; a single program counts them, adds the counts to `load`, then places them."""
-    counts = _count(logits, n_rows, n_experts, CHOICES, EXPERTS)
-    mine = load + tl.arange(0, EXPERTS)
-    known = tl.arange(0, EXPERTS) < n_experts
-    tl.store(mine, tl.load(mine, mask=known, other=0) + counts, mask=known)
-    blocks = (counts + BLOCK - 1) // BLOCK
+    """Program (rows): store every pair in the next free slot of its expert. The first adds the counts to `load` too."""
+    numbers = tl.arange(0, EXPERTS)
+    total, before = _all_counts(counts, tl.num_programs(0), EXPERTS)
+    blocks = (total + BLOCK - 1) // BLOCK
     ends = tl.cumsum(blocks, axis=0)
     begins = (ends - blocks) * BLOCK
-    left = (begins + counts)[:, None] + tl.arange(0, BLOCK)[None, :]  # free slots of the last blocks
-    tl.store(slots + left, tl.full((EXPERTS, BLOCK), -1, tl.int32), mask=left < (ends * BLOCK)[:, None])
-    for first in range(0, n_blocks, _ROWS):
-        block = first + tl.arange(0, _ROWS)
+    if tl.program_id(0) == 0:
+        known = numbers < n_experts
+        tl.store(load + numbers, tl.load(load + numbers, mask=known, other=0) + total, mask=known)
+        tl.store(last + numbers, ends * BLOCK, mask=known)
+        left = (begins + total)[:, None] + tl.arange(0, BLOCK)[None, :]  # free slots of the last blocks
+        tl.store(slots + left, tl.full((EXPERTS, BLOCK), -1, tl.int32), mask=left < (ends * BLOCK)[:, None])
+    for first in range(tl.program_id(0) * _COUNTS, n_blocks, tl.num_programs(0) * _COUNTS):
+        block = first + tl.arange(0, _COUNTS)
         owner = tl.sum((ends[None, :] <= block[:, None]).to(tl.int32), axis=1)
         tl.store(experts + block, tl.where(owner < n_experts, owner, -1), mask=block < n_blocks)
-    _place(logits, shares, slots, begins, n_rows, n_experts, scale, CHOICES, EXPERTS)
+    free = begins + before
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    for choice in range(CHOICES):
+        pair = rows * CHOICES + choice
+        which = tl.load(chosen + pair, mask=rows < n_rows, other=-1)
+        mine = (which[:, None] == numbers[None, :]).to(tl.int32)  # [R, E]
+        slot = tl.sum(mine * (free[None, :] + tl.cumsum(mine, axis=0) - mine), axis=1)
+        tl.store(slots + slot, pair, mask=rows < n_rows)
+        tl.store(places + pair, slot, mask=rows < n_rows)
+        free += tl.sum(mine, axis=0)
 
 
 @triton.jit
-def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
+def _join(y, shares, places, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexpr):
     """Program (token, columns): the sum of its pairs' rows of y times their shares, in order."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -122,7 +141,8 @@ def _join(y, shares, onto, out, dim, CHOICES: tl.constexpr, COLUMNS: tl.constexp
     total = tl.zeros((COLUMNS,), tl.float32)
     for choice in tl.static_range(CHOICES):
         pair = row * CHOICES + choice
-        total += tl.load(y + pair * dim + columns, mask=there, other=0.0).to(tl.float32) * tl.load(shares + pair)
+        at = pair if places is None else tl.load(places + pair).to(tl.int64)
+        total += tl.load(y + at * dim + columns, mask=there, other=0.0).to(tl.float32) * tl.load(shares + pair)
     if onto is not None:
         total += tl.load(onto + row * dim + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row * dim + columns, total.to(out.dtype.element_ty), mask=there)
@@ -134,19 +154,24 @@ def assign(logits: Tensor, choices: int, block: int, load: Tensor, scale: float 
     The shares are multiplied by `scale`. `load` [n_experts] int64 counts the pairs of each expert.
     """
     n_rows, n_experts = logits.shape
-    n_pairs = n_rows * choices
+    n_pairs, n_programs = n_rows * choices, triton.cdiv(n_rows, ROWS)
     n_blocks = min(n_pairs, n_pairs // block + n_experts)
-    slots, experts = (logits.new_empty(n, dtype=torch.int32) for n in (n_blocks * block, n_blocks))
+    sizes = choices, triton.next_power_of_2(n_experts)
+    lengths = n_blocks * block, n_blocks, n_pairs, n_experts, n_pairs, n_programs * sizes[1]
+    slots, experts, places, ends, chosen, counts = (logits.new_empty(n, dtype=torch.int32) for n in lengths)
     shares = logits.new_empty(n_rows, choices, dtype=torch.float32)
-    sizes = choices, triton.next_power_of_2(n_experts), block
-    given = logits.contiguous(), shares, slots, experts, load
-    _assign[(1,)](*given, n_rows, n_experts, n_blocks, scale, *sizes)
-    return Assignment(slots, experts, shares)
+    _choose[(n_programs,)](logits.contiguous(), shares, chosen, counts, n_rows, n_experts, scale, *sizes, ROWS)
+    made = slots, experts, places, ends, load
+    _place[(n_programs,)](chosen, counts, *made, n_rows, n_experts, n_blocks, *sizes, block, ROWS)
+    return Assignment(slots, experts, shares, places, ends)
 
 
-def join(y: Tensor, shares: Tensor, onto: Tensor | None) -> Tensor:
-    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place."""
+def join(y: Tensor, shares: Tensor, onto: Tensor | None, places: Tensor | None = None) -> Tensor:
+    """y [T * choices, dim] of the pairs -> [T, dim] of the tokens; with `onto` it is added to that in place.
+
+    With `places` the rows of y are those of slots, and pair p is in row places[p].
+    """
     n_rows, choices = shares.shape
     out = y.new_empty(n_rows, y.shape[1]) if onto is None else onto
-    _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, onto, out, y.shape[1], choices, COLUMNS)
+    _join[(n_rows, triton.cdiv(y.shape[1], COLUMNS))](y, shares, places, onto, out, y.shape[1], choices, COLUMNS)
     return out

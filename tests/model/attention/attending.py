@@ -13,11 +13,9 @@ from model.attention import BACKENDS
 from model.attention.base import Attention
 from model.attention.cache import LayerCache
 from model.attention.triton import TritonAttention
-from model.attention.varlen import VarlenAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention import flash
 
 CPU = torch.device("cpu")
 SWIFT = sorted(BACKENDS.keys() - {"triton"})
@@ -52,10 +50,10 @@ def look_for_overflow(wanted: bool) -> None:
 
 
 def make(name: str) -> Attention:
-    """The backend of this name, on the CPU: triton under its interpreter, varlen with a kernel in plain PyTorch."""
+    """The backend of this name, on the CPU: triton under its interpreter."""
     if name == "triton":
         unchecked()
-    return VarlenAttention(flash.varlen_attn) if name == "varlen" else BACKENDS[name]()
+    return BACKENDS[name]()
 
 
 def random_heads(
@@ -109,7 +107,7 @@ def attend(
     results: list[list[Tensor]] = [[] for _ in data]
     sizes = [chunks if isinstance(chunks[0], int) else chunks[i] for i in range(len(data))]
     cuts = [cut(n, part) for n, part in zip(lengths, sizes, strict=True)]  # type: ignore[arg-type]
-    if isinstance(backend, TritonAttention | VarlenAttention) and device == CPU:
+    if isinstance(backend, TritonAttention) and device == CPU:
         cuts = [few(part) for part in cuts]
     for step in itertools.zip_longest(*cuts):
         active = [(i, *part) for i, part in enumerate(step) if part]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import BACKENDS, choose, sdpa, varlen
+from model.attention import BACKENDS, choose, sdpa
 from model.attention.base import Attention
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
@@ -16,7 +16,6 @@ from model.errors import OptionError
 from model.kernels import cuda as triton_kernels
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
-from tests.model.attention import flash
 from tests.model.attention.attending import CPU, cut, forget, make
 from tests.model.attention.dense import check_rule
 
@@ -126,7 +125,7 @@ def test_results_whose_heads_lie_beside_each_other(monkeypatch: pytest.MonkeyPat
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa, triton, varlen"
+        OptionError, match="--attention flash is not known, choose one of: auto, paged, reference, sdpa, triton"
     ):
         choose("flash", CPU)
 
@@ -154,27 +153,26 @@ TRY_OUT = triton_kernels.try_out
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
-    """Pretend a GPU of some compute capability, on which nothing is interpreted and varlen_attn is not offered."""
+    """Pretend a GPU of some compute capability, on which nothing is interpreted."""
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(varlen, "installed", lambda: None)
     monkeypatch.setattr(triton_kernels, "try_out", lambda device: None)
     return lambda capability: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
 def test_auto_on_a_gpu(gpu: Callable[[tuple[int, int]], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton needs tensor cores and its package. Without them varlen_attn serves, if PyTorch has it, or else sdpa."""
+    """Triton needs tensor cores and its package."""
     gpu((9, 0))
     assert choose("auto", GPU, torch.bfloat16)[0] == "triton"
     assert choose("auto", GPU, torch.float8_e4m3fn)[0] == "triton"
-    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
-    assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
-    monkeypatch.setattr(varlen, "installed", lambda: flash.varlen_attn)
-    monkeypatch.setattr(varlen, "try_out", lambda *args: None)
-    assert choose("auto", GPU, torch.bfloat16)[0] == "varlen"
-    assert choose("auto", GPU, torch.float32)[0] == "sdpa"
+    assert choose("sdpa", GPU, torch.bfloat16)[0] == "sdpa"
     gpu((7, 5))
-    assert choose("auto", GPU, torch.float16)[0] == "sdpa"
+    with pytest.raises(OptionError, match=r"compute capability 8.0 or more, this one has 7.5; .* --attention sdpa"):
+        choose("auto", GPU, torch.float16)
+    monkeypatch.setattr(triton_kernels, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"on a GPU, which needs the package triton, .* --attention sdpa serves"):
+        choose("auto", GPU, torch.bfloat16)
+    assert choose("sdpa", GPU, torch.float16)[0] == "sdpa"
 
 
 def test_triton_is_tried_out_before_it_is_trusted(
@@ -195,12 +193,14 @@ def test_triton_is_tried_out_before_it_is_trusted(
         return 2 * x
 
     gpu((9, 0))
-    for kernel, why in ((fails, "does not work here: RuntimeError: Failed to find C comp"), (doubles, "gives wrong")):
+    missing = r"does not work here \(RuntimeError: Failed to find C compiler.*\(gcc, libc6-dev, python3-dev\)"
+    for kernel, why in ((fails, missing), (doubles, "gives wrong")):
         TRY_OUT.cache_clear()
         monkeypatch.setattr(norm, "rms_norm", kernel)
         monkeypatch.setattr(triton_kernels, "try_out", lambda device: TRY_OUT(CPU))
-        assert choose("auto", GPU, torch.bfloat16)[0] == "sdpa"
-        assert why in caplog.text
+        with pytest.raises(OptionError, match=f"--attention auto is triton on a GPU, which {why}"):
+            choose("auto", GPU, torch.bfloat16)
+        assert re.search(why, caplog.text)
         with pytest.raises(OptionError, match=f"--attention triton {why}"):
             choose("triton", GPU, torch.bfloat16)
     TRY_OUT.cache_clear()

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.attention import tiles
 from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
+from model.attention.tiles import Room, Tiles
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import QueryTemperature, Rope
@@ -41,10 +43,17 @@ def either(request: pytest.FixtureRequest) -> TritonAttention:
     return TritonAttention(deterministic=request.param)
 
 
+def small(monkeypatch: pytest.MonkeyPatch, split: int) -> None:
+    """Let short sequences have several parts of `split` keys, groups of two parts, and sections of two groups."""
+    for module in (attention, tiles):
+        monkeypatch.setattr(module, "SPLIT", split)
+    monkeypatch.setattr(attention, "FAN", 2)
+    monkeypatch.setattr(attention, "tiles_of", lambda *_: Tiles(16, 16, 4, 3))
+
+
 @pytest.fixture
-def parts_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make parts small, so that short sequences have several."""
-    monkeypatch.setattr(attention, "SPLIT", 32)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, 16)
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -57,7 +66,7 @@ SHAPES = [(2, 1), (16, 17), (24, 2), (64, 3), (80, 5), (96, 1), (128, 4), (256, 
 
 
 @pytest.mark.parametrize(("number", "width", "group"), [(i, *shape) for i, shape in enumerate(SHAPES)])
-def test_any_shape(either: TritonAttention, number: int, width: int, group: int, parts_of_32: None) -> None:
+def test_any_shape(either: TritonAttention, number: int, width: int, group: int, small_parts: None) -> None:
     dtype = [*TOLERANCES][number % 4]
     pick = random.Random(number)
     window = pick.choice([None, 1, 2, 31, 32, 33, 64, 100])
@@ -74,10 +83,9 @@ def test_any_shape(either: TritonAttention, number: int, width: int, group: int,
 
 
 def test_long_sequence(backend: TritonAttention) -> None:
-    """The parts have their real size: the second begins at 512."""
-    data = random_heads([530], (1, 1), 8)
-    ((q, k, v),) = data
-    (result,) = attend(backend, data, [509, 1, 1, 1, 2, 10, 6], None)
+    """The parts have their real size: the second begins at 128."""
+    ((q, k, v),) = data = random_heads([140], (1, 1), 8)
+    (result,) = attend(backend, data, [125, 1, 1, 1, 2, 10], None)
     torch.testing.assert_close(result.double(), dense((q, k, v), None), atol=1e-5, rtol=1e-5)
 
 
@@ -115,24 +123,6 @@ def test_rotated_as_the_reference_rotates(backend: TritonAttention, cache_dtype:
     torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 1, 33, 100])
-def test_parts_of_a_slice_do_not_reach_those_of_the_next(window: int | None) -> None:
-    """The kernels number the parts of all slices. Each slice has enough numbers for its parts."""
-    pick = random.Random(0)
-    for split in (32, 64, 512):
-        items = []
-        for _ in range(200):
-            start = pick.choice([0, 31, 32, 500, 511, 512, 513, pick.randrange(2000)])
-            stop = start + pick.randrange(1, 40)
-            items.append(Slice(0, [0] * stop, stop, start, stop, (PageTable(0, range(70)),), SamplingParams()))
-        (inputs,) = pack(StepBatch(tuple(items)), 32, [window], CPU).pools
-        rows = inputs.table.tolist()
-        firsts = [page // (split // 32) + 2 * i for i, (*_, page) in enumerate(rows)]
-        firsts.append(len(inputs.pages) // (split // 32) + 2 * len(rows))
-        for (_, n, start, first_key, _), (first, after) in zip(rows, pairwise(firsts), strict=True):
-            assert first + (start + n - 1) // split - first_key // split + 1 <= after
-
-
 def test_whole_network(backend: TritonAttention) -> None:
     config = tiny((37, None, 5), rope_fraction=0.5, full_rope=Rope(1e6, 8), query_temperature=QueryTemperature(16, 0.5))
     tokens = [(7 * i + i * i) % 64 for i in range(59)]
@@ -164,7 +154,7 @@ def rows(backend: TritonAttention, sizes: list[int], window: int | None, lengths
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_same_bits_beside_others_and_for_any_few_tokens(
-    backend: TritonAttention, window: int | None, parts_of_32: None
+    backend: TritonAttention, window: int | None, small_parts: None
 ) -> None:
     """A slice is short up to 16 tokens: drafts, and the ends of prompts."""
     expected = rows(backend, [36, *[1] * 5], window, (41, 9))
@@ -174,26 +164,48 @@ def test_same_bits_beside_others_and_for_any_few_tokens(
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_deterministic_gives_the_same_bits_in_any_chunks(window: int | None, parts_of_32: None) -> None:
+def test_deterministic_gives_the_same_bits_in_any_chunks(window: int | None, small_parts: None) -> None:
     unchecked()
     backend = TritonAttention(deterministic=True)
     expected = rows(backend, [50], window, (50, 9))
     assert expected.isfinite().all()
-    for sizes in ([30, 1, 2, 17], [17, 33]):
+    for sizes in ([30, 4, 16], [17, 33]):  # 16 tokens are a short slice, which sees four parts
         assert torch.equal(rows(backend, sizes, window, (50, 9)), expected)
+
+
+def test_same_bits_however_the_keys_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs compute parts, groups, sections, or all keys: 10, 5, 3 and 1 of the first slice, 1 of the second."""
+    small(monkeypatch, 32)
+    unchecked()
+    items = [Slice(0, [0] * 300, 300, 297, 300, (PageTable(0, range(10)),), SamplingParams())]
+    items.append(Slice(1, [0] * 21, 21, 20, 21, (PageTable(0, (10,)),), SamplingParams()))
+    (inputs,) = pack(StepBatch(tuple(items)), 32, [None], CPU).pools
+    torch.manual_seed(0)
+    backend = TritonAttention()
+    cache = backend.allocate((11, 1, 8), torch.float32, CPU)
+    cache.k[:], cache.v[:] = torch.randn(2, 11, 32, 1, 8)
+    data, found = torch.randn(3, 4, 1, 8), []
+    for n_items, unit in ((11, 32), (10, 64), (5, 128), (3, 2**30)):
+        monkeypatch.setattr(attention, "room", lambda *_, n=n_items: Room(n, 3 * n))
+        prepared = backend.prepare(inputs)
+        found.append(backend.attend(*data, cache, prepared))
+        (plan,) = prepared.plans.values()
+        assert plan.firsts[:, 1].tolist() == [unit] * 2
+    assert found[0].isfinite().all()
+    assert all(torch.equal(rows, found[0]) for rows in found)
 
 
 def test_positions_beyond_32_bits() -> None:
     """The same window, 2^31 and 2^32 positions later; the interpreter looks for overflow here."""
     look_for_overflow(True)
     backend = TritonAttention()
-    cache, one, _ = two_sequences(backend, torch.float32, (96, 32))  # type: ignore[arg-type]
-    steps = ((0, 60), (60, 80), (80, 96))
-    expected = [attend_step(backend, cache, [(one, *step)], 40) for step in steps]  # type: ignore[arg-type]
+    cache, one, _ = two_sequences(backend, torch.float32, (48, 32))  # type: ignore[arg-type]
+    steps = ((0, 20), (20, 38), (38, 48))
+    expected = [attend_step(backend, cache, [(one, *step)], 16) for step in steps]  # type: ignore[arg-type]
     for shift in (2**31, 2**32):
         forget(cache)
         for (start, stop), (wanted,) in zip(steps, expected, strict=True):
-            (found,) = attend_step(backend, cache, [(one, start, stop)], 40, shift if start else 0)  # type: ignore[arg-type]
+            (found,) = attend_step(backend, cache, [(one, start, stop)], 16, shift if start else 0)  # type: ignore[arg-type]
             assert torch.equal(found, wanted)
 
 
@@ -220,7 +232,7 @@ def decoding() -> tuple[PoolInputs, list[int]]:
 
 
 def test_a_step_filled_up_to_a_larger_one(
-    backend: TritonAttention, decoding: tuple[PoolInputs, list[int]], parts_of_32: None
+    backend: TritonAttention, decoding: tuple[PoolInputs, list[int]], small_parts: None
 ) -> None:
     """With grids of the longest step and padding rows the bits are the same, and nothing else is written."""
     inputs, pages = decoding

@@ -84,8 +84,8 @@ def test_a_plan_from_a_configuration_alone(tmp_path: Path) -> None:
     assert on_gpu.weights == pytest.approx(head * 4 + others * 4.375 / 8, rel=1e-6)
 
 
-def test_fp8_and_int8_on_a_gpu(tmp_path: Path) -> None:
-    for name, scheme in (("fp8 tensor", "fp8"), ("ct int8 channel", "int8"), ("gptq g32 symmetric", "none")):
+def test_fp8_and_others_on_a_gpu(tmp_path: Path) -> None:
+    for name, scheme in (("fp8 tensor", "fp8"), ("ct int8 channel", "none"), ("gptq g32 symmetric", "none")):
         (tmp_path / name).mkdir()
         save(name, tmp_path / name)
         assert make_plan(tmp_path / name, RunnerOptions("", device="cuda"), None).scheme == scheme

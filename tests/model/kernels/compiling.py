@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix")
-"""PTX instructions that `Compiled` counts."""
+INSTRUCTIONS = (
+    *("mma.sync", "wgmma.mma_async", "tcgen05.mma", "cp.async.cg", "cp.async.bulk", "ldmatrix"),
+    *("div.rn.f32", "div.full", ".approx", ".ftz"),
+)
+"""PTX instructions, and parts of their names, that `Compiled` counts."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Compiled:
 
     It has the constants of the launch, bytes of shared memory, and the number of warps and of each of INSTRUCTIONS in
     its PTX. `pending` has, for each wait for asynchronous copies inside a loop of its TTGIR, the number of groups of
-    copies that may still be under way: with 0 the loop waits for what it has just requested.
+    copies that may still be under way: with 0 the loop waits for what it has just requested. `registers` are those of a
+    thread, `stack` its bytes in memory: those of registers that did not fit, and of calls.
     """
 
     launch: str
@@ -39,6 +44,8 @@ class Compiled:
     warps: int = 0
     instructions: dict[str, int] | None = None
     pending: Sequence[int] = ()
+    registers: int = 0
+    stack: int = 0
     error: str = ""
 
     @property
@@ -93,7 +100,21 @@ def _facts(launch: str, capability: int, function: Any, made: Any) -> Compiled:
         *(launch, capability, function.__name__, constants, made.metadata.shared, made.metadata.num_warps),
         {name: ptx.count(name) for name in INSTRUCTIONS},
         pending_copies(made.asm["ttgir"]),
+        *usage(made.asm["cubin"]),
     )
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """`Compiled.registers` and `Compiled.stack`."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", report)[0]
+    return int(registers), int(stack)
 
 
 def pending_copies(ttgir: str) -> tuple[int, ...]:

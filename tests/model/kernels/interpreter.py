@@ -1,4 +1,4 @@
-"""A matrix product for Triton's interpreter whose additions have a fixed order, on every processor.
+"""Arithmetic for Triton's interpreter: matrix products whose additions have a fixed order, multiply-adds as on a GPU.
 
 The interpreter multiplies with `np.matmul`. On a processor with AVX2 but not AVX-512, OpenBLAS gives a row other bits
 at another place in the matrix. A test of bit-identity would then test NumPy.
@@ -30,9 +30,17 @@ def create_dot(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_n
     return TensorHandle(in_order(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
 
 
+def create_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """In place of `InterpreterBuilder.create_fma`, which rounds twice: x * y + z, rounded once."""
+    from triton.runtime.interpreter import TensorHandle
+
+    exact = x.data.astype(np.float64) * y.data + z.data  # the product of two float32 is exact
+    return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def product_in_order() -> Iterator[None]:
-    """Triton's kernels add in the order of `in_order` where they run under the interpreter."""
+    """Triton's kernels compute with the functions above where they run under the interpreter."""
     if os.environ.get("TRITON_INTERPRET") != "1" or not importlib.util.find_spec("triton"):
         yield
         return
@@ -40,4 +48,5 @@ def product_in_order() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(InterpreterBuilder, "create_fma", create_fma)
         yield

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from model.kernels import cuda as triton
 from model.kernels.cuda import product, routing
+from model.network import moe
 from model.network.moe import MoE, route
 from tests.model.kernels.triton_case import CPU, close, poisoned, small_tiles
 
@@ -30,9 +31,9 @@ def owners(plan: routing.Assignment, block: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("block", [8, 16])
-@pytest.mark.parametrize("n_rows", [1, 3, 18])
-@pytest.mark.parametrize(("n_experts", "choices"), [(8, 2), (5, 3), (1, 1)])
+@pytest.mark.parametrize(("n_experts", "choices", "n_rows"), [(8, 2, 1), (8, 2, 3), (5, 3, 18), (5, 2, 70), (1, 1, 18)])
 def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_rows: int, block: int) -> None:
+    """70 rows take more programs than have their counts read together."""
     torch.manual_seed(n_rows)
     logits = torch.randn(n_rows, n_experts)
     plan = routing.assign(logits, choices, block, load := torch.full((n_experts,), 7), 2.5)
@@ -40,6 +41,11 @@ def test_every_pair_is_in_a_block_of_its_expert(n_experts: int, choices: int, n_
     assert owners(plan, block) == dict(enumerate(experts.flatten().tolist()))
     torch.testing.assert_close(plan.shares, 2.5 * shares)
     assert torch.equal(load - 7, experts.flatten().bincount(minlength=n_experts))
+    assert plan.slots[plan.places].tolist() == list(range(n_rows * choices))
+    starts = [0, *plan.ends.tolist()]
+    assert all(
+        starts[one] <= place < starts[one + 1] for one, place in zip(experts.flatten(), plan.places, strict=True)
+    )
 
 
 def test_all_tokens_to_one_expert_fill_its_blocks() -> None:
@@ -64,12 +70,18 @@ def test_equal_logits_choose_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "n_rows", "held"), [("none", 1, None), ("none", 5, range(1, 3)), ("int4-weights", 5, None)]
+    ("scheme", "n_rows", "held", "groups"),
+    [
+        ("none", 1, None, False),
+        ("none", 5, range(1, 3), False),
+        ("int4-weights", 5, None, False),
+        ("none", 6, None, True),
+    ],
 )
 def test_the_block_is_the_same_as_without_kernels(
-    scheme: str, n_rows: int, held: range | None, monkeypatch: pytest.MonkeyPatch
+    scheme: str, n_rows: int, held: range | None, groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a rank that holds some of the experts."""
+    """Also of a rank that holds some of the experts, and where PyTorch multiplies the groups of the greatest tiles."""
     torch.manual_seed(0)
     block = MoE(64, 128, 4, 2, scheme, held=held, shared_dim=64, routed_scale=2.5).requires_grad_(False)
     block.reserve(torch.float32, CPU)
@@ -86,6 +98,10 @@ def test_the_block_is_the_same_as_without_kernels(
     expected = block(x, onto=onto.clone())
     monkeypatch.setattr(triton, "serves", lambda x: True)
     monkeypatch.setattr(product, "TILES", small_tiles())
+    if groups:
+        monkeypatch.setattr(moe, "multiplies_groups", lambda x, weights: True)
+        monkeypatch.setattr(product, "MOST_ROWS", product.TILES["plain"][0].rows)
+        monkeypatch.setattr(product, "grouped", None)
     close(block(x), expected - onto)
     assert block(x, onto=onto) is onto
     close(onto, expected)

@@ -22,8 +22,8 @@ NAMES = {row.layout: row.name for row in SCHEMES.values() if row.value_bits is n
 LAYOUTS = ("plain", *NAMES)
 
 
-SMALL = {"plain": (16, 64, 2), "fp8": (16, 64, 2), "int8": (16, 32, 1), "int4": (16, 256, 2)}
-"""Outputs, channels and parts of tiles for small shapes."""
+SMALL = {"plain": (16, 64), "fp8": (16, 32), "int4": (16, 128)}
+"""Outputs and channels of tiles for small shapes."""
 
 
 def small_tiles() -> dict[str, tuple["Tile", ...]]:
@@ -31,8 +31,8 @@ def small_tiles() -> dict[str, tuple["Tile", ...]]:
     from model.kernels.cuda.product import TILES
 
     return {
-        layout: tuple(replace(tile, outputs=outputs, channels=channels, parts=parts) for tile in TILES[layout])
-        for layout, (outputs, channels, parts) in SMALL.items()
+        layout: tuple(replace(tile, outputs=outputs, channels=channels) for tile in TILES[layout])
+        for layout, (outputs, channels) in SMALL.items()
     }
 
 

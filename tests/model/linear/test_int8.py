@@ -85,8 +85,9 @@ def test_auto_is_int8_or_a_files_own_blocks_on_a_cpu_unless_a_format_is_requeste
     assert selection.choose("auto", "auto", CPU, kind="blocks").name == "int4"
     assert selection.choose("auto", "float32", CPU).name == "none"
     assert selection.choose("auto", "auto", torch.device("cuda")).name == "none"
-    assert selection.choose("int8", "auto", torch.device("cuda")).name == "int8-weights"
+    with pytest.raises(OptionError, match="int8 is for a CPU only, on a GPU choose one of: auto, none, fp8, int4"):
+        selection.choose("int8", "auto", torch.device("cuda"))
     assert selection.choose("int4", "auto", torch.device("cuda")).name == "int4-weights"
-    known = "auto, none, fp8, int8, int4, int8-weights, int4-weights"
+    known = "auto, none, fp8, int8, int4, int4-weights"
     with pytest.raises(OptionError, match=f"--quantize int3 is not known, choose one of: {known}"):
         selection.choose("int3", "auto", CPU)

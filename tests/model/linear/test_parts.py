@@ -18,7 +18,7 @@ from tests.model.driving import CPU
 N_OUT, N_ROWS = 40, 5
 WIDTHS = {"int4": (32, 96), "int4-weights": (64, 192)}
 """Channels of a part. All other schemes take any number: int8 rounds activations in groups of 64."""
-WEIGHT_ERRORS = {"none": 2**-20, "bfloat16": 2**-9, "fp8": 2**-4, "int8": 1 / 254, "int8-weights": 1 / 254}
+WEIGHT_ERRORS = {"none": 2**-20, "bfloat16": 2**-9, "fp8": 2**-4, "int8": 1 / 254}
 WEIGHT_ERRORS |= {"int4": 1 / 15, "int4-weights": 1 / 14}
 """The error of a weight at most, as a share of the greatest in its row of the part."""
 INPUT_ERRORS = {"bfloat16": 2**-9, "int8": 1 / 254, "int4": 1 / 254}

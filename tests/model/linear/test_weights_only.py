@@ -61,7 +61,7 @@ def made(scheme: str, matrix: torch.Tensor, cuts: tuple[int, ...] = ()) -> Float
     return layer
 
 
-@pytest.mark.parametrize(("scheme", "error"), [("fp8", 0.04), ("int8-weights", 0.01), ("int4-weights", 0.12)])
+@pytest.mark.parametrize(("scheme", "error"), [("fp8", 0.04), ("int4-weights", 0.12)])
 def test_near_the_weights(scheme: str, error: float) -> None:
     torch.manual_seed(0)
     matrix, x = torch.randn(300, 192), torch.randn(7, 192)
@@ -121,7 +121,7 @@ def network(config: ModelConfig, scheme: str) -> Transformer:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied_head": True}, {"n_experts": 4, "n_experts_per_token": 2}], ids=str)
-@pytest.mark.parametrize(("scheme", "least"), [("fp8", 0.97), ("int8-weights", 0.999), ("int4-weights", 0.7)])
+@pytest.mark.parametrize(("scheme", "least"), [("fp8", 0.97), ("int4-weights", 0.7)])
 def test_network_is_near_its_float32_self(scheme: str, least: float, changes: dict[str, object]) -> None:
     config = tiny((None, 9), **(WIDE | changes))
     model = network(config, scheme)

@@ -1,18 +1,20 @@
 """Pools from the memory that the largest step leaves, on a fake device."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
 from model import loading
-from model.batch import PoolSpec, StepBatch
+from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.config import ModelConfig
 from model.errors import OptionError
 from model.memory import profile
-from model.memory.sizes import PoolSizes
+from model.memory.sizes import GRAPH_BYTES, PoolSizes, check_step
 from model.options import RunnerOptions
+from model.setup import Setup, choose
+from model.step.graphs import DecodeGraphs
 from model.step.runner import ModelRunner
 from tests.model.driving import checkpoint, tiny
 
@@ -111,6 +113,59 @@ def test_memory_for_the_cache_may_be_given(device: Device) -> None:
     device.total = 2**30
     assert sum(spec.n_pages for spec in load(cache_memory=22 * PAGE).info.pools) == 22
     assert not device.steps
+
+
+def test_what_graphs_hold_is_left_for_them(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setup, "captures", True)
+    monkeypatch.setattr(loading, "CudaCapture", lambda: lambda compute: compute)
+    device.total = 2**28
+    graphs = PoolSizes(CONFIG, 32, 32, 48, 4).graph_bytes(256, 4)
+    left = int(0.9 * 2**28) - 10_000 - WEIGHTS - STEP - graphs
+    assert load(attention="sdpa").info.pools[1].n_pages == int(8 * left / (11 * PAGE))
+
+
+@pytest.mark.parametrize(
+    ("max_sequences", "length", "windows"), [(1, 40, (None,)), (9, 200, (5, None)), (6, 256, (5,))]
+)
+def test_bytes_of_graphs(max_sequences: int, length: int, windows: tuple[int | None, ...]) -> None:
+    """What the tensors of graphs take, and the estimates of what they compute. The spans are those of the longest."""
+    config = tiny(windows, max_position=256)
+    sizes = PoolSizes(config, 32, 32, 48, max_sequences)
+    specs = tuple(PoolSpec(window, 4) for window in config.pool_windows)
+    info = RunnerInfo(32, specs, length, config.vocab_size, config.dim, max_sequences, 48, {})
+    graphs = DecodeGraphs(lambda inputs, last: torch.empty(0), info, max_sequences, torch.device("cpu"), capture)
+    found = [*vars(graphs._inputs).values(), *graphs._inputs._pages, graphs._logits]
+    memory = [one.untyped_storage() for one in found if isinstance(one, torch.Tensor)]
+    held = {each.data_ptr(): each.nbytes() for each in memory}
+    step = max_sequences * (config.vocab_size * (4 + 4) + (2 * 32 + 3 * 48) * 4)
+    assert sum(held.values()) == sizes.graph_bytes(length, 4) - step - 1024 * (4 * (8 + 2) * 4 + 64) - GRAPH_BYTES
+
+
+def capture(compute: Any) -> Any:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("max_sequences", "mebibytes"), [(1, 80), (32, 94), (256, 193)])
+def test_graphs_of_a_7b_hold_little_also_at_128k(max_sequences: int, mebibytes: int) -> None:
+    """Mistral 7B with full attention, in bfloat16."""
+    dims = {"dim": 4096, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 14336, "vocab_size": 32768}
+    config = tiny((None,), **dims, max_position=131072)
+    assert PoolSizes(config, 32, 256, 2048, max_sequences).graph_bytes(131072, 2) // 2**20 == mebibytes
+
+
+def test_a_cache_that_leaves_no_memory_for_a_step_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of 48 tokens and the tables of rotary positions count."""
+    options = RunnerOptions("", device="cpu", dtype="float32", max_sequences=4, max_step_tokens=48, cache_memory=2**20)
+    setup = replace(choose(checkpoint(CONFIG), options), device=torch.device("cuda"))
+    step = setup.pool_sizes.step_bytes(4) + 256 * setup.pool_sizes.position_bytes
+    needed = WEIGHTS + 2**20 + step
+    monkeypatch.setattr(loading, "free_bytes", lambda _: needed)
+    assert loading.size(setup, None, None, 0).cache == 2**20
+    monkeypatch.setattr(loading, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(OptionError, match=r"--cache-memory 1.00 MiB leaves .* of the GPU for a step .* need about"):
+        loading.size(setup, None, None, 0)
+    with pytest.raises(OptionError, match="at most 3MiB would fit, or lower --max-step-tokens or --max-sequences"):
+        check_step(5 * 2**20, 2**20, 4 * 2**20)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from model.checkpoint.open import Checkpoint, open_checkpoint
 from model.errors import ModelError, OptionError
 from model.kernels.cpu import native
 from model.loading import create
-from model.machine import device
+from model.machine import device, gpu
 from model.sampling_params import SamplingParams
 from model.step import runner
 from model.step.runner import ModelRunner
@@ -306,11 +306,18 @@ def test_threads_are_those_of_the_kernels_and_of_pytorch(saved: Any, monkeypatch
     assert counts == [1, 1]
 
 
-def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_is_reported(
+    saved: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in the log, before the weights are read, and in /version, which shows the description."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match=r"--device cuda: PyTorch .* finds no CUDA device; use --device cpu"):
-        device.choose_device("cuda")
-    assert device.choose_device("auto").type == "cpu"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver("535.129.03", (12, 2), reachable=True))
+    why = start(saved[0], device="auto").info.description["unused_gpu"]
+    assert "NVIDIA's driver is 535.129.03 (CUDA 12.2)" in why
+    assert [line.message for line in caplog.records] == [f"no GPU is used: {why}, or choose --device cpu"]
+    assert "unused_gpu" not in start(saved[0]).info.description
 
 
 def test_memory_is_checked_before_weights_are_read(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.kernels.cpu import native
+from model.kernels.cpu.records import NO_TOKEN, NOT_FINITE
 from model.sampling_params import SamplingParams
 from model.step import distribution, sampler
-from model.step.distribution import NO_TOKEN, NOT_FINITE
 from model.step.logprobs import log_softmax, ranks, token_logprobs
 from model.step.noise import noise, noise_keys
 

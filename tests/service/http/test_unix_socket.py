@@ -129,3 +129,5 @@ def test_the_welcome_has_a_command_that_reaches_it() -> None:
     text = welcome("model", url, chat=True, key=False)
     assert "curl --unix-socket '/run/a b.sock' http://localhost/v1/chat/completions -H" in text
     assert "browser" not in text
+    assert "CPU" not in text
+    assert "\nIt runs on the CPU: old driver\n" in welcome("model", url, chat=True, key=False, unused_gpu="old driver")

@@ -5,10 +5,20 @@ from collections.abc import Callable
 import torch
 
 from model.attention.rope import RopeRows
+from model.attention.tiles import Gpu
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step.packing import pack
+
+
+def target() -> tuple[int, int]:
+    """The compute capability of the pretended GPU."""
+    from triton.runtime import driver
+
+    major, minor = divmod(driver.active.get_current_target().arch, 10)
+    return major, minor
+
 
 CPU = torch.device("cpu")
 
@@ -24,7 +34,7 @@ def attention(
     """A function that launches attention for one long and one short slice."""
 
     def launch() -> None:
-        backend = TritonAttention(deterministic)
+        backend = TritonAttention(deterministic, Gpu(target(), 132))
         slices = tuple(
             Slice(stop, [0] * stop, stop, start, stop, (PageTable(0, range(4)),), SamplingParams())
             for start, stop in ((0, 100), (99, 100))
@@ -40,12 +50,10 @@ def attention(
 
 BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
-    "attention, bfloat16": (attention(BF16, (32, 8), 128), (80, 90)),
-    "attention, float16, odd group": (attention(F16, (9, 3), 64), (80,)),
-    "attention, bfloat16, odd head_dim": (attention(BF16, (2, 2), 80), (90,)),
+    "attention, bfloat16": (attention(BF16, (32, 8), 128), (80, 89, 90, 100)),
+    "attention, float16, odd group, wide odd head_dim": (attention(F16, (9, 3), 160), (86,)),
     "attention, float32": (attention(F32, (4, 4), 64), (90,)),
     "attention, float8": (attention(BF16, (32, 8), 128, FP8), (89, 90)),
-    "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True), (90,)),
-    "attention, query temperature": (attention(BF16, (32, 8), 128, tempered=True), (90,)),
+    "attention, deterministic": (attention(BF16, (32, 8), 128, deterministic=True, tempered=True), (90,)),
 }
 """The launched functions, and the compute capabilities, times ten, for which they are compiled."""

@@ -1,0 +1,84 @@
+"""Which products a GPU computes in which kernels: steps on both sides of each change compile all of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from model.errors import OptionError, one_line
+from model.kernels import cuda as triton
+from model.kernels.cuda.layouts import FEW_ROWS
+from model.linear.floats import Floats
+from model.linear.schemes import Scheme
+from model.linear.selection import make_linear
+from model.network.moe import MoE
+
+OUTPUTS, MANY = 256, 1024
+"""Outputs of the product that is tried out, and its greatest number of rows."""
+
+
+class Kind(NamedTuple):
+    """Products alike: their layout, whether their tile is `fixed`, and of how many experts a row uses how many."""
+
+    layout: str
+    fixed: bool
+    n_experts: int = 1
+    n_used: int = 1
+
+
+def row_counts(model: nn.Module, most: int) -> Sequence[int]:
+    """Numbers of rows up to `most`, in order: 1, `most`, and the last before and the first after each change."""
+    kinds = {kind for part in model.modules() if (kind := _kind(part)) is not None}
+    found = {1, most}
+    for kind in kinds:
+        choices = [_kernel(kind, n_rows) for n_rows in range(1, most + 1)]
+        changes = [n for n in range(1, most) if choices[n - 1] != choices[n]]
+        found |= {n_rows for n in changes for n_rows in (n, n + 1)}
+    return sorted(found)
+
+
+def _kind(part: nn.Module) -> Kind | None:
+    """The kind of a projection or of a layer's experts; None if no kernel of a GPU computes it."""
+    if isinstance(part, MoE) and part.stacked is not None and triton.serves(part.load):
+        return Kind(part.stacked[0].layout, bool(part.gate.fixed), len(part.load), part.n_used)
+    if isinstance(part, Floats) and part.weights is not None and triton.serves(part.weights.values):
+        return Kind(part.weights.layout, part.fixed)
+    return None
+
+
+def _kernel(kind: Kind, n_rows: int) -> object:
+    """What computes `n_rows` rows: a tile, or None for PyTorch."""
+    from model.kernels.cuda.product import tile_of
+
+    if kind.n_experts == 1 and not kind.fixed and n_rows > FEW_ROWS[kind.layout]:
+        return None
+    return tile_of(kind.layout, -(-n_rows * kind.n_used // kind.n_experts), fixed=kind.fixed)
+
+
+@contextmanager
+def kernel_errors(scheme: Scheme) -> Iterator[None]:
+    """Errors of Triton inside raise OptionError: a kernel does not compile for this GPU, or does not fit it."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("triton."):
+            raise
+        raise OptionError(
+            f"--quantize {scheme.quantize}: a kernel does not work on this GPU ({type(error).__name__}: "
+            f"{one_line(error)}); choose another --quantize, and report this"
+        ) from error
+
+
+@torch.inference_mode()
+def try_out(scheme: Scheme, n_in: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compute products of `n_in` channels with no weights that mean anything. Raises OptionError if that fails."""
+    part = make_linear(n_in, OUTPUTS, scheme=scheme.name)
+    assert isinstance(part, Floats)
+    part.assign_weights(part.allocate((), dtype, device))
+    with kernel_errors(scheme):
+        for n_rows in row_counts(part, MANY):
+            x = torch.zeros(n_rows, n_in, dtype=dtype, device=device)
+            part(x, onto=part(x))
+            part.gated(x)

@@ -1,0 +1,96 @@
+"""The tiles of products: what compilers make of them for GPUs that are not there, and how often they read x."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from model.kernels.cuda.limits import shared_bytes
+from model.kernels.cuda.product import TILES, WARPS, Tile, splits_of, tile_of
+from tests.model.kernels import compiling
+from tests.model.kernels.compiling import Compiled
+
+WGMMA, MMA, TCGEN05 = "wgmma.mma_async", "mma.sync", "tcgen05.mma"
+UNITS = {80: MMA, 86: MMA, 89: MMA, 90: WGMMA, 100: TCGEN05}
+"""The instructions of the tensor cores, by compute capability."""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[Compiled]:
+    return compiling.compiled("products")
+
+
+def test_all_compile_within_shared_memory(compiled: list[Compiled]) -> None:
+    assert not [one for one in compiled if one.error]
+    assert all(one.shared <= shared_bytes(divmod(one.capability, 10)) for one in compiled)
+    assert {"_product", "_shrink", "_expand", "_to_fp8", "_widen", "_widen_groups"} <= {one.kernel for one in compiled}
+
+
+def test_products_use_the_tensor_cores_of_each_gpu(compiled: list[Compiled]) -> None:
+    """On 9.0 wgmma, with all warps of a group and the rows of a tile: no product falls back to mma.sync."""
+    for one in (one for one in compiled if one.kernel == "_product"):
+        found = {name for name in (WGMMA, MMA, TCGEN05) if (one.instructions or {})[name]}
+        assert found == {UNITS[one.capability]}, one
+
+
+def test_products_copy_ahead(compiled: list[Compiled]) -> None:
+    """No wait in a loop is for the copies that the loop has just requested."""
+    for one in (one for one in compiled if one.kernel == "_product"):
+        assert one.pending, one
+        assert min(one.pending) > 0, one
+
+
+BYTES = {"plain": 2.0, "fp8": 1.0, "int4": 0.5}
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate/up": (14336, 4096),
+    "down": (4096, 14336),
+    "head": (32768, 4096),
+}
+"""Outputs and channels of a Mistral 7B. Each output of gate/up stands for two rows of weights."""
+
+
+def x_for_w(layout: str, tile: Tile, n_rows: int, gated: bool) -> float:
+    """Bytes of x that a program reads for each byte of weights, x in bfloat16."""
+    return 2 * min(n_rows, tile.rows) / (tile.outputs * (2 if gated else 1) * BYTES[layout])
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "bounds"),
+    [
+        (1, {"plain": 0.02, "fp8": 0.04, "int4": 0.07}),
+        (16, {"plain": 0.25, "fp8": 0.5, "int4": 1.0}),
+        (32, {"plain": 0.25, "fp8": 0.5, "int4": 1.0}),
+        (64, {"plain": 0.5, "fp8": 1.0, "int4": 2.0}),
+        (256, {"plain": 1.0, "fp8": 2.0, "int4": 4.0}),
+    ],
+)
+def test_bytes_of_x_for_each_byte_of_weights(n_rows: int, bounds: dict[str, float]) -> None:
+    """Tiles of 64 rows by 16 outputs read 4 bytes of x for a byte in bfloat16, 8 in fp8 and 16 in int4."""
+    for layout, bound in bounds.items():
+        tile = tile_of(layout, n_rows, fixed=False)
+        assert x_for_w(layout, tile, n_rows, gated=False) <= bound
+        assert x_for_w(layout, tile, n_rows, gated=True) <= bound / 2
+
+
+@pytest.mark.parametrize("n_rows", [1, 16, 32, 64, 256])
+@pytest.mark.parametrize("name", SHAPES)
+def test_few_outputs_still_keep_a_device_busy(name: str, n_rows: int) -> None:
+    """Sums that programs leave for each other are at most twice the bytes of the weights, and stay in the L2 cache."""
+    n_out, n_in = SHAPES[name]
+    for layout in TILES:
+        tile = tile_of(layout, n_rows, fixed=False)
+        blocks = -(-n_rows // tile.rows)
+        splits = splits_of(tile, blocks, n_out, n_in)
+        assert blocks * -(-n_out // tile.outputs) * tile.warps * splits >= WARPS
+        left = 4 * n_rows * n_out * splits if splits > 1 else 0
+        assert left <= 2 * n_out * n_in * BYTES[layout]
+        assert left <= 2**24
+
+
+def test_the_choice_of_tiles() -> None:
+    for tiles in TILES.values():
+        assert [tile.rows for tile in tiles] == [16, 64, 128]
+    rows = [tile_of("int4", n, fixed=False).rows for n in (1, 16, 17, 64, 65, 8192)]
+    assert rows == [16, 16, 64, 64, 128, 128]
+    assert {tile_of("int4", n, fixed=True).rows for n in (1, 17, 8192)} == {64}
