@@ -96,7 +96,9 @@ def _sample_rows(slices: Sequence[Slice], rows: Rows) -> Ints:
 
 def _n_scored(item: Slice) -> int:
     """The number of rows that score prompt tokens. Row p predicts token p + 1: the last prompt position scores none."""
-    return 0 if item.params.prompt_logprobs is None else max(0, min(item.stop, item.n_prompt - 1) - item.start)
+    if item.params.prompt_logprobs is None:
+        return 0
+    return max(0, min(item.stop, item.n_prompt - 1) - item.start)
 
 
 def _place(slices: Sequence[Slice], rows: Rows, index: int, window: int | None, page_size: int) -> tuple[Ints, Ints]:
@@ -104,15 +106,20 @@ def _place(slices: Sequence[Slice], rows: Rows, index: int, window: int | None, 
     first_keys = np.zeros_like(rows.starts) if window is None else np.maximum(0, rows.starts - window + 1)
     first_blocks = first_keys // page_size
     n_pages = (rows.starts + rows.lengths - 1) // page_size + 1 - first_blocks
+    tables = [item.tables[index] for item in slices]
     pages = [
-        _visible(item, index, first, n)
-        for item, first, n in zip(slices, first_blocks.tolist(), n_pages.tolist(), strict=True)
+        table.pages if first == table.first_block and n == len(table.pages) else _visible(item, index, first, n)
+        for item, table, first, n in zip(slices, tables, first_blocks.tolist(), n_pages.tolist(), strict=True)
     ]
     table = np.stack((rows.first, rows.lengths, rows.starts, first_keys, _before(n_pages)), axis=1)
-    return np.frombuffer(b"".join(pages), dtype=np.int64), table
+    return np.frombuffer(b"".join(map(_array, pages)), dtype=np.int64), table
 
 
-def _visible(item: Slice, index: int, first: int, n: int) -> "array[int]":
+def _array(pages: Sequence[int]) -> "array[int]":
+    return pages if isinstance(pages, array) else array("q", pages)
+
+
+def _visible(item: Slice, index: int, first: int, n: int) -> Sequence[int]:
     """The pages of `n` blocks from `first` on."""
     held, pages = item.tables[index]
     place = first - held
@@ -121,8 +128,7 @@ def _visible(item: Slice, index: int, first: int, n: int) -> "array[int]":
             f"sequence {item.sequence_id} needs blocks {first}..{first + n - 1} of pool {index}, its table has "
             f"{held}..{held + len(pages) - 1}"
         )
-    visible = pages if n == len(pages) else pages[place : place + n]
-    return visible if isinstance(visible, array) else array("q", visible)
+    return pages[place : place + n]
 
 
 def _slots(rows: Rows, pages: Ints, table: Ints, page_size: int) -> Ints:

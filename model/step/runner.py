@@ -316,7 +316,9 @@ def _finite(output: SliceOutput) -> bool:
     """Whether the model gave numbers. JSON has no others, and keys and values beside such logits are as broken."""
     if NOT_FINITE in output.tokens:
         return False
-    logprobs = [item.logprob for item in output.logprobs + output.prompt_logprobs]
+    if not (output.logprobs or output.prompt_logprobs or output.pooled):
+        return True
+    logprobs = (item.logprob for item in (*output.logprobs, *output.prompt_logprobs))
     return all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
 
 

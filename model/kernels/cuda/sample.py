@@ -18,7 +18,8 @@ from model.machine.transfers import staged
 
 TILE = 2048
 """Values that a program computes at once."""
-WARPS = 8
+WARPS, REGISTERS = 8, 128
+"""Of a program, and of each of its threads: two programs fit on a multiprocessor."""
 _WORDS = tl.constexpr(len(SAMPLING.names or ()))
 _NO_TOKEN, _NOT_FINITE = tl.constexpr(NO_TOKEN), tl.constexpr(NOT_FINITE)
 _BITS = tl.constexpr(30)
@@ -106,7 +107,7 @@ def _greatest(x, n, TILE: tl.constexpr):
     most = tl.full((TILE,), float("-inf"), tl.float32)
     place = tl.zeros((TILE,), tl.int32)
     none = tl.zeros((TILE,), tl.int32)
-    for first in range(0, n, TILE):
+    for first in tl.range(0, n, TILE, loop_unroll_factor=4):
         value = tl.load(x + first + offsets, mask=first + offsets < n, other=float("-inf"))
         place = tl.where(value > most, first + offsets, place)
         most = tl.where(value > most, value, most)
@@ -256,5 +257,6 @@ def sample(logits: Tensor, rows: NDArray[np.void]) -> Tensor:
     words = staged(torch.from_numpy(rows.view(np.int32)), logits.device).to(logits.device, non_blocking=True)
     ids = torch.empty(logits.shape, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
-    _sample[(n_rows,)](logits, ids, words, tokens, n, TILE, num_warps=WARPS, enable_fp_fusion=False)
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS, "enable_fp_fusion": False}
+    _sample[(n_rows,)](logits, ids, words, tokens, n, TILE, **options)
     return tokens

@@ -161,12 +161,16 @@ class Scheduler:
         self._limit.count()
         self._images.land(step.images)
         updates = self._fail_images(output.image_faults)
+        generated: Counter[tuple[int, str]] = Counter()  # tokens by priority and tenant
         for (sequence, part), result in zip(step.parts.items(), output.slices, strict=True):
             if sequence.id in self._sequences:  # else it ended while the step was in flight
                 sequence.last_step = self._n_committed
                 update = self._break(sequence, result) if result.ends else self._advance(sequence, *part, result)
                 if update is not None:
                     updates.append(update)
+                    generated[sequence.priority, sequence.tenant] += len(update.tokens)
+        for (priority, tenant), n_tokens in generated.items():
+            self._queue.charge_tenant(priority, tenant, generated=n_tokens)
         for sequence, draft in step.drafts.items():
             self._totals["draft_tokens"] += len(draft)
             for table in sequence.tables:
@@ -368,7 +372,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, start: int, stop: int, result: SliceOutput) -> Update | None:
         processed = min(stop, sequence.n_prompt) if sequence.reports_progress else None
         tokens, finish = self._append(sequence, result.tokens)
-        if full := sequence.advance(start, stop + max(0, len(tokens) - 1)):
+        if full := sequence.advance(start, stop + len(tokens) - 1 if tokens else stop):
             self._trail.note(sequence, full)
         prompt_logprobs = sequence.score(start, result.prompt_logprobs) if result.prompt_logprobs else ()
         if result.pooled:
@@ -407,5 +411,4 @@ class Scheduler:
             if (reason := ending(sequence.params, token, before + n)) is not None:
                 break
         sequence.append(sampled[:n])
-        self._queue.charge(sequence, generated=n)
         return sampled[:n], reason

@@ -39,17 +39,15 @@ class Snapshot(Items[int]):
     def __getitem__(self, where: slice) -> list[int]: ...
 
     def __getitem__(self, where: int | slice) -> int | list[int]:
-        if where.__class__ is int and 0 <= where < self._n_known:  # what a step that decodes reads
-            return self._known[where]
+        n = self._n_known
         if isinstance(where, slice):
             start, stop, step = where.indices(self._length)
             if step != 1:
                 return [self[place] for place in range(start, stop, step)]
-            n = self._n_known
             known = self._known[start : min(stop, n)]
             return known if stop <= n else [*known, *self._tail[max(0, start - n) : stop - n]]
-        place = range(self._length)[where]
-        return self._known[place] if place < self._n_known else self._tail[place - self._n_known]
+        place = where if 0 <= where < self._length else range(self._length)[where]
+        return self._known[place] if place < n else self._tail[place - n]
 
 
 class Sequence:

@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
 from model.batch import Slice
 from model.kernels import cuda
 from model.kernels.cpu import native
@@ -27,8 +30,8 @@ from tests.model.kernels.launches.sample import LAUNCHES
 from tests.model.kernels.sampling_case import random_logits, random_rows, sampled
 from tests.model.kernels.triton_case import poisoned
 
-REGISTERS = 65536
-"""Of a multiprocessor, from compute capability 8.0 on (CUDA C++ Programming Guide, technical specifications)."""
+MULTIPROCESSOR_REGISTERS = 65536
+"""Registers of a multiprocessor, from 8.0 on (CUDA C++ Programming Guide, technical specifications)."""
 INFINITY = float("inf")
 
 
@@ -93,6 +96,45 @@ def test_edges(values: list[float], params: dict[str, float], fused: list[Kernel
     logits = torch.tensor([values])
     found = sampled(sample.sample, logits, row(**params))
     assert found == sampled(fused[0].sample, logits, row(**params))
+
+
+@triton.jit
+def clocks(x, y, top, temperature, start, step, n: tl.constexpr):
+    token = tl.arange(0, n)
+    weight = sample._weight(tl.load(x + token), top, temperature, 0.0)
+    tl.store(y + token, tl.div_rn(weight, -sample._logarithm(sample._uniform(token, start, step))))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of hashes
+def test_functions_have_the_bits_of_the_cpus(fused: list[Kernels]) -> None:
+    """All values of a race, with weights from 1 down to 0."""
+    logits = torch.linspace(-200, 0, 2**14)[None]
+    found = torch.empty_like(logits)
+    clocks[(1,)](logits, found, 0.0, torch.tensor(1.7).item(), 12345, 6789, logits.shape[1])
+    fused[0].sample(logits, row(temperature=1.7))
+    assert (logits == 0).any()
+    assert torch.equal(found, logits)
+
+
+@triton.jit
+def fixed(x, y, n: tl.constexpr):
+    tl.store(y + tl.arange(0, n), sample._fixed(tl.load(x + tl.arange(0, n))))
+
+
+def test_weights_become_integers() -> None:
+    weights = torch.tensor([1.0, 0.0, 2.0**-41, 2.0**-42, 1 - 2.0**-24, *torch.rand(11).pow(20).tolist()])
+    found = torch.empty(16, dtype=torch.int64)
+    fixed[(1,)](weights, found, 16)
+    assert found.tolist() == [int(weight * 2**41) for weight in weights.tolist()]
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000, 1024, 1025, 5000])
+def test_sums_of_the_cpu_are_exact(n: int, fused: list[Kernels]) -> None:
+    """Half of the sum of equal weights is half of them: more would be hidden, or fewer, with any rounding."""
+    for kernels in fused:
+        logits = torch.full((1, n), 5.0)
+        kernels.sample(logits, row(top_p=0.5))
+        assert int((logits > 0).sum()) == (n + 1) // 2
 
 
 def test_results_without_a_token() -> None:
@@ -187,7 +229,7 @@ def test_two_programs_fit_on_a_multiprocessor(compiled: list[compiling.Compiled]
         (name, capability) for name, (_, capabilities) in LAUNCHES.items() for capability in capabilities
     }
     for one in compiled:
-        assert 2 * one.registers * 32 * one.warps <= REGISTERS
+        assert 2 * one.registers * 32 * one.warps <= MULTIPROCESSOR_REGISTERS
         assert one.stack == 0
         assert one.shared <= LEAST_SHARED // 4
 
