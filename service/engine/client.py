@@ -128,8 +128,8 @@ class EngineClient:
             await self._decided.wait()
 
     def note(self, stage: str, progress: float) -> None:
-        """Record how far loading is, for `/ready`, and log each stage once."""
-        if stage not in (self.stage, "ready"):
+        """Record how far loading is, for `/ready`, and log each stage once, whatever it counts."""
+        if stage != "ready" and _words(stage) != _words(self.stage):
             log.info("loading", extra={"fields": {"stage": stage}})
         self.stage, self.progress = stage, progress
 
@@ -278,3 +278,8 @@ class EngineClient:
     def _close_mailbox(self, sequence_id: int) -> None:
         if self._mailboxes.pop(sequence_id, None) is not None:
             self._supervisor.send(Abort(sequence_id))
+
+
+def _words(stage: str) -> str:
+    """A stage without its numbers, such as the number of a graph."""
+    return "".join(char for char in stage if not char.isdigit())

@@ -252,3 +252,17 @@ def test_the_engine_dies_with_its_parent_even_when_stopped() -> None:
             child = int(parent.stdout.readline())
             parent.kill()
         eventually(partial(ended, child), f"the engine ends with its {state} parent")
+
+
+def test_a_stage_is_logged_once_whatever_it_counts(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        client = EngineClient(thread)
+        for number in range(1, 4):
+            client.note(f"capturing CUDA graph {number} of 3", number / 3)
+        assert (client.stage, client.progress) == ("capturing CUDA graph 3 of 3", 1.0)
+        client.note("warming up", 0.0)
+
+    with caplog.at_level("INFO", "noria.engine"):
+        asyncio.run(body())
+    stages = [record.fields["stage"] for record in caplog.records]  # type: ignore[attr-defined]
+    assert stages == ["capturing CUDA graph 1 of 3", "warming up"]

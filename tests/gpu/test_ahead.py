@@ -75,7 +75,7 @@ def test_graphs_change_nothing(fixed: ModelRunner, caplog: pytest.LogCaptureFixt
 @pytest.mark.skipif(DEVICE == "cpu", reason="there are no graphs on a CPU")
 def test_graphs_share_their_memory() -> None:
     """The memory of the greatest graph is enough for the 20 others."""
-    runner = load(vocab_size=2**15, max_sequences=256, max_step_tokens=256)
+    runner = load(vocab_size=2**15, max_sequences=256, max_step_tokens=256, fast_start=True)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     runner.idle()
