@@ -74,7 +74,12 @@ class Floats(Projection):
 
     def _in_kernel(self, x: Tensor) -> bool:
         weights = self.weights
-        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= FEW_ROWS[weights.layout])
+        return weights is not None and triton.serves(x) and (self.fixed or len(x) <= self.few_rows(x))
+
+    def few_rows(self, x: Tensor) -> int:
+        """The greatest number of such rows that the kernel computes."""
+        assert self.weights is not None
+        return FEW_ROWS[self.weights.layout]
 
     def _run(self, x: Tensor, **around: Any) -> Tensor:
         from model.kernels.cuda.product import product

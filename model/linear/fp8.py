@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from model.kernels import cuda as triton
-from model.kernels.cuda.layouts import FEW_ROWS, LARGEST, DeviceWeights
+from model.kernels.cuda.layouts import LARGEST, DeviceWeights
 from model.linear.base import TINY
 from model.linear.floats import WeightsOnly
 from model.linear.schemes import SCHEMES
@@ -16,6 +16,8 @@ from model.linear.schemes import SCHEMES
 E4M3 = torch.float8_e4m3fn
 OLDEST = (8, 9)
 """The least compute capability whose tensor cores multiply fp8. Others dequantize the weights for many rows."""
+ROWS = 64
+"""The greatest number of rows whose activations are not rounded, where fp8 is multiplied."""
 
 
 class Fp8Linear(WeightsOnly):
@@ -36,12 +38,15 @@ class Fp8Linear(WeightsOnly):
         return weights.values[rows].float() * weights.tables[0][rows, None]
 
     def product(self, x: Tensor) -> Tensor:
-        if self.fixed or len(x) <= FEW_ROWS["fp8"]:
+        if self.fixed or len(x) <= ROWS:
             return super().product(x)
         if triton.serves(x):
             return self.scaled(x) if self._multiplies(x) else super().product(x)
         values, scales = quantize(x.float())
         return super().product((values.float() * scales).to(x.dtype))
+
+    def few_rows(self, x: Tensor) -> int:
+        return ROWS if self._multiplies(x) else super().few_rows(x)
 
     def _multiplies(self, x: Tensor) -> bool:
         """Whether the GPU multiplies this shape and format in fp8."""

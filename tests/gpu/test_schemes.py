@@ -12,11 +12,11 @@ from model.attention import BACKENDS
 from model.config import ModelConfig
 from model.kernels.cuda import convert, gate, norm, product, routing
 from model.kernels.cuda.layouts import FEW_ROWS, DeviceWeights
-from model.linear import selection
+from model.linear import fp8, selection
 from model.linear.base import RMSNorm
 from model.linear.floats import Floats
 from model.linear.fp8 import quantize
-from model.network import weights
+from model.network import moe, weights
 from model.network.moe import MoE, route
 from model.network.transformer import Transformer
 from model.sharding.shard import shard_of
@@ -96,12 +96,12 @@ def test_all_int4_values() -> None:
 
 def test_all_fp8_values() -> None:
     values = torch.arange(256, dtype=torch.uint8).repeat_interleave(16).view(256, 16).repeat(1, 4)
-    fp8 = values.view(torch.float8_e4m3fn)
-    fp8 = torch.where(fp8.float().isnan(), 0, fp8.float()).to(torch.float8_e4m3fn)
+    numbers = values.view(torch.float8_e4m3fn)
+    numbers = torch.where(numbers.float().isnan(), 0, numbers.float()).to(torch.float8_e4m3fn)
     for dtype in (torch.bfloat16, torch.float16):
-        weights = there(DeviceWeights("fp8", fp8, (torch.ones(256),)))
+        weights = there(DeviceWeights("fp8", numbers, (torch.ones(256),)))
         y = product.product(torch.eye(64, dtype=dtype, device=GPU), weights)
-        assert torch.equal(y.float().T.cpu(), fp8.float())
+        assert torch.equal(y.float().T.cpu(), numbers.float())
 
 
 def test_programs_that_share_channels_leave_nothing_behind() -> None:
@@ -182,6 +182,27 @@ def test_experts_in_a_graph() -> None:
         torch.testing.assert_close(y, block(x), rtol=1e-2, atol=1e-2)
 
 
+def test_groups_of_experts_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows of experts in bfloat16 agree with the kernel; no copy to the host waits in between."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        block = MoE(256, 512, 8, 2)
+    block.reserve(torch.bfloat16, GPU)
+    block.gate.assign_weights(block.gate.allocate((), torch.bfloat16, GPU))
+    for part in block.modules():
+        if isinstance(part, Floats):
+            part.weight.data.normal_(std=0.1)
+    x = torch.randn(2000, 256, dtype=torch.bfloat16, device=GPU)
+    block(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = block(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    monkeypatch.setattr(moe, "multiplies_groups", lambda x, weights: False)
+    torch.testing.assert_close(found, block(x), rtol=2e-2, atol=2e-2)
+
+
 def network(config: ModelConfig, scheme: str, dtype: torch.dtype, device: torch.device) -> Transformer:
     with torch.device("meta"):
         model = Transformer(config, scheme)
@@ -215,7 +236,7 @@ def test_products_in_fp8() -> None:
     layer.assign_weights(layer.allocate((), torch.bfloat16, GPU))
     matrix = torch.randn(384, 512)
     layer.take(0, matrix)
-    x = torch.randn(FEW_ROWS["fp8"] + 1, 512).bfloat16()
+    x = torch.randn(fp8.ROWS + 1, 512).bfloat16()
     (rows, row_scales), (columns, scales) = quantize(x.float()), quantize(matrix)
     expected = (rows.float() * row_scales) @ (columns.float() * scales).T
     close(layer(x.to(GPU)), expected)

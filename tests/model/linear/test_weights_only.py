@@ -11,7 +11,6 @@ from model.config import ModelConfig
 from model.errors import ModelError, OptionError
 from model.kernels import cuda as triton
 from model.kernels.cpu import native
-from model.kernels.cuda.layouts import FEW_ROWS
 from model.linear import fp8, int4_weights, selection
 from model.linear.floats import Floats, WeightsOnly
 from model.linear.int4 import quantize8
@@ -86,7 +85,7 @@ def test_rows_of_a_quantized_file(scheme: str) -> None:
 def test_fp8_rounds_activations_of_many_rows_only() -> None:
     torch.manual_seed(0)
     layer = made("fp8", torch.randn(8, 64))
-    x = torch.randn(FEW_ROWS["fp8"] + 1, 64)
+    x = torch.randn(fp8.ROWS + 1, 64)
     few, many = torch.cat([layer(row[None]) for row in x]), layer(x)
     close(few, x @ layer(torch.eye(64)))
     assert 1e-3 < (many - few).norm() / few.norm() < 0.05
