@@ -193,7 +193,7 @@ def test_engine_uses_the_standard_library_and_the_seam(path: Path) -> None:
         assert inside or name.split(".")[0] in sys.stdlib_module_names, name
 
 
-SHARED = {"__init__", "base", "cache", "compiled", "floats", "inputs", "rope", "schemes", "selection"}
+SHARED = {"__init__", "base", "cache", "compiled", "floats", "inputs", "rope", "schemes", "selection", "tiles"}
 """Files of `attention/` and `linear/` that are no backend and no scheme."""
 
 
