@@ -1,10 +1,11 @@
 """Attention by Triton kernels, which read keys and values in their pages.
 
-The keys of a slice of up to SHORT tokens are split into parts: a single long sequence then fills the device. Longer
-slices are split into tiles of queries. A row's bits do not depend on other rows. With `deterministic` they do not
-depend on the size of the chunk either.
-Nothing here waits for the device. Grids depend only on the sizes of the inputs and on the spans. A CUDA graph is
-captured with the longest spans; a shorter step copies its tensors into the graph's memory and replays it.
+Many programs share the keys of a slice of up to SHORT tokens: a single long sequence then fills the device. A plan
+divides the keys. It is made on the device once a step, by what the slices hold then. Longer slices are split into tiles
+of queries. A row's bits do not depend on other rows. With `deterministic` they do not depend on the size of the chunk
+either.
+Nothing here waits for the device. Grids and scratch depend on the GPU, on the sizes of the inputs and on the spans. A
+CUDA graph is captured with the longest spans; a shorter step copies its tensors into the graph's memory and replays it.
 """
 
 import math

@@ -169,7 +169,7 @@ def test_deterministic_gives_the_same_bits_in_any_chunks(window: int | None, sma
     backend = TritonAttention(deterministic=True)
     expected = rows(backend, [50], window, (50, 9))
     assert expected.isfinite().all()
-    for sizes in ([30, 1, 2, 17], [17, 33]):
+    for sizes in ([30, 4, 16], [17, 33]):  # 16 tokens are a short slice, which sees four parts
         assert torch.equal(rows(backend, sizes, window, (50, 9)), expected)
 
 
