@@ -21,8 +21,9 @@ ADAPTER_RANK = 16
 """The rank of the LoRA adapters that plans tell of."""
 CONTEXT_BYTES = 2**29
 """Roughly what a GPU's driver takes for a process."""
-GRAPH_BYTES = 2**26
-"""An estimate of what CUDA graphs take beside tensors: cuBLAS's workspace of 32 MiB, and the driver's nodes."""
+GRAPH_BYTES = 2**27
+"""An estimate of what else CUDA graphs hold: cuBLAS's workspace of 32 MiB, 64 MiB for a piece of narrow weights in the
+model's format, and the driver's nodes."""
 LEAST_SUMS = 1024
 """Sums over a part of the keys that any GPU may hold at once, for few sequences. More sequences hold two each."""
 
@@ -75,13 +76,13 @@ class PoolSizes:
         """An estimate of what the CUDA graphs hold: inputs and logits of all rows, and the memory of the largest step.
 
         The inputs are `StaticInputs` of graphs.py, for sequences of up to `length` tokens. The step has its block, its
-        logits in the model's format and in float32, and the sums of attention, for one layer at a time.
+        logits in the model's format and in float32, and the sums of attention, which all layers of a window share.
         """
-        config, n = self.config, self.max_sequences
+        config, n, n_pools = self.config, self.max_sequences, len(self.config.pool_windows)
         pages = sum(max_pages(window, length, self.page_size, 1) for window in config.pool_windows)
-        inputs = 8 * n * (4 + 6 * len(config.pool_windows) + pages)
+        inputs = 8 * n * (4 + 6 * n_pools + pages)
         logits = n * config.vocab_size * (4 + 4 + value_bytes)
-        sums = max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.head_dim + 2) * 4 + 64)
+        sums = n_pools * max(LEAST_SUMS, 2 * n) * (config.n_heads * (config.head_dim + 2) * 4 + 64)
         return inputs + logits + self.block_bytes(n, value_bytes) + sums + GRAPH_BYTES
 
     def longest(self, budget: int, spare: int) -> int:

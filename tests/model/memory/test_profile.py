@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model import loading
+from model.attention.tiles import Gpu, scratch_bytes
 from model.batch import PoolSpec, RunnerInfo, StepBatch
 from model.config import ModelConfig
 from model.errors import OptionError
@@ -138,19 +139,31 @@ def test_bytes_of_graphs(max_sequences: int, length: int, windows: tuple[int | N
     memory = [one.untyped_storage() for one in found if isinstance(one, torch.Tensor)]
     held = {each.data_ptr(): each.nbytes() for each in memory}
     step = max_sequences * (config.vocab_size * (4 + 4) + (2 * 32 + 3 * 48) * 4)
-    assert sum(held.values()) == sizes.graph_bytes(length, 4) - step - 1024 * (4 * (8 + 2) * 4 + 64) - GRAPH_BYTES
+    sums = len(specs) * 1024 * (4 * (8 + 2) * 4 + 64)
+    assert sum(held.values()) == sizes.graph_bytes(length, 4) - step - sums - GRAPH_BYTES
 
 
 def capture(compute: Any) -> Any:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("max_sequences", "mebibytes"), [(1, 80), (32, 94), (256, 193)])
+@pytest.mark.parametrize(("max_sequences", "mebibytes"), [(1, 144), (32, 158), (256, 257)])
 def test_graphs_of_a_7b_hold_little_also_at_128k(max_sequences: int, mebibytes: int) -> None:
     """Mistral 7B with full attention, in bfloat16."""
     dims = {"dim": 4096, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128, "hidden_dim": 14336, "vocab_size": 32768}
     config = tiny((None,), **dims, max_position=131072)
     assert PoolSizes(config, 32, 256, 2048, max_sequences).graph_bytes(131072, 2) // 2**20 == mebibytes
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (8, 1, 256), (14, 2, 64)], ids=str)
+@pytest.mark.parametrize("n", [1, 32, 256])
+def test_the_scratch_of_attention_is_counted_for_every_gpu(n: int, heads: tuple[int, int, int]) -> None:
+    """From an L4, of 58 multiprocessors, to a B200, of 148; in a window for each of two pools."""
+    names = ("n_heads", "n_kv_heads", "head_dim")
+    one, two = (tiny(windows, **dict(zip(names, heads, strict=True))) for windows in ((None,), (None, 4096)))
+    whole, beside = (PoolSizes(config, 32, 256, 2048, n).graph_bytes(512, 2) for config in (two, one))
+    for n_sms in (58, 108, 132, 148):
+        assert scratch_bytes(n, 131072, 4096, heads, Gpu((9, 0), n_sms)) <= whole - beside
 
 
 def test_a_cache_that_leaves_no_memory_for_a_step_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
