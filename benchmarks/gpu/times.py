@@ -41,10 +41,11 @@ class Assumptions:
 
     `gap`: between two kernels of a graph; `gap_outside`: between two others. `shortest`: of any kernel. `host`: that
     the host needs to launch one kernel outside of a graph. `walk`: of a pass over a block of keys in attention. `idle`:
-    of a program that finds nothing to do, `resident` of which a multiprocessor runs at a time. `l2` is the speed of the L2 cache as a multiple of the memory's, and `sm_bandwidth` the bytes/s that
-    one multiprocessor gets from it. A program that samples a row reads it at most `sampling_passes` times.
-    `attention_share` is the share of the data sheet's rate that attention over prompts reaches, and `fp8_rate` the
-    speed of fp8 products as a multiple of bfloat16's.
+    of a program that finds nothing to do, `resident` of which a multiprocessor runs at a time. `l2` is the speed of the
+    L2 cache as a multiple of the memory's, and `sm_bandwidth` the bytes/s that one multiprocessor gets from it. A
+    program that samples a row reads it at most `sampling_passes` times. `attention_share` is the share of the data
+    sheet's rate that attention over prompts reaches, and `fp8_rate` the speed of fp8 products as a multiple of
+    bfloat16's.
     """
 
     gap: float = 1e-6

@@ -1,11 +1,13 @@
 """The tiles of products: what compilers make of them for GPUs that are not there, and how often they read x."""
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from model.kernels.cuda.limits import shared_bytes
-from model.kernels.cuda.product import TILES, WARPS, Tile, splits_of, tile_of
+from model.kernels.cuda.product import TILES, WARPS, Tile, channels_of, splits_of, tile_of
+from model.kernels.groups import INT4_GROUP
 from tests.model.kernels import compiling
 from tests.model.kernels.compiling import Compiled
 
@@ -86,6 +88,14 @@ def test_few_outputs_still_keep_a_device_busy(name: str, n_rows: int) -> None:
         left = 4 * n_rows * n_out * splits if splits > 1 else 0
         assert left <= 2 * n_out * n_in * BYTES[layout]
         assert left <= 2**24
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_steps_have_whole_groups(dtype: torch.dtype) -> None:
+    for tile in TILES["int4"]:
+        channels = channels_of("int4", tile, dtype)
+        assert channels
+        assert channels % INT4_GROUP == 0
 
 
 def test_the_choice_of_tiles() -> None:
