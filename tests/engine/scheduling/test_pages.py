@@ -3,7 +3,7 @@
 import pytest
 
 from model.batch import PoolSpec
-from service.engine.scheduling.pages import PagePool, page_name, reusable_blocks
+from service.engine.scheduling.pages import PagePool, Table, page_name, reusable_blocks
 
 
 def pool(n_pages: int = 4, window: int | None = None, page_size: int = 4) -> PagePool:
@@ -116,3 +116,17 @@ def test_a_name_that_is_forgotten_leads_nowhere() -> None:
     wheel.release(held)
     assert (wheel.stats.held, wheel.stats.cached, wheel.stats.free) == (0, 1, 3)
     wheel.check()
+
+
+def test_a_slice_keeps_the_table_that_it_got() -> None:
+    """A view stays as it is, and serves all slices until the table changes."""
+    table = Table(PagePool(PoolSpec(5, 8), 4))
+    table.grow(8)
+    view, pages = table.view, [*table.view.pages]
+    table.grow(8)
+    assert table.view is view
+    table.grow(16)
+    table.shrink(12)
+    table.roll(9)
+    assert (view.first_block, [*view.pages]) == (0, pages)
+    assert (table.view.first_block, [*table.view.pages][:1], table.stop) == (1, pages[1:], 12)
