@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
 def _allow_fake_cuda() -> None:
     """Let a PyTorch that was built without CUDA index fake tensors of that device.
 
-    It looks for the device's guard, which such a build does not have. The guard of meta tensors does nothing, and serves.
+    It looks for the device's guard, which such a build does not have. That of meta tensors does nothing, and serves.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 64).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
