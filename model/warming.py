@@ -10,7 +10,7 @@ from model.image_spans import ImageWork
 from model.sampling_params import SamplingParams
 from model.step.runner import BLANK, ModelRunner
 
-DRAWS: Sequence[Mapping[str, Any]] = (
+SAMPLINGS: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.0},
     {"top_p": 0.5, "top_k": 2, "min_p": 0.5, "logprobs": 1, "prompt_logprobs": 1},
@@ -47,14 +47,14 @@ def capture_all(runner: ModelRunner, progress: Progress) -> None:
 def steps(info: RunnerInfo, counts: Sequence[int]) -> Iterator[StepBatch]:
     """Steps of each number of rows: of a prompt alone, and with a token of another sequence.
 
-    Then steps of one token: of the longest sequence, and with each of DRAWS.
+    Then steps of one token: of the longest sequence, and with each of SAMPLINGS.
     """
     for n_rows in _possible(info, counts):
         yield step(info, [n_rows])
         if n_rows > 1 and len((mixed := step(info, [n_rows - 1, 1])).slices) <= info.max_sequences:
             yield mixed
     yield step(info, [1], before=info.max_model_len - 1)
-    for values in DRAWS:
+    for values in SAMPLINGS:
         yield step(info, [min(2, info.max_model_len)], SamplingParams(max_tokens=1, **values))
 
 
