@@ -24,7 +24,7 @@ from model.sampling_params import SamplingParams
 from model.step.graphs import buckets
 from model.step.runner import BLANK, ModelRunner
 from model.vision_config import VisionConfig
-from model.warming import steps
+from model.warming import step, steps
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
@@ -141,6 +141,17 @@ def test_serving_compiles_nothing(name: str, monkeypatch: pytest.MonkeyPatch) ->
         launches.mark()
         serve(runner)
     assert {"attend_parts", "attend_tiles", "_rms_norm", "_shrink"} < {kernel for kernel, _ in launches.seen}
+    assert launches.new == []
+
+
+def test_logits_in_blocks_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an odd vocabulary: only some of them begin at multiples of 16 bytes."""
+    monkeypatch.setattr("model.step.runner.LOGIT_VALUES", 7 * 67)
+    runner = loaded(tiny((None,), **WIDE, vocab_size=67), monkeypatch)
+    with recorded() as launches:
+        warm(runner, monkeypatch)
+        launches.mark()
+        runner.step(step(runner.info, [1] * 24, before=1))
     assert launches.new == []
 
 
