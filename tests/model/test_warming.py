@@ -81,6 +81,7 @@ def warm(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, *, fast_start: bo
     pretended = SimpleNamespace(
         device=torch.device("cuda"),
         captures=True,
+        attention_name="triton",
         scheme=SCHEMES["none"],
         options=SimpleNamespace(fast_start=fast_start),
         pool_sizes=SimpleNamespace(max_sequences=24),
@@ -166,6 +167,20 @@ def test_a_fast_start_leaves_the_rest_for_later(monkeypatch: pytest.MonkeyPatch)
             pass
         serve(runner)
     assert {"_shrink", "_product"} <= {kernel for kernel, _ in launches.new}
+
+
+def test_a_kernel_that_fails_names_what_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import PTXASError
+
+    def fails(*_: object, **__: object) -> None:
+        raise PTXASError("too many registers")
+
+    runner = loaded(DENSE, monkeypatch)
+    message = r"^--attention triton, --quantize none: .* \(PTXASError: .*registers\); choose another, and report this"
+    with recorded() as launches:
+        launches.add = fails  # type: ignore[method-assign]
+        with pytest.raises(OptionError, match=message):
+            warm(runner, monkeypatch)
 
 
 def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
