@@ -83,7 +83,7 @@ def test_triton_that_fails_at_these_heads_leaves_them_to_sdpa(
     assert why in record.message
     with pytest.raises(OptionError, match=f"{message}.*, but --deterministic needs --attention paged"):
         choose("auto", GPU, BF16, BF16, heads=(32, 8, 128), deterministic=True)
-    with pytest.raises(OptionError, match="^--attention triton does not .*, but --kv-dtype fp8 needs "):
+    with pytest.raises(OptionError, match=r"^--attention triton does not .*, but --kv-dtype fp8 needs "):
         choose("auto", GPU, torch.float8_e4m3fn, BF16, heads=(32, 8, 128))
     assert len(caplog.records) == 1
 
