@@ -199,7 +199,7 @@ def _answer(names: list[str]) -> None:
 def _ask(tree: str, names: list[str]) -> dict[str, dict[str, float]]:
     """What this file measures with the sources of a tree, in a process of its own."""
     command = [sys.executable, "-P", __file__, "--answer", *names]
-    environment = os.environ | {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1"}  # no thread spins, and counts its waiting
+    environment = os.environ | {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1"}  # spinning threads would count as work
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return cast(dict[str, dict[str, float]], json.loads(done.stdout))
 

@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
 def _allow_fake_cuda() -> None:
     """Let a PyTorch that was built without CUDA index fake tensors of that device.
 
-    It looks for the device's guard, which is not there; that of meta tensors, which does nothing, serves.
+    It looks for the device's guard, which such a build does not have. That of meta tensors does nothing, and serves.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 64).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
@@ -181,11 +181,13 @@ def absent(capability: tuple[int, int], n_sms: int) -> Iterator[Recorder]:
 
 
 def load(config: ModelConfig, recorder: Recorder, options: RunnerOptions) -> ModelRunner:
-    """A runner on the absent device, which replays graphs."""
+    """A runner on the absent device, which replays graphs: all of them are captured already."""
     checkpoint = Checkpoint(config, "half", _Weights(config))
     chosen = setup.choose(checkpoint, options)
     runner = loading.load(chosen, checkpoint, lambda stage, done: None)
     runner.record(runner.info.max_sequences, recorder.capture)
+    while runner.idle():  # a capture has launches of its own, which are no part of a step
+        pass
     return runner
 
 

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 BANDWIDTH, RATE = 4.3e12, 790e12
 NOT_THERE = ["fastapi", "pydantic", "orjson", "httpx", "rich", "typer", "gguf", "llguidance", "uvicorn", "jinja2"]
+NOT_THERE += ["starlette", "prometheus_client", "huggingface_hub", "mistral_common", "PIL", "transformers"]
 
 
 @pytest.mark.parametrize(

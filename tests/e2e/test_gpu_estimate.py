@@ -59,6 +59,12 @@ def test_decoding_is_in_a_graph_and_prompts_are_not(found: Found) -> None:
     assert Counter(one.name for one in found["none", PROMPT][0])["_rms_norm"] == 5
 
 
+def test_no_step_has_the_launches_of_a_capture(found: Found) -> None:
+    """Outside of its graph a step copies its inputs and samples. Only a capture clears the inputs."""
+    outside = Counter(one.name for one in found["none", DECODE][0] if not one.in_graph)
+    assert outside == {"copy_": 4, "_to_copy": 1, "_sample": 1, "cat": 1}
+
+
 def test_a_launch_takes_as_long_as_its_slowest_part() -> None:
     """A copy of 1 GB at 80 % of 3.35 TB/s; a product of 8192 x 8192 at 60 % of 989 TFLOP/s."""
     batch, estimator = StepBatch(()), Estimator(H100, TWO_LAYERS)

@@ -106,7 +106,7 @@ def test_an_image_for_which_memory_runs_out_is_tried_once_more(
     assert ran(runner, [item(0, 23)], work(23)) == plain
 
 
-def test_a_step_that_is_computed_in_parts_encodes_once(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_that_are_computed_apart_encode_once(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second slice reads an image that nobody has encoded: it ends alone, whatever its place."""
     plain = ran(runner, [item(0, 31)], work(31))
     calls, advance = [], runner._images._advance
