@@ -200,7 +200,7 @@ def _naming(path: str) -> Iterator[None]:
 
 def warm(runner: ModelRunner, setup: Setup, progress: Progress) -> None:
     """Run the first steps. On a GPU compile all kernels and capture all graphs, but with `fast_start` do so later."""
-    with kernel_errors(setup.scheme):
+    with kernel_errors(f"--attention {setup.attention_name}, --quantize {setup.scheme.quantize}"):
         first_steps(runner)
         if complete := setup.device.type == "cuda" and not setup.options.fast_start:
             compile_all(runner, runner.row_counts, progress)

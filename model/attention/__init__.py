@@ -48,15 +48,25 @@ def choose(
     """
     chosen = _auto(device, dtype, activations, deterministic) if name == "auto" else name
     backend = _made(chosen, device, dtype, deterministic)
-    if heads is not None and device.type == "cuda":
-        try:
-            try_out(chosen, backend, heads, dtype, activations, device)
-        except OptionError as error:
-            if name != "auto":
-                raise
-            log.warning("sdpa computes the attention, which takes several times as long: %s", error)
-            return "sdpa", _made("sdpa", device, dtype, deterministic)
+    if heads is None or device.type != "cuda":
+        return chosen, backend
+    try:
+        try_out(chosen, backend, heads, dtype, activations, device)
+    except OptionError as error:
+        if name != "auto":
+            raise
+        return "sdpa", _instead(error, device, dtype, deterministic)
     return chosen, backend
+
+
+def _instead(error: OptionError, device: torch.device, dtype: torch.dtype, deterministic: bool) -> Attention:
+    """sdpa, because triton has an error. Raises OptionError with both reasons if sdpa does not serve these options."""
+    try:
+        backend = _made("sdpa", device, dtype, deterministic)
+    except OptionError as unserved:
+        raise OptionError(f"{error}, but {unserved}") from error
+    log.warning("sdpa computes the attention, which takes several times as long: %s", error)
+    return backend
 
 
 def _auto(device: torch.device, dtype: torch.dtype, activations: torch.dtype, deterministic: bool) -> str:

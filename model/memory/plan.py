@@ -68,9 +68,9 @@ class MemoryPlan:
     `layout` says how many ranks share the model, `ranks` what each holds; `memory` is what each may fill: on a CPU they
     share that of the host. All other sizes are those of the rank that needs most, with the pages that every rank holds.
 
-    `scheme` is a value of --quantize, `stored` what most projections become. `step` estimates what a step of
-    `step_tokens` of `step_sequences` takes beside weights and cache, on a GPU with its context. `graphs` estimates what
-    the CUDA graphs hold beside that, `cache` is for pages.
+    `scheme` is a value of --quantize, `stored` what most projections become, `checkpoint` how a quantized checkpoint
+    stores them, else empty. `step` estimates what a step of `step_tokens` of `step_sequences` takes beside weights and
+    cache, on a GPU with its context. `graphs` estimates what the CUDA graphs hold beside that, `cache` is for pages.
     `encoder` is the part of `weights` that the image encoder takes, `images` what the embeddings of `image_tokens`
     positions and the encoding of an image take; all are 0 for a model without.
     `adapter` is for a LoRA adapter of rank 16 on all projections, of which `adapters` may be in memory. The engine
@@ -81,6 +81,7 @@ class MemoryPlan:
     parameters: int
     scheme: str
     stored: str
+    checkpoint: str
     dtype: str
     kv_dtype: str
     weights: int
@@ -154,7 +155,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
     """
     config = read_config(directory, max_model_len=options.max_model_len).with_window(options.sliding_window)
     widest = shard_of(config, options.layout.place(0))
-    stored, own_bits = _stored(directory, config)
+    stored, own_bits, summary = _stored(directory, config)
     kind = schemes.nearest(stored, options.device, widest.config)
     chosen = schemes.choose(options.quantize, options.dtype, options.device, compiled=True, kind=kind)
     dtype = chosen.own_dtype(options.dtype) or config.dtype
@@ -175,6 +176,7 @@ def make_plan(directory: Path, options: RunnerOptions, total: int | None) -> Mem
         parameters=config.n_parameters,
         scheme=chosen.quantize,
         stored=schemes.stored_as(scheme, dtype, own_bits),
+        checkpoint=summary,
         dtype=dtype,
         kv_dtype=cache_format(options.kv_dtype, dtype).name,
         weights=largest.weights,
@@ -239,21 +241,22 @@ def _specs(ranks: Sequence[_Rank], caches: Sequence[int | None], served: int | N
     )
 
 
-def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None]:
-    """The kind of the checkpoint, and the bits of a weight in its own blocks.
+def _stored(directory: Path, config: ModelConfig) -> tuple[Kind, float | None, str]:
+    """The kind of the checkpoint, the bits of a weight in its own blocks, and the summary of its quantization.
 
     Without weights, as for a name on the hub, all projections but the head count as quantized.
     """
     if (directory / INDEX).is_file():
         index = read_index(directory)
-        return "blocks" if index.quantized else "floats", index.block_bits
+        return "blocks" if index.quantized else "floats", index.block_bits, ""
     quantization = read_quantization(directory)
     if quantization is None:
-        return "floats", None
-    if not (shards := present_shards(directory)):
-        return quantization.kind, quantization.bits_with_head(config)
-    weights = stored_weights(shards)
-    return quantization.kind, block_bits(weights, quantization, tied_head=config.tied_head)
+        return "floats", None, ""
+    if shards := present_shards(directory):
+        bits = block_bits(stored_weights(shards), quantization, tied_head=config.tied_head)
+    else:
+        bits = quantization.bits_with_head(config)
+    return quantization.kind, bits, quantization.summary
 
 
 def _lengths(context: int, served: int | None) -> list[int]:

@@ -58,16 +58,19 @@ def _kernel(kind: Kind, n_rows: int) -> object:
 
 
 @contextmanager
-def kernel_errors(scheme: Scheme) -> Iterator[None]:
-    """Errors of Triton inside raise OptionError: a kernel does not compile for this GPU, or does not fit it."""
+def kernel_errors(options: str) -> Iterator[None]:
+    """Errors of Triton inside raise OptionError: a kernel does not compile for this GPU, or does not fit it.
+
+    `options` are those that choose the kernels.
+    """
     try:
         yield
     except Exception as error:
         if not type(error).__module__.startswith("triton."):
             raise
         raise OptionError(
-            f"--quantize {scheme.quantize}: a kernel does not work on this GPU ({type(error).__name__}: "
-            f"{one_line(error)}); choose another --quantize, and report this"
+            f"{options}: a kernel does not work on this GPU ({type(error).__name__}: {one_line(error)}); "
+            "choose another, and report this"
         ) from error
 
 
@@ -77,7 +80,7 @@ def try_out(scheme: Scheme, n_in: int, dtype: torch.dtype, device: torch.device)
     part = make_linear(n_in, OUTPUTS, scheme=scheme.name)
     assert isinstance(part, Floats)
     part.assign_weights(part.allocate((), dtype, device))
-    with kernel_errors(scheme):
+    with kernel_errors(f"--quantize {scheme.quantize}"):
         for n_rows in row_counts(part, MANY):
             x = torch.zeros(n_rows, n_in, dtype=dtype, device=device)
             part(x, onto=part(x))

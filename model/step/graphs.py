@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model.attention.inputs import TABLE_WIDTH, PackedInputs, PoolInputs, Span
 from model.batch import PoolSpec, RunnerInfo, max_pages
+from model.errors import one_line
 from model.machine.transfers import staged
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,8 @@ class DecodeGraphs:
         try:
             self._graphs[size] = self._capture(lambda: logits.copy_(self._compute(inputs, self._inputs.last_tokens)))
         except Exception as error:  # from PyTorch or Triton: the step can still be computed without a graph
-            log.warning("cannot capture a graph of %d sequences, such steps are computed without one: %s", size, error)
+            why = f"{type(error).__name__}: {one_line(error)}"
+            log.warning("cannot capture a graph of %d sequences, such steps are computed without one: %s", size, why)
             self._sizes = [smaller for smaller in self._sizes if smaller < size]
             return None
         return self._graphs[size]

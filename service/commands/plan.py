@@ -85,6 +85,8 @@ def lines(plan: MemoryPlan, device: str) -> Iterator[tuple[str, str]]:
         yield "layout", f"{plan.layout}, {len(plan.ranks)} ranks; the sizes below are of the rank that needs most"
     part = "its part of " if in_group else ""
     yield "weights", f"{size(plan.weights)}, {part}{plan.parameters:,} in {plan.stored}"
+    if plan.checkpoint:
+        yield "checkpoint", f"{plan.checkpoint}; served as {plan.stored}"
     if plan.encoder:
         yield "images", f"{size(plan.encoder)} of the weights are the image encoder"
         yield "", f"{size(plan.images)} for {plan.image_tokens:,} tokens of embeddings and the encoding of one image"

@@ -52,10 +52,10 @@ class SequencePicture(NamedTuple):
     """One sequence. `state` is "waiting", "prompt", "decode" or "preempted".
 
     `place` counts from 1 in the order of admission; None if the sequence runs. `reason` says why it waits: "sequences"
-    (as many run as may), "pages" (there are too few for it or for one before it), "tokens" (the prompts that run fill
-    each step), "adapters" (as many LoRA adapters run as may), "fairness" or "priority" (one that came later is before
-    it, of another key or with a lower number), or "grammar" (its grammar is compiled). None: the next step may take it.
-    `cached` counts prompt tokens from the cache.
+    (as many run as may), "pages" (for it or for one before it there are too few, or a step computes one to reuse),
+    "tokens" (the prompts that run fill each step), "adapters" (as many LoRA adapters run as may), "fairness" or
+    "priority" (one that came later is before it, of another key or with a lower number), or "grammar" (its grammar is
+    compiled). None: the next step may take it. `cached` counts prompt tokens from the cache.
     """
 
     id: int

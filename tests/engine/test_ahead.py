@@ -92,6 +92,20 @@ def test_those_with_the_same_prompt_wait_for_its_pages_and_compute_none_of_them_
     assert computed[1] <= computed[0]
 
 
+def test_nobody_waits_for_a_page_of_a_sequence_that_has_ended() -> None:
+    """Its step is still in flight, but its pages will have no names."""
+    drive = Drive(ahead(), max_step_tokens=16)
+    prompt = list(range(1, 40))
+    drive.submit(1, prompt, LONG)
+    drive.launch()
+    drive.submit(2, prompt, LONG)
+    drive.scheduler.abort(1)
+    assert drive.scheduler.assume()
+    assert [(item.sequence_id, item.start) for item in drive.launch().slices] == [(2, 0)]
+    drive.run()
+    assert drive.answers[2] == expected(prompt, LONG)
+
+
 def test_what_needs_a_page_that_no_one_has_waits_until_someone_can_be_preempted() -> None:
     """The younger one has taken the last of five pages of four tokens when the older one needs its third page."""
     drive = Drive(ahead(pools=((None, 5),), max_model_len=16), max_step_tokens=16)

@@ -24,7 +24,7 @@ from model.sampling_params import SamplingParams
 from model.step.graphs import buckets
 from model.step.runner import BLANK, ModelRunner
 from model.vision_config import VisionConfig
-from model.warming import steps
+from model.warming import step, steps
 from service.engine.messages import Submit, ToEngine
 from tests.engine.driving import Client
 from tests.model.driving import checkpoint, tiny
@@ -81,6 +81,7 @@ def warm(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, *, fast_start: bo
     pretended = SimpleNamespace(
         device=torch.device("cuda"),
         captures=True,
+        attention_name="triton",
         scheme=SCHEMES["none"],
         options=SimpleNamespace(fast_start=fast_start),
         pool_sizes=SimpleNamespace(max_sequences=24),
@@ -144,6 +145,17 @@ def test_serving_compiles_nothing(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert launches.new == []
 
 
+def test_logits_in_blocks_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an odd vocabulary: only some of them begin at multiples of 16 bytes."""
+    monkeypatch.setattr("model.step.runner.LOGIT_VALUES", 7 * 67)
+    runner = loaded(tiny((None,), **WIDE, vocab_size=67), monkeypatch)
+    with recorded() as launches:
+        warm(runner, monkeypatch)
+        launches.mark()
+        runner.step(step(runner.info, [1] * 24, before=1))
+    assert launches.new == []
+
+
 def test_a_fast_start_leaves_the_rest_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """This shows also that the recording sees what serving adds."""
     runner = loaded(SPARSE, monkeypatch, quantize="fp8")
@@ -155,6 +167,20 @@ def test_a_fast_start_leaves_the_rest_for_later(monkeypatch: pytest.MonkeyPatch)
             pass
         serve(runner)
     assert {"_shrink", "_product"} <= {kernel for kernel, _ in launches.new}
+
+
+def test_a_kernel_that_fails_names_what_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.errors import PTXASError
+
+    def fails(*_: object, **__: object) -> None:
+        raise PTXASError("too many registers")
+
+    runner = loaded(DENSE, monkeypatch)
+    message = r"^--attention triton, --quantize none: .* \(PTXASError: .*registers\); choose another, and report this"
+    with recorded() as launches:
+        launches.add = fails  # type: ignore[method-assign]
+        with pytest.raises(OptionError, match=message):
+            warm(runner, monkeypatch)
 
 
 def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,17 @@ def awaits_page(sequence: Sequence, reused: int, in_flight: Iterable[Step]) -> b
     """Whether a step in flight computes the page that follows the `reused` tokens.
 
     Pages get their names when the step is committed. A sequence that did not wait would compute the same tokens again.
+    Nobody waits for a sequence that has ended, of which nothing is computed any more: its pages get no names.
     """
     size = sequence.tables[0].pool.page_size
     block = reused // size
     if not sequence.may_reuse or block == sequence.n_reusable:
         return False
     name = sequence.names(block + 1)[block]
-    parts = (
-        (item, start, min(stop, len(item.tokens))) for step in in_flight for item, (start, stop) in step.parts.items()
-    )
+    parts = [(item, *part) for step in in_flight for item, part in step.parts.items() if item.computed]
     return any(
-        start // size <= block < stop // size and item.names(block + 1)[block] == name for item, start, stop in parts
+        start // size <= block < min(stop, len(item.tokens)) // size and item.names(block + 1)[block] == name
+        for item, start, stop in parts
     )
 
 

@@ -299,8 +299,7 @@ class Scheduler:
 
     def _behind_images(self, step: Step) -> list[Sequence]:
         """The prompts that wait for images in this step. They stand still, however long it takes, and are not stuck."""
-        waits = step.images.work or step.images.waits
-        return [item for item in self._running if item.uncomputed > 1] if waits else []
+        return self._unfinished() if step.images.work or step.images.waits else []
 
     def _holders(self, images: Collection[int]) -> list[Sequence]:
         """The running sequences that hold one of the images with these numbers."""

@@ -81,8 +81,11 @@ def test_triton_that_fails_at_these_heads_leaves_them_to_sdpa(
     assert record.levelname == "WARNING"
     assert "\n" not in record.message
     assert why in record.message
-    with pytest.raises(OptionError, match="--deterministic needs --attention paged"):
+    with pytest.raises(OptionError, match=f"{message}.*, but --deterministic needs --attention paged"):
         choose("auto", GPU, BF16, BF16, heads=(32, 8, 128), deterministic=True)
+    with pytest.raises(OptionError, match=r"^--attention triton does not .*, but --kv-dtype fp8 needs "):
+        choose("auto", GPU, torch.float8_e4m3fn, BF16, heads=(32, 8, 128))
+    assert len(caplog.records) == 1
 
 
 def test_heads_that_triton_does_not_serve(gpu: Callable[[Attention], None], caplog: pytest.LogCaptureFixture) -> None:

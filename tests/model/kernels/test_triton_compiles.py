@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for GPUs, also on a machine without one: the interpreter accepts more than compilers."""
+"""Attention compiles for GPUs, also on a machine without one: the interpreter accepts more than compilers."""
 
 import pytest
 
@@ -6,19 +6,13 @@ from model.kernels.cuda.limits import LEAST_SHARED, shared_bytes
 from tests.model.kernels import compiling
 from tests.model.kernels.compiling import Compiled, launches
 
-MODULES = ("attention",)
-CASES = [
-    (name, capability)
-    for module in MODULES
-    for name, (_, capabilities) in launches(module).items()
-    for capability in capabilities
-]
+CASES = [(name, capability) for name, (_, capabilities) in launches("attention").items() for capability in capabilities]
 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
     pytest.importorskip("triton")
-    return compiling.compiled(*MODULES)
+    return compiling.compiled("attention")
 
 
 @pytest.mark.timeout(600)  # of all of them; what has been compiled once is in Triton's cache
@@ -28,37 +22,51 @@ def test_compiles(compiled: list[Compiled], name: str, capability: int) -> None:
     assert made
     assert not [one.error for one in made if one.error]
     assert all(one.shared <= shared_bytes(divmod(capability, 10)) for one in made)
-    if name.startswith("attention"):
-        attend = [one for one in made if one.tensor_cores]
-        assert {one.kernel for one in attend} == {"attend_parts", "attend_tiles"}
-        assert all(one.pending and min(one.pending) >= 2 for one in attend), "a loop fetches keys and values ahead"
+    attend = [one for one in made if one.kernel.startswith("attend")]
+    assert attend
+    assert all(one.tensor_cores for one in attend)
+    assert all(one.pending and min(one.pending) >= 2 for one in attend), "a loop fetches keys and values ahead"
 
 
-def attention(compiled: list[Compiled], capability: int, kernel: str) -> Compiled:
-    """A kernel of Mistral's attention in bfloat16."""
-    key = ("attention, bfloat16", capability, kernel)
+def of(compiled: list[Compiled], name: str, capability: int, kernel: str) -> Compiled:
+    """A kernel of the launch "attention, `name`"."""
+    key = (f"attention, {name}", capability, kernel)
     (found,) = (one for one in compiled if (one.launch, one.capability, one.kernel) == key)
     return found
 
 
 @pytest.mark.parametrize(
-    ("capability", "product"), [(80, "mma.sync"), (89, "mma.sync"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")]
+    ("name", "capability", "product"),
+    [("bfloat16", 89, "mma.sync"), ("bfloat16", 90, "wgmma.mma_async"), ("bfloat16, long", 100, "tcgen05.mma")],
 )
-def test_long_slices_use_the_tensor_cores_of_their_gpu(compiled: list[Compiled], capability: int, product: str) -> None:
-    instructions = attention(compiled, capability, "attend_tiles").instructions
-    assert instructions is not None
-    assert instructions[product]
+def test_long_slices_use_the_tensor_cores_of_their_gpu(
+    compiled: list[Compiled], name: str, capability: int, product: str
+) -> None:
+    made = of(compiled, name, capability, "attend_tiles")
+    assert (made.instructions or {})[product]
+    assert made.stack == 0, "no register is kept in memory"
+
+
+def test_deterministic_long_slices_multiply_as_short_ones(compiled: list[Compiled]) -> None:
+    """Equal bits need equal instructions: no wgmma, which the tiles of other long slices use."""
+    kernels = (of(compiled, "deterministic", 90, name).instructions or {} for name in ("attend_parts", "attend_tiles"))
+    parts, tiles = ({name: found[name] for name in ("mma.sync", "wgmma.mma_async")} for found in kernels)
+    assert parts["mma.sync"] > 0
+    assert parts["wgmma.mma_async"] == 0
+    assert tiles == parts
 
 
 def test_three_programs_of_short_slices_fit_a_multiprocessor_of_an_h100(compiled: list[Compiled]) -> None:
     """3 programs x 3 blocks of 16 KiB under way: 3.35 TB/s / 132 take 18 KiB for each 0.7 us of latency."""
-    parts = attention(compiled, 90, "attend_parts")
+    parts = of(compiled, "bfloat16", 90, "attend_parts")
     assert 3 * (parts.shared + 1024) <= 228 * 1024
+    assert 3 * parts.registers * 32 * parts.warps <= 65536
     assert list(parts.pending) == [6], "of each of the next three blocks, keys and values"
 
 
 def test_partial_sums_are_fetched_ahead(compiled: list[Compiled]) -> None:
     joins = [one for one in compiled if one.kernel == "join"]
+    assert joins
     assert all(min(one.pending) >= 8 for one in joins)
 
 

@@ -13,8 +13,8 @@ from service.commands import plan as command
 from tests.published import MISTRAL_7B as CONFIG
 
 
-def plan(directory: Path, *flags: str) -> Result:
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+def plan(directory: Path, *flags: str, **config: Any) -> Result:
+    (directory / "config.json").write_text(json.dumps(CONFIG | config))
     return CliRunner().invoke(cli.build(["plan"]), ["plan", str(directory), "--device", "cuda", *flags])
 
 
@@ -55,3 +55,13 @@ def test_the_layout_that_would_do(tmp_path: Path) -> None:
     assert "or --tensor-parallel-size 2, or" in str(result.exception or result.output)
     refused = plan(tmp_path, "--tensor-parallel-size", "3")
     assert "choose one of: 1, 2, 4, 8, 16, 32" in str(refused.exception or refused.output)
+
+
+def test_a_checkpoint_in_int8_is_dequantized_on_a_gpu(tmp_path: Path) -> None:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
+    output = plan(tmp_path, quantization_config=quantization | {"ignore": ["lm_head"]}).output
+    assert "13.49 GiB" in output
+    assert "compressed-tensors, 8 bits; served as bfloat16" in output
+    assert "served as" not in plan(tmp_path).output
