@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from model.errors import one_line
+from model.machine.device import of_memory
 
 log = logging.getLogger(__name__)
 
-NEEDS = "a C compiler and the headers of C and Python (gcc, libc6-dev, python3-dev) where it runs"
+NEEDS = (
+    "a C compiler and the headers of C and Python (gcc, libc6-dev, python3-dev) where it runs, and a TRITON_CACHE_DIR "
+    "that it may write"
+)
 OLDEST = (8, 0)
 """The least compute capability whose tensor cores Triton uses."""
 
@@ -42,7 +46,10 @@ def obstacle(device: torch.device) -> str | None:
 
 @cache
 def try_out(device: torch.device) -> str | None:
-    """Why a small kernel does not work on `device`: the error, or that its numbers are wrong. None if it works."""
+    """Why a small kernel does not work on `device`: the error, or that its numbers are wrong. None if it works.
+
+    Raises errors of memory as they are.
+    """
     from model.kernels.cuda import norm
 
     ones = torch.ones(1, 16, device=device)
@@ -50,6 +57,8 @@ def try_out(device: torch.device) -> str | None:
         right = torch.allclose(norm.rms_norm(ones, ones[0], 1e-5), ones, rtol=1e-3)
         why = None if right else "gives wrong numbers here"
     except Exception as error:  # from Triton, the compiler or the driver
+        if of_memory(error):
+            raise
         why = f"does not work here ({type(error).__name__}: {one_line(error)}); it needs {NEEDS}"
     if why is not None:
         log.warning("Triton %s", why)

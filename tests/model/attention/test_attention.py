@@ -193,7 +193,7 @@ def test_triton_is_tried_out_before_it_is_trusted(
         return 2 * x
 
     gpu((9, 0))
-    missing = r"does not work here \(RuntimeError: Failed to find C compiler.*\(gcc, libc6-dev, python3-dev\)"
+    missing = r"does not work here \(RuntimeError: Failed to find C compiler.*python3-dev\).* TRITON_CACHE_DIR"
     for kernel, why in ((fails, missing), (doubles, "gives wrong")):
         TRY_OUT.cache_clear()
         monkeypatch.setattr(norm, "rms_norm", kernel)
@@ -204,6 +204,19 @@ def test_triton_is_tried_out_before_it_is_trusted(
         with pytest.raises(OptionError, match=f"--attention triton {why}"):
             choose("triton", GPU, torch.bfloat16)
     TRY_OUT.cache_clear()
+
+
+def test_a_gpu_without_memory_is_not_one_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from model.kernels.cuda import norm
+
+    def fails(*args: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(norm, "rms_norm", fails)
+    TRY_OUT.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        TRY_OUT(CPU)
 
 
 REFUSALS = {
