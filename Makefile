@@ -21,8 +21,9 @@ INPUTS := pyproject.toml constraints.txt scripts/setup $(wildcard model/kernels/
 serve: .venv/.ready
 	@exec .venv/bin/noria serve $(if $(MODEL),"$(MODEL)") --port $(PORT) $(ARGS)
 
+# Tests start a hundred programs, which must find their modules compiled: the variable would keep Python from writing them.
 test: .venv/.ready-dev
-	.venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-page: .venv/.ready-dev
 	@scripts/setup-browser

@@ -1,9 +1,11 @@
 """Tools for models whose chat template has none, through the formats of published templates."""
 
+from pathlib import Path
+
 import pytest
 
 from model.chat.formats import load_chat
-from model.checkpoint.resolve import resolve
+from model.tokenizers.base import Tokenizer
 from model.tokenizers.load import load_tokenizer
 from service.schema.tools import Function
 from service.structured.call_style import STYLES
@@ -11,11 +13,15 @@ from service.structured.tool_prompt import explained
 from tests.model.chat.published import ANSWER, CALLED, FORMATS, SYSTEM, TOOL, USER, source
 
 
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model: Path) -> Tokenizer:
+    return load_tokenizer(embedded_model)
+
+
 @pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.style is None])
-def test_tools_calls_and_results_reach_the_model(name: str) -> None:
+def test_tools_calls_and_results_reach_the_model(name: str, embedded_model: Path, tokenizer: Tokenizer) -> None:
     """Also where the template refuses system messages, or wants users and assistants to take turns."""
-    directory = resolve("smollm2-135m-instruct")
-    chat = load_chat(directory, load_tokenizer(directory), source(name))
+    chat = load_chat(embedded_model, tokenizer, source(name))
     assert chat is not None
     function = Function.model_validate(TOOL["function"])
     for messages in (CALLED, [SYSTEM, *CALLED, ANSWER, USER]):
