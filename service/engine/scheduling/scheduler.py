@@ -256,7 +256,10 @@ class Scheduler:
         decoding: list[Sequence] = []
         unfinished: list[Sequence] = []
         for item in self._running:
-            (decoding if item.length - item.computed <= 1 else unfinished).append(item)
+            decodes = (
+                item.length - item.computed <= 1 and item.computed >= item.images.end
+            )  # else it may await an image
+            (decoding if decodes else unfinished).append(item)
         ready = [item for item in decoding if item.length > item.computed and not item.complete]
         share = -(-len(decoding) // self._depth)
         if share < len(ready):

@@ -1,13 +1,14 @@
 """Images in the runner: rows of a step, faults, memory that runs out, and graphs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model.batch import PageTable, Slice, StepBatch
+from model.batch import PageTable, Slice, StepBatch, StepTooLarge
 from model.image_spans import ImageSpan, ImageWork, PlacedImage
 from model.loading import create
 from model.sampling_params import SamplingParams
@@ -120,6 +121,26 @@ def test_slices_that_are_computed_apart_encode_once(runner: ModelRunner, monkeyp
     assert [(result.tokens, result.logprobs) for result in output.slices[:1]] == plain
     assert [result.fault is None for result in output.slices] == [True, False, True]
     assert calls == [32]
+
+
+def test_a_step_that_does_not_fit_has_done_its_images_and_says_which_failed(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler plans the tokens again, but sends no image a second time."""
+    sound = ran(runner, [item(1, 71), item(2)], work(71))
+    begin = runner._images._encoder.begin  # type: ignore[union-attr]
+
+    def fail(*args: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._images._encoder, "begin", lambda *args: fail() if args[0][0, 0, 0] == 9 else begin(*args))
+        patch.setattr(runner, "info", replace(runner.info, max_sequences=2))
+        patch.setattr(runner, "_start", fail)
+        with pytest.raises(StepTooLarge) as raised:
+            runner.launch(StepBatch((item(0, 72), item(1, 73), item(2)), (work(72, color=9), work(73))))
+    assert [*raised.value.image_faults] == [72]
+    assert ran(runner, [item(1, 73), item(2)]) == sound
 
 
 def test_what_is_forgotten_is_released(runner: ModelRunner) -> None:
