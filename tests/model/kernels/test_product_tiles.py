@@ -12,7 +12,7 @@ from tests.model.kernels import compiling
 from tests.model.kernels.compiling import Compiled
 
 WGMMA, MMA, TCGEN05 = "wgmma.mma_async", "mma.sync", "tcgen05.mma"
-UNITS = {80: MMA, 86: MMA, 89: MMA, 90: WGMMA, 100: TCGEN05}
+UNITS = {80: MMA, 89: MMA, 90: WGMMA, 100: TCGEN05, 120: MMA}
 """The instructions of the tensor cores, by compute capability."""
 
 

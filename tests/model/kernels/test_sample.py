@@ -86,6 +86,7 @@ def test_vectors_of_all_widths_sample_the_same(fused: list[Kernels]) -> None:
         ([1.0, 1.0, 1.0, 1.0], {"top_k": 1, "temperature": 1e30}),
         ([0.0] * 40, {"top_p": 0.5}),
         ([0.0] * 40, {"top_k": 3, "top_p": 0.5}),
+        ([0.0] + [-6.9] * 1000, {"top_p": 0.75, "start": 4}),  # a small weight that stays wins
         ([1.0, -1.0] * 20, {"top_k": 21}),
         ([0.0, -200.0, -300.0, 1.0], {"top_k": 3}),
         ([3.0, 1.0], {"top_k": 2}),

@@ -66,7 +66,7 @@ LAUNCHES: dict[str, tuple[Callable[[], None], tuple[int, ...]]] = {
     "fp8, 64 rows": (dense("fp8", 64), (80,)),
     "int4, 1 row, gated": (dense("int4", 1, gated=True), (90,)),
     "int4, 64 rows": (dense("int4", 64), (90, 100)),
-    "int4, 128 rows": (dense("int4", 128), (89,)),
+    "int4, 128 rows": (dense("int4", 128), (120,)),
     "int4, float16": (dense("int4", 1, F16), (80,)),
     "plain, experts": (experts("plain", 128), (89,)),
     "adapters": (lora, (90,)),
