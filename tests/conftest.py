@@ -1,9 +1,11 @@
-"""Shared by all tests: how many threads compute, and the embedded model's directory."""
+"""Shared by all tests: threads, garbage collection, and the embedded model's directory."""
 
+import gc
 import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,17 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 collect_ignore = ["clients", "ray"]  # they run in environments of their own: tests/clients/run.py, make test-ray
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and items live until the end: no garbage collection looks at them, neither now nor during the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
