@@ -118,6 +118,25 @@ def test_an_image_is_read_once_its_step_has_landed() -> None:
     assert len(drive.answers[1]) == 3
 
 
+def test_who_awaits_an_image_leaves_the_turn_to_others() -> None:
+    """There is memory for one image. Two sequences have one token of their prompts left, and one of them holds it.
+
+    The other waits for its image, and has waited longest. It may not take the step's share of two tokens.
+    """
+    drive = ImageDrive(replace(info_with_images(image_tokens=8, pools=((None, 100),)), pipeline=4), max_step_tokens=10)
+    one, other = prompt_of([5], Picture(1, 8, b"\1")), prompt_of([6, 6], Picture(1, 6, b"\2"))
+    for number, prompt in enumerate((one, other)):
+        drive.ask(number, prompt, SamplingParams(max_tokens=2))
+        drive.run()
+    for number, prompt in enumerate((one, one, other), 2):
+        drive.ask(number, prompt, SamplingParams(max_tokens=2))
+    for _ in range(80):
+        drive.launch()
+        while drive.flights:
+            drive.land()
+    assert [len(drive.answers[number]) for number in (2, 3, 4)] == [2, 2, 2]
+
+
 class Failing(PipelineRunner):
     """A runner that fails once, at the launch of a step or when it is read."""
 

@@ -256,10 +256,8 @@ class Scheduler:
         decoding: list[Sequence] = []
         unfinished: list[Sequence] = []
         for item in self._running:
-            decodes = (
-                item.length - item.computed <= 1 and item.computed >= item.images.end
-            )  # else it may await an image
-            (decoding if decodes else unfinished).append(item)
+            awaits_image = item.computed < item.images.end  # or may, if it is evicted
+            (unfinished if awaits_image or item.length - item.computed > 1 else decoding).append(item)
         ready = [item for item in decoding if item.length > item.computed and not item.complete]
         share = -(-len(decoding) // self._depth)
         if share < len(ready):
