@@ -1,8 +1,8 @@
 """Sizes of the programs of Triton attention by GPU and heads, and of the memory between them.
 
 A step's short slices have items of work: an item is a part, a group, a section or all of the keys of a slice. The
-plan chooses the smallest of these for which the items and their sums fit into a `Room`. The room depends on the GPU and
-on the number of slices, not on the length of the sequences.
+plan chooses the smallest of these for which the items and their sums lie within `Bounds`. The bounds depend on the GPU
+and on the number of slices, not on the length of the sequences.
 """
 
 from collections.abc import Iterable
@@ -85,7 +85,7 @@ class Load(NamedTuple):
     n_sums: int
 
 
-class Room(NamedTuple):
+class Bounds(NamedTuple):
     """How many items there may be, and how many sums: of a query over the keys of an item."""
 
     n_items: int
@@ -121,7 +121,7 @@ def load_of(spans: Iterable[Span]) -> Load:
     return Load(len(short), sum(queries), max(queries, default=0), sum(parts), n_sums)
 
 
-def room(load: Load, gpu: Gpu, n_kv: int, n_tiles: int) -> Room:
+def bounds(load: Load, gpu: Gpu, n_kv: int, n_tiles: int) -> Bounds:
     """The items and sums that keep the GPU busy, or two for each slice, but no more than parts of all keys.
 
     `n_tiles` is the number of tiles of `load.max_queries` queries: an item has a program for each tile and key head.
@@ -129,7 +129,7 @@ def room(load: Load, gpu: Gpu, n_kv: int, n_tiles: int) -> Room:
     busy = gpu.n_sms * PROGRAMS
     items = max(-(-busy // (n_kv * n_tiles)), 2 * load.n_slices)
     sums = max(-(-busy // n_kv) * load.max_queries, 2 * load.n_tokens)
-    return Room(min(items, load.n_parts), min(sums, load.n_sums))
+    return Bounds(min(items, load.n_parts), min(sums, load.n_sums))
 
 
 def scratch_bytes(n_slices: int, length: int, window: int | None, heads: tuple[int, int, int], gpu: Gpu) -> int:
@@ -140,4 +140,4 @@ def scratch_bytes(n_slices: int, length: int, window: int | None, heads: tuple[i
     n_heads, n_kv, width = heads
     first = 0 if window is None else max(0, length - window)
     n_parts = n_slices * ((length - 1) // SPLIT - first // SPLIT + 1)
-    return room(Load(n_slices, n_slices, 1, n_parts, n_parts), gpu, n_kv, 1).scratch_bytes(n_heads, width)
+    return bounds(Load(n_slices, n_slices, 1, n_parts, n_parts), gpu, n_kv, 1).scratch_bytes(n_heads, width)

@@ -29,9 +29,9 @@ from model.attention.tiles import (
     Heads,
     Load,
     Tiles,
+    bounds,
     load_of,
     power,
-    room,
     tiles_of,
 )
 from model.batch import PAGE_SIZE
@@ -160,7 +160,7 @@ class TritonAttention(Attention):
     def _planned(self, heads: Heads, n_tiles: int, prepared: Prepared) -> Plan:
         """Plan the short slices of this step, on the device."""
         table = prepared.inputs.table
-        n_items, n_sums = room(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
+        n_items, n_sums = bounds(prepared.load, self._gpu_of(table), heads.n_kv, n_tiles)
         plan = prepared.plans[heads] = Plan(
             table.new_empty((n_items, ITEM)),
             table.new_empty((len(table), 2), dtype=torch.int32),

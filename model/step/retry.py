@@ -32,11 +32,11 @@ def attempt(compute: Callable[[], T], batch: StepBatch, most: float = inf) -> T 
     try:
         return compute()
     except Exception as error:
-        lacks_memory = of_memory(error)
-        if len(batch.slices) == 1 and not lacks_memory:
+        out_of_memory = of_memory(error)
+        if len(batch.slices) == 1 and not out_of_memory:
             raise
         log.warning("a step of %d tokens, %d sequences failed: %s", batch.n_tokens, len(batch.slices), repr(error))
-    if lacks_memory:
+    if out_of_memory:
         torch.cuda.empty_cache()
         if batch.n_tokens > most:
             raise StepTooLarge

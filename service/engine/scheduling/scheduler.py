@@ -278,7 +278,7 @@ class Scheduler:
             if not limit:
                 return
         n_tokens = min(limit, step.budget)
-        if sequence.lacks_pages(sequence.computed + n_tokens):
+        if sequence.needs_pages(sequence.computed + n_tokens):
             n_tokens = self._take_pages(sequence, limit, step)
         if n_tokens:
             step.add(sequence, n_tokens)

@@ -140,7 +140,7 @@ class Sequence:
         """Whether updates report the progress of the prompt: if requested, until the first token is sampled."""
         return self.params.return_progress and len(self.tokens) == self.n_prompt
 
-    def lacks_pages(self, stop: int) -> bool:
+    def needs_pages(self, stop: int) -> bool:
         """Whether it must take pages before it computes the positions before `stop`."""
         return min([table.stop for table in self.tables]) < stop
 

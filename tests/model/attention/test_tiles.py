@@ -3,7 +3,7 @@
 import pytest
 
 from model.attention.inputs import Span
-from model.attention.tiles import SPLIT, Gpu, Load, Room, load_of, room, scratch_bytes, tiles_of
+from model.attention.tiles import SPLIT, Bounds, Gpu, Load, bounds, load_of, scratch_bytes, tiles_of
 from model.batch import PAGE_SIZE
 from model.kernels.cuda.limits import SHARED_BYTES, shared_bytes
 
@@ -41,14 +41,14 @@ def test_load() -> None:
 
 
 def test_few_parts_need_no_more_room_than_there_are() -> None:
-    assert room(load_of([span(2047, 1)]), H100, 8, 1) == Room(16, 16)
-    assert room(load_of([span(2047, 1)] * 4), H100, 8, 1) == Room(64, 64)
+    assert bounds(load_of([span(2047, 1)]), H100, 8, 1) == Bounds(16, 16)
+    assert bounds(load_of([span(2047, 1)] * 4), H100, 8, 1) == Bounds(64, 64)
 
 
 def test_every_slice_has_an_item_and_every_query_a_sum() -> None:
     for n_slices, n_queries in ((1, 1), (300, 1), (40, 16), (1, 16)):
         load = load_of([span(10**6, n_queries)] * n_slices)
-        n_items, n_sums = room(load, Gpu((8, 0), 1), 8, -(-n_queries // 4))
+        n_items, n_sums = bounds(load, Gpu((8, 0), 1), 8, -(-n_queries // 4))
         assert n_items >= n_slices
         assert n_sums >= n_slices * n_queries
 

@@ -13,7 +13,7 @@ from model.attention import triton as attention
 from model.attention.inputs import PoolInputs, Span
 from model.attention.reference import ReferenceAttention
 from model.attention.rope import RopeRows
-from model.attention.tiles import Room, Tiles
+from model.attention.tiles import Bounds, Tiles
 from model.attention.triton import TritonAttention
 from model.batch import PageTable, Slice, StepBatch
 from model.config import QueryTemperature, Rope
@@ -189,7 +189,7 @@ def test_same_bits_however_the_keys_are_divided(monkeypatch: pytest.MonkeyPatch)
     cache.k[:], cache.v[:] = torch.randn(2, 11, 32, 1, 8)
     data, found = torch.randn(3, 4, 1, 8), []
     for n_items, unit in ((11, 32), (9, 64), (5, 128), (3, 2**30)):
-        monkeypatch.setattr(attention, "room", lambda *_, n=n_items: Room(n, 3 * n))
+        monkeypatch.setattr(attention, "bounds", lambda *_, n=n_items: Bounds(n, 3 * n))
         prepared = backend.prepare(inputs)
         found.append(backend.attend(*data, cache, prepared))
         (plan,) = prepared.plans.values()
