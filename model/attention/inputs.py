@@ -97,8 +97,7 @@ class PoolInputs:
 class PackedInputs:
     """A step as tensors: `tokens` [T], `positions` [T], one entry for each pool, and the rows that need logits.
 
-    After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them. `score_rows[i]` is the
-    first row and the number of rows of slice i whose logits score prompt tokens.
+    After each of `sample_rows` [D] a token is sampled; the rows of draft tokens are among them.
     Rows `image_rows` [N] have the embeddings `image_values` [N, dim] of images in place of those of their tokens; both
     are None for a step without.
     """
@@ -107,6 +106,5 @@ class PackedInputs:
     positions: Tensor
     pools: tuple[PoolInputs, ...]
     sample_rows: Tensor
-    score_rows: tuple[tuple[int, int], ...]
     image_rows: Tensor | None = None
     image_values: Tensor | None = None

@@ -30,7 +30,7 @@ class FusedLayers:
         self._cache_dtype = pools.layers[0].k.dtype
         self._owners = (model, pools)  # keep alive the memory that the layers point to
         self._distinct = {_shape(block): block for block in model.layers}.values()  # type: ignore[arg-type]
-        self._layers = (records.Layer * len(model.layers))(
+        self.layers = (records.Layer * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
                 for block, cache, pool in zip(model.layers, pools.layers, pools.pool_of_layer, strict=True)
@@ -50,11 +50,14 @@ class FusedLayers:
         for call, rope in zip(calls, ropes, strict=True):
             call.qkv, call.out = qkv.data_ptr(), out.data_ptr()
             point_to(call, rope)
-        scratch_bytes = max(self._scratch_bytes(block, n_rows) for block in self._distinct)  # type: ignore[arg-type]
         pools = (records.AttentionCall * len(calls))(*calls)
         rows = None if adapters is None else adapters.packed()
-        self._kernels.network(self._layers, pools, x, config.norm_eps, gate_up, rows, scratch_bytes)
+        self._kernels.network(self.layers, pools, x, config.norm_eps, gate_up, rows, self.scratch_bytes(n_rows))
         return x
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Bytes of scratch memory of the layers for the rows."""
+        return max(self._scratch_bytes(block, n_rows) for block in self._distinct)  # type: ignore[arg-type]
 
     def _scratch_bytes(self, block: Block, n_rows: int) -> int:
         experts = _experts(block)

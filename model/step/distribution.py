@@ -40,7 +40,7 @@ def choose(logits: Tensor, slices: Sequence[Slice], first: int = 0) -> Tensor:
     if sample is None or len(others) == len(slices):
         return _choose(logits, slices, first)
     in_pytorch = _choose(rows_of(logits, others), [slices[row] for row in others], first) if others else None
-    tokens = sample(logits, _kernel_rows(slices, first))
+    tokens = sample(logits, kernel_rows(slices, first))
     return tokens if in_pytorch is None else tokens.index_copy_(0, indices(others, logits.device), in_pytorch)
 
 
@@ -112,7 +112,7 @@ def _keys_of(slices: Sequence[Slice]) -> NDArray[np.uint64]:
     )
 
 
-def _kernel_rows(slices: Sequence[Slice], first: int) -> NDArray[np.void]:
+def kernel_rows(slices: Sequence[Slice], first: int = 0) -> NDArray[np.void]:
     """The parameters of each row for kernels/cpu/sample.c; temperature 0 is greedy. The first token is `first`."""
     rows = np.zeros(len(slices), dtype=records.SAMPLING)
     sampled = [row for row, item in enumerate(slices) if item.params.temperature > 0]

@@ -88,7 +88,6 @@ class StaticInputs:
                 for i, pool in enumerate(self._info.pools)
             ),
             sample_rows=self._rows[:n],
-            score_rows=(),
         )
 
     def clear(self) -> None:

@@ -6,6 +6,7 @@ All new tokens of a step are concatenated into one row axis `[T]`, without paddi
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -40,13 +41,13 @@ def pack(
     """
     slices = batch.slices
     rows = _rows(slices)
-    arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, _sample_rows(slices, rows)]
+    arrays: list[Ints] = [_tokens(slices, last_rows), rows.positions, sample_rows(slices)]
     spans: list[Spans] = []
     for index, window in enumerate(windows):
         pages, table = _place(slices, rows, index, window, page_size)
         arrays += [_slots(rows, pages, table, page_size), pages, table.ravel()]
         spans.append(Spans(table, pages, page_size))
-    token_ids, where, sample_rows, *placed = upload(arrays, device)
+    token_ids, where, sampled, *placed = upload(arrays, device)
     return PackedInputs(
         tokens=token_ids,
         positions=where,
@@ -56,9 +57,14 @@ def pack(
                 windows, placed[::3], placed[1::3], placed[2::3], spans, strict=True
             )
         ),
-        sample_rows=sample_rows,
-        score_rows=tuple(zip(rows.first.tolist(), map(_n_scored, slices), strict=True)),
+        sample_rows=sampled,
     )
+
+
+def score_rows(slices: Sequence[Slice]) -> list[tuple[int, int]]:
+    """The first row of each slice, and the number of its rows whose logits score prompt tokens."""
+    lengths = [item.stop - item.start for item in slices]
+    return list(zip(accumulate(lengths, initial=0), map(_n_scored, slices), strict=False))
 
 
 def _rows(slices: Sequence[Slice]) -> Rows:
@@ -87,11 +93,12 @@ def _tokens(slices: Sequence[Slice], last_rows: Mapping[int, int]) -> Ints:
     return np.array(tokens, dtype=np.int64)
 
 
-def _sample_rows(slices: Sequence[Slice], rows: Rows) -> Ints:
+def sample_rows(slices: Sequence[Slice]) -> Ints:
     """As many of the last rows of each slice as it has `samples`."""
     counts = np.array([len(item.samples) for item in slices], dtype=np.int64)
-    firsts = rows.first + rows.lengths - counts
-    return np.repeat(firsts - _before(counts), counts) + np.arange(counts.sum())
+    ends = np.cumsum([item.stop - item.start for item in slices])
+    found: Ints = np.repeat(ends - counts - _before(counts), counts) + np.arange(counts.sum())
+    return found
 
 
 def _n_scored(item: Slice) -> int:

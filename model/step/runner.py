@@ -33,6 +33,7 @@ from model.network.fused import fuse
 from model.network.kernels import row_counts
 from model.network.lora import StepAdapters
 from model.network.transformer import Transformer
+from model.network.whole import whole_steps
 from model.sampling_params import SamplingParams
 from model.step import logprobs, packing, retry, sampler
 from model.step.ahead import LastTokens, resolve
@@ -88,6 +89,7 @@ class ModelRunner:
         self._attention = attention
         self._tables = tables
         self._fused = fuse(model, attention, pools)
+        self._whole = whole_steps(model, self._fused, pools, tables, self._block_rows())
         self._expert_load = ExpertLoad(model.layers)
         self._last = LastTokens.of((), (), tables.device)
         self._graphs: DecodeGraphs | None = None
@@ -202,11 +204,30 @@ class ModelRunner:
             logits = self._graphs.logits(self._pack(batch, before, CPU), before.tokens)
             if logits is not None:
                 return Started(before, views, list(self._sample(logits, flat, computed=True)))
+        whole = self._start_whole(batch, before, views, flat)
+        if whole is not None:
+            return whole
         inputs = self._pack(batch, before, self._tables.device)
         hidden = self._hidden(inputs, before.tokens, self._adapters_of(batch.slices))
         sampled = list(self._sample(hidden.index_select(0, inputs.sample_rows), flat))
-        reads_hidden = any(item.scores_prompt or item.params.embed for item in batch.slices)
-        return Started(before, views, sampled, inputs.score_rows, hidden if reads_hidden else torch.empty(0))
+        return _started(batch, before, views, sampled, hidden)
+
+    def _start_whole(
+        self, batch: StepBatch, before: LastTokens, views: Sequence[Sequence[Slice]], flat: list[Slice]
+    ) -> Started | None:
+        """A step of text in one call; tokens with parameters of PyTorch are sampled after it. None if that cannot be."""
+        if self._whole is None or any([item.images or item.adapter for item in batch.slices]):
+            return None
+        sampling = sampler.compiled_rows(flat)
+        computed = self._whole(batch.slices, [len(samples) for samples in views], sampling)
+        if computed is None:
+            return None
+        hidden, tokens = computed
+        if sampling is not None:
+            sampled = [sampler.Sampled(tokens, {}, None)]
+        else:
+            sampled = list(self._sample(hidden[torch.from_numpy(packing.sample_rows(batch.slices))], flat))
+        return _started(batch, before, views, sampled, hidden)
 
     @torch.inference_mode()
     def _finish(self, batch: StepBatch, started: Started) -> StepOutput:
@@ -286,6 +307,19 @@ class ModelRunner:
     def _block_rows(self) -> int:
         """Rows of logits in a block: a multiple of 4, so that every block begins at a multiple of 16 bytes."""
         return max(4, LOGIT_VALUES // self.info.vocab_size // 4 * 4)
+
+
+def _started(
+    batch: StepBatch,
+    before: LastTokens,
+    views: Sequence[Sequence[Slice]],
+    sampled: Sequence[sampler.Sampled],
+    hidden: Tensor,
+) -> Started:
+    """A step with its hidden states [T, dim], if something is scored or pooled."""
+    if not any([item.params.embed or item.scores_prompt for item in batch.slices]):
+        return Started(before, views, sampled)
+    return Started(before, views, sampled, packing.score_rows(batch.slices), hidden)
 
 
 def _only_decodes(batch: StepBatch, n_samples: int) -> bool:

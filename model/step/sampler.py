@@ -8,14 +8,16 @@ Nothing waits for the device: sampled tokens stay there for the next step, and `
 
 from collections.abc import Mapping, Sequence, Set
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.batch import Slice, TokenLogprob
 from model.machine.transfers import Fetch
 from model.network.group import Group
 from model.sampling_params import PARAMETERS, Stage
-from model.step.distribution import DISTRIBUTION_STEPS, RACED, best, best_of_all, choose
+from model.step.distribution import COMPILED, DISTRIBUTION_STEPS, RACED, best, best_of_all, choose, kernel_rows
 from model.step.logits import LOGITS_STEPS, SamplingStep, apply, indices, rows_of
 from model.step.logprobs import Scores, log_softmax
 
@@ -55,6 +57,18 @@ def sample(logits: Tensor, slices: Sequence[Slice], last: Sequence[SamplingStep]
         counts = [slices[row].params.logprobs or 0 for row in wanted]
         scored = Scores(own, rows_of(tokens, wanted).clamp(min=0), counts)
     return Sampled(tokens, {row: place for place, row in enumerate(wanted)}, scored)
+
+
+NEEDS_PYTORCH = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} - COMPILED
+NEEDS_PYTORCH |= {"logprobs"}
+"""Parameters that the compiled kernel does not know."""
+
+
+def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
+    """What the compiled kernel of a CPU needs to sample after these slices, or None if it cannot do so for all."""
+    if all([NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices]):
+        return kernel_rows(slices)
+    return None
 
 
 NEEDS_ALL = {name for name, row in PARAMETERS.items() if row.stage in (Stage.LOGITS, Stage.DISTRIBUTION)} - RACED

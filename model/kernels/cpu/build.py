@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("linear/linear.c", "attention/attention.c", "sample.c", "network.c", "linear/pack.c", "linear/experts.c")
+SOURCES = (
+    *("linear/linear.c", "attention/attention.c", "sample.c", "network.c", "step/step.c"),
+    *("linear/pack.c", "linear/experts.c"),
+)
 INCLUDE = f"-I{HERE}"
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wno-psabi")
 _AVX2 = "-mavx2 -mfma -mf16c -mbmi2"

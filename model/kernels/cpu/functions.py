@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.kernels.cpu.low_rank import PackedRows
 from model.kernels.cpu.packed import PackedExperts, PackedWeights
-from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer
+from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer, NetworkRecord, StepRecord
 from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
@@ -37,10 +37,11 @@ ARGUMENTS = {
     "pack": (_pointer, _integer, _integer, _pointer, _integer, _pointer, _pointer),
     "experts": (_pointer, _pointer, _integer, _pointer, ctypes.c_float, _pointer, _pointer),
     "experts_scratch": (_pointer, _integer),
+    "step": (_pointer, _pointer, _pointer, _integer),
 }
 """Argument types of each kernel, in the order of the fields of `Kernels`."""
 
-RESULTS = {"quantize": ctypes.c_int, "sample": ctypes.c_int, "experts_scratch": _integer}
+RESULTS = {"quantize": ctypes.c_int, "sample": ctypes.c_int, "experts_scratch": _integer, "step": _integer}
 """Result types of those that return something."""
 
 
@@ -58,6 +59,7 @@ class Kernels:
     _pack: Any
     _experts: Any
     _experts_scratch: Any
+    _step: Any
     _lock: threading.Lock = POOL
     _scratch: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
@@ -218,9 +220,22 @@ class Kernels:
             raise MemoryError("no memory to sample tokens")
         return tokens
 
+    def step(self, network: NetworkRecord, step: StepRecord) -> bool:
+        """A whole step of text, see step.h. Returns False if it cannot be done like this, and then has no result."""
+        with self._lock:
+            status = self._try_step(network, step)
+            if status > 0:  # bytes of scratch memory
+                self._scratch_of(status)
+                status = self._try_step(network, step)
+        return status == 0
+
+    def _try_step(self, network: NetworkRecord, step: StepRecord) -> int:
+        scratch = self._scratch
+        return int(self._step(ctypes.byref(network), ctypes.byref(step), scratch.data_ptr(), len(scratch)))
+
     def _scratch_of(self, n_bytes: int) -> int:
         if len(self._scratch) < n_bytes:
-            self._scratch = torch.empty(2 * n_bytes, dtype=torch.uint8)
+            self._scratch = torch.empty(n_bytes + n_bytes // 4, dtype=torch.uint8)
         return self._scratch.data_ptr()
 
 

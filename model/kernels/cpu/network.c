@@ -1,16 +1,6 @@
 /* All layers of a network over one step: the products and the attention of the other files, one after the other. */
-#include "attention/attention.h"
-#include "linear/experts.h"
+#include "step/network.h"
 
-/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. A layer has `experts`, or
- * w13 and w2. */
-typedef struct {
-    const float *attention_norm, *ffn_norm;
-    const weights *wqkv, *wo, *w13, *w2;
-    const experts_t *experts;
-    char *cells;
-    int64_t pool;
-} layer;
 #define F(name) FIELD(layer, name)
 MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F(experts), F(cells), F(pool));
 #undef F
@@ -18,8 +8,6 @@ MIRRORED(layer, F(attention_norm), F(ffn_norm), F(wqkv), F(wo), F(w13), F(w2), F
 /* Parts of an adapter for one layer, in the order of `lora_rows.targets`. The head comes after all layers. */
 enum { WQKV, WO, W13, W2, TARGETS };
 
-/* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim].
- * `runs` are the rows with adapters; a layer with experts has none for w13 and w2. */
 void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
                      float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch) {
     for (int64_t i = 0; i < n_layers; i++) {

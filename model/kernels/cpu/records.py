@@ -55,6 +55,35 @@ class Layer(ctypes.Structure):
     )
 
 
+class PoolRecord(ctypes.Structure):
+    """`pool_t` of step.h."""
+
+    _fields_ = (("rotations", ctypes.c_void_p), ("q_factors", ctypes.c_void_p), ("window", ctypes.c_int64))
+
+
+class NetworkRecord(ctypes.Structure):
+    """`network_t` of step.h. Pointers to what its owner keeps alive."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embeddings", "layers", "pools", "norm", "head")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("n_layers", "n_pools", "n_positions", "n_tokens", "dim", "hidden_dim", "n_heads", "n_kv_heads")
+        ),
+        *((name, ctypes.c_int64) for name in ("head_dim", "kind", "page_size", "rows_a_task", "split", "enough")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class StepRecord(ctypes.Structure):
+    """`step_t` of step.h. Pointers to what the caller keeps alive."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("slices", "tokens", "pages", "sampling", "x", "sampled")),
+        *((name, ctypes.c_int64) for name in ("n_slices", "block_rows", "product_bytes")),
+    )
+
+
 class ExpertsRecord(ctypes.Structure):
     """`experts_t` of experts.h."""
 
@@ -112,6 +141,9 @@ MIRRORS: Mapping[str, Mirror] = {
     "task_t": TASK,
     "join_t": JOIN,
     "layer": Layer,
+    "pool_t": PoolRecord,
+    "network_t": NetworkRecord,
+    "step_t": StepRecord,
     "experts_t": ExpertsRecord,
     "lora": LowRankRecord,
     "lora_rows": AdapterRows,

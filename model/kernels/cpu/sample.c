@@ -5,14 +5,9 @@
  * weights are sums of integers. Their order does not matter, and kernels/cuda/sample.py has the same.
  */
 #include "pool.h"
-#include "vectors.h"
+#include "step/sample.h"
 #include <stdlib.h>
 
-/* temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 allow all tokens. `start` and `step` (odd) are of the noise. */
-typedef struct {
-    float temperature, min_p, top_p;
-    int32_t top_k, start, step;
-} params;
 #define F(name) FIELD(params, name)
 MIRRORED(params, F(temperature), F(min_p), F(top_p), F(top_k), F(start), F(step));
 #undef F
@@ -207,7 +202,6 @@ static void draw_row(void *context, int row, int thread) {
     c->tokens[row] = best;
 }
 
-/* Samples tokens [n_rows] from logits [n_rows, n_tokens], which it overwrites. Returns whether memory ran out. */
 int EXPORT(sample)(float *logits, int64_t n_rows, int64_t n_tokens, const params *rows, int64_t *tokens) {
     call c = {logits, rows, tokens, n_tokens, 0};
     noria_parallel(draw_row, &c, (int)n_rows);

@@ -6,7 +6,7 @@ import torch
 from model.batch import PageTable, Slice, StepBatch
 from model.sampling_params import SamplingParams
 from model.step import packing
-from model.step.packing import pack
+from model.step.packing import pack, score_rows
 from tests.model.driving import CPU
 
 
@@ -104,7 +104,7 @@ def test_rows_that_need_logits() -> None:
     )
     inputs = pack(StepBatch(items), 4, [None], CPU)
     assert inputs.sample_rows.tolist() == [3, 6]
-    assert inputs.score_rows == ((0, 0), (2, 0), (4, 1), (7, 2))
+    assert score_rows(items) == [(0, 0), (2, 0), (4, 1), (7, 2)]
 
 
 def test_a_draft_samples_after_each_of_its_tokens_and_before() -> None:

@@ -1,0 +1,19 @@
+/* What callers of network.c must know. */
+#pragma once
+#include "attention/attention.h"
+#include "linear/experts.h"
+
+/* One layer. `pool` is an index of `pools`; the pointers are arguments of the functions below. A layer has `experts`, or
+ * w13 and w2. */
+typedef struct {
+    const float *attention_norm, *ffn_norm;
+    const weights *wqkv, *wo, *w13, *w2;
+    const experts_t *experts;
+    char *cells;
+    int64_t pool;
+} layer;
+
+/* Replaces x [n_rows, dim]. `pools` have all arguments of the attention but `cells`. gate_up is [n_rows, 2 hidden_dim].
+ * `runs` are the rows with adapters; a layer with experts has none for w13 and w2. */
+void EXPORT(network)(const layer *layers, int64_t n_layers, attention_call *pools, float *x, int64_t n_rows, float eps,
+                     float *gate_up, const lora_rows *runs, int64_t n_runs, void *scratch);

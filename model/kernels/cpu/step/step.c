@@ -1,0 +1,164 @@
+/* A whole step of text in one call: rows are placed in their pages, all layers are computed, and tokens are sampled. */
+#include "pool.h"
+#include "step/place.h"
+#include <stdlib.h>
+
+#define F(name) FIELD(pool_t, name)
+MIRRORED(pool_t, F(rotations), F(q_factors), F(window));
+#undef F
+#define F(name) FIELD(network_t, name)
+MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
+         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(page_size), F(rows_a_task), F(split),
+         F(enough), F(eps));
+#undef F
+#define F(name) FIELD(step_t, name)
+MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(x), F(sampled), F(n_slices), F(block_rows), F(product_bytes));
+#undef F
+
+enum { LINE = 64, ROWS_A_LOOKUP = 32 };
+
+/* Scratch memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
+typedef struct {
+    uintptr_t begin;
+    int64_t used;
+} arena;
+
+static void *take(arena *a, int64_t n_bytes) {
+    uintptr_t piece = a->begin + (uintptr_t)a->used;
+    a->used += (n_bytes + LINE - 1) / LINE * LINE;
+    return (void *)piece;
+}
+
+static float *take_floats(arena *a, int64_t n) { return take(a, n * 4); }
+
+/* Floats of `attention_call.parts` for a query: its sums, for heads that are padded, and their maximum and total. */
+INLINE int64_t part_floats(int64_t head_dim) { return (head_dim + 15) / 16 * 16 + 2; }
+
+/* A step in one pool: its tasks, which may be `cut` into pieces, and the memory of the attention. */
+typedef struct {
+    tasks_t count;
+    int cut;
+    task_t *tasks, *pieces;
+    join_t *joins;
+    int64_t *slots, part_queries;
+    float *rotations, *q_factors, *parts;
+} pool_work;
+
+/* A step and its memory. `n_samples` of its rows are followed by a token to sample. */
+typedef struct {
+    const network_t *m;
+    const step_t *s;
+    int64_t n_rows, n_samples;
+    pool_work *pools;
+    int64_t *positions;
+    float *qkv, *out, *gate_up, *states, *logits;
+    void *product;
+} work;
+
+static void take_pool(const work *w, int64_t p, arena *a) {
+    const network_t *m = w->m;
+    pool_work *pool = w->pools + p;
+    tasks_t count = pool->count = place_tasks(m, w->s, p, 0);
+    pool->cut = count.n * m->n_kv_heads < m->enough;
+    pool->part_queries = pool->cut && count.pieces > count.n ? count.most_rows * (m->n_heads / m->n_kv_heads) : 0;
+    pool->tasks = take(a, count.n * (int64_t)sizeof(task_t));
+    pool->pieces = pool->cut ? take(a, count.pieces * (int64_t)sizeof(task_t)) : pool->tasks;
+    pool->joins = take(a, pool->cut * count.n * (int64_t)sizeof(join_t));
+    pool->slots = take(a, w->n_rows * 8);
+    pool->rotations = take_floats(a, w->n_rows * m->head_dim);
+    pool->q_factors = m->pools[p].q_factors ? take_floats(a, w->n_rows) : 0;
+    pool->parts = take_floats(a, count.pieces * m->n_kv_heads * pool->part_queries * part_floats(m->head_dim));
+}
+
+/* Divides scratch memory. Returns the bytes that it should have. */
+static int64_t take_all(work *w, void *scratch) {
+    const network_t *m = w->m;
+    arena a = {(uintptr_t)scratch, 0};
+    int64_t q = m->n_heads * m->head_dim, samples = w->s->sampling ? w->n_samples : 0;
+    w->positions = take(&a, w->n_rows * 8);
+    w->qkv = take_floats(&a, w->n_rows * (q + 2 * m->n_kv_heads * m->head_dim));
+    w->out = take_floats(&a, w->n_rows * q);
+    w->gate_up = take_floats(&a, w->n_rows * 2 * m->hidden_dim);
+    w->states = take_floats(&a, samples * m->dim);
+    w->logits = take_floats(&a, least_of(samples, w->s->block_rows) * m->head->n_out);
+    w->product = take(&a, w->s->product_bytes);
+    for (int64_t p = 0; p < m->n_pools; p++) take_pool(w, p, &a);
+    return a.used;
+}
+
+/* The arguments of the attention in pool p, whose pages are `pages`. */
+static attention_call place(const work *w, int64_t p, const int64_t *pages) {
+    const network_t *m = w->m;
+    const pool_work *pool = w->pools + p;
+    int64_t n_joins = 0;
+    place_tasks(m, w->s, p, pool->tasks);
+    qsort(pool->tasks, (size_t)pool->count.n, sizeof(task_t), by_cost);
+    if (pool->cut) n_joins = cut(m, pool->tasks, pool->count.n, pool->pieces, pool->joins);
+    return (attention_call){
+        .qkv = w->qkv, .rotations = pool->rotations, .q_factors = pool->q_factors, .out = w->out, .parts = pool->parts,
+        .slots = pool->slots, .pages = pages, .tasks = pool->pieces, .joins = pool->joins, .n_rows = w->n_rows,
+        .n_tasks = pool->cut ? pool->count.pieces : pool->count.n, .n_joins = n_joins, .n_heads = m->n_heads,
+        .n_kv_heads = m->n_kv_heads, .head_dim = m->head_dim, .window = m->pools[p].window, .kind = m->kind,
+        .part_queries = pool->part_queries,
+    };
+}
+
+/* The embeddings and the rotations of some rows. */
+static void look_up_some(void *context, int task, int thread) {
+    const work *w = context;
+    const network_t *m = w->m;
+    (void)thread;
+    for (int64_t i = task * ROWS_A_LOOKUP; i < w->n_rows && i < (task + 1) * ROWS_A_LOOKUP; i++) {
+        int64_t position = w->positions[i];
+        memcpy(w->s->x + i * m->dim, m->embeddings + w->s->tokens[i] * m->dim, (size_t)m->dim * 4);
+        for (int64_t p = 0; p < m->n_pools; p++) {
+            const float *rotations = m->pools[p].rotations + position * m->head_dim;
+            memcpy(w->pools[p].rotations + i * m->head_dim, rotations, (size_t)m->head_dim * 4);
+            if (w->pools[p].q_factors) w->pools[p].q_factors[i] = m->pools[p].q_factors[position];
+        }
+    }
+}
+
+/* The states of the rows after which a token is sampled: the last ones of each slice. */
+static void gather(const work *w) {
+    const float *end = w->s->x;
+    float *to = w->states;
+    for (int64_t i = 0; i < w->s->n_slices; i++) {
+        const int64_t *slice = slice_at(w->m, w->s, i), n = slice[SAMPLES] * w->m->dim;
+        end += (slice[STOP] - slice[START]) * w->m->dim;
+        memcpy(to, end - n, (size_t)n * 4);
+        to += n;
+    }
+}
+
+static int sample_all(const work *w) {
+    const network_t *m = w->m;
+    gather(w);
+    for (int64_t first = 0, n; first < w->n_samples; first += n) {
+        n = least_of(w->s->block_rows, w->n_samples - first);
+        GLUE(linear, VARIANT)(m->head, w->states + first * m->dim, n, NORMED, m->norm, m->eps, w->logits, 0, w->product);
+        if (GLUE(sample, VARIANT)(w->logits, n, m->head->n_out, w->s->sampling + first, w->s->sampled + first)) return NO_MEMORY;
+    }
+    return DONE;
+}
+
+/* Computes a step. Returns DONE or the reason why not; or the bytes of scratch memory that it needs, if there are fewer: then
+ * it has done nothing. */
+int64_t EXPORT(step)(const network_t *m, const step_t *s, void *scratch, int64_t n_bytes) {
+    pool_work pools[m->n_pools];
+    attention_call calls[m->n_pools];
+    work w = {.m = m, .s = s, .pools = pools};
+    int problem = count(m, s, &w.n_rows, &w.n_samples);
+    if (problem) return problem;
+    int64_t needed = take_all(&w, scratch);
+    if (needed > n_bytes) return needed;
+    const int64_t *pages = s->pages;
+    place_positions(m, s, w.positions);
+    for (int64_t p = 0; p < m->n_pools; p++) {
+        calls[p] = place(&w, p, pages);
+        pages += place_rows(m, s, p, pages, pools[p].slots);
+    }
+    noria_parallel(look_up_some, &w, (int)((w.n_rows + ROWS_A_LOOKUP - 1) / ROWS_A_LOOKUP));
+    GLUE(network, VARIANT)(m->layers, m->n_layers, calls, s->x, w.n_rows, m->eps, w.gate_up, 0, 0, w.product);
+    return s->sampling ? sample_all(&w) : DONE;
+}

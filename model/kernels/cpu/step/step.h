@@ -1,0 +1,40 @@
+/* What a step of text is made of. */
+#pragma once
+#include "step/network.h"
+#include "step/sample.h"
+
+/* A pool of pages. `rotations` [n_positions, head_dim] and `q_factors` [n_positions], or null, are those of its layers.
+ * window 0 is full attention. */
+typedef struct {
+    const float *rotations, *q_factors;
+    int64_t window;
+} pool_t;
+
+/* A network with its pages and its head. Nothing in it changes. `embeddings` [n_tokens, dim]. `kind`, `page_size`,
+ * `rows_a_task` and `split` (pages) are those of the attention. Long tasks are split if there are fewer than `enough`. */
+typedef struct {
+    const float *embeddings;
+    const layer *layers;
+    const pool_t *pools;
+    const float *norm;
+    const weights *head;
+    int64_t n_layers, n_pools, n_positions, n_tokens, dim, hidden_dim, n_heads, n_kv_heads, head_dim, kind, page_size,
+        rows_a_task, split, enough;
+    float eps;
+} network_t;
+
+/* A step. A slice is a row of `slices`: start, stop, and the number of its last rows after which a token is sampled; then for
+ * each pool the first block of its table and the number of its pages. `pages` are those of all slices in the first pool, then
+ * those in the second. `tokens` are those of all rows. `sampling` has an entry for each token to sample, or is null: then
+ * none is. Logits are computed for `block_rows` rows at once. */
+typedef struct {
+    const int64_t *slices, *tokens, *pages;
+    const params *sampling;
+    float *x;         /* hidden states [rows, dim] after the last layer */
+    int64_t *sampled; /* tokens, as `sample` gives them */
+    int64_t n_slices, block_rows, product_bytes; /* the scratch of the widest product */
+} step_t;
+
+/* What `step` returns if it did nothing: a slice without a page, or a token or a position that the network does not have;
+ * or if it has to be repeated. */
+enum { DONE = 0, NO_PAGE = -1, OUTSIDE = -2, NO_MEMORY = -3 };
