@@ -33,7 +33,10 @@ class WholeSteps:
         self._head = model.output.packed
         self._block_rows = block_rows
         self._pools = (records.PoolRecord * len(model.config.pool_windows))(
-            *(_pool(window, tables, index) for window, index in zip(model.config.pool_windows, tables.table_of_pool, strict=True))
+            *(
+                _pool(window, tables, index)
+                for window, index in zip(model.config.pool_windows, tables.table_of_pool, strict=True)
+            )
         )
         self._network = _network(model, layers, self._pools, pools, tables)
         self._owners = (model, pools, tables)  # keep alive the memory that the records point to
@@ -72,9 +75,7 @@ def whole_steps(
         return None
     config = model.config
     fits = config.head_dim <= records.MAX_HEAD_DIM and config.n_heads // config.n_kv_heads <= records.MAX_QUERIES
-    if not fits or model.tok_embeddings.weight.dtype is not torch.float32:
-        return None
-    return WholeSteps(model, layers, pools, tables, block_rows)
+    return WholeSteps(model, layers, pools, tables, block_rows) if fits else None
 
 
 def _packed(slices: Sequence[Slice], counts: Sequence[int]) -> "tuple[array[int], array[int], array[int]]":
@@ -123,6 +124,7 @@ def _network(
         n_kv_heads=config.n_kv_heads,
         head_dim=config.head_dim,
         kind=records.CELL_KINDS[pools.layers[0].k.dtype],
+        embedding_kind=records.FLOAT_KINDS[embeddings.dtype],
         page_size=records.PAGE_SIZE,
         rows_a_task=min(records.MAX_ROWS, records.MAX_QUERIES // (config.n_heads // config.n_kv_heads)),
         split=records.SPLIT_PAGES,

@@ -216,7 +216,7 @@ class ModelRunner:
         self, batch: StepBatch, before: LastTokens, views: Sequence[Sequence[Slice]], flat: list[Slice]
     ) -> Started | None:
         """A step of text in one call; tokens with parameters of PyTorch are sampled after it. None if that cannot be."""
-        if self._whole is None or any([item.images or item.adapter for item in batch.slices]):
+        if self._whole is None or any(item.images or item.adapter for item in batch.slices):
             return None
         sampling = sampler.compiled_rows(flat)
         computed = self._whole(batch.slices, [len(samples) for samples in views], sampling)
@@ -317,7 +317,7 @@ def _started(
     hidden: Tensor,
 ) -> Started:
     """A step with its hidden states [T, dim], if something is scored or pooled."""
-    if not any([item.params.embed or item.scores_prompt for item in batch.slices]):
+    if not any(item.params.embed or item.scores_prompt for item in batch.slices):
         return Started(before, views, sampled)
     return Started(before, views, sampled, packing.score_rows(batch.slices), hidden)
 

@@ -66,7 +66,7 @@ NEEDS_PYTORCH |= {"logprobs"}
 
 def compiled_rows(slices: Sequence[Slice]) -> NDArray[np.void] | None:
     """What the compiled kernel of a CPU needs to sample after these slices, or None if it cannot do so for all."""
-    if all([NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices]):
+    if all(NEEDS_PYTORCH.isdisjoint(item.params.used) for item in slices):
         return kernel_rows(slices)
     return None
 

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from model.kernels.cpu.low_rank import PackedRows
 from model.kernels.cpu.packed import PackedExperts, PackedWeights
-from model.kernels.cpu.records import SAMPLING, AttentionCall, Grid, Layer, NetworkRecord, StepRecord
+from model.kernels.cpu.records import FLOAT_KINDS, SAMPLING, AttentionCall, Grid, Layer, NetworkRecord, StepRecord
 from model.kernels.groups import BLOCK_GROUP
 
 POOL = threading.Lock()
 """All variants share one pool of threads, which takes one call at a time."""
 _PLAIN, _NORMED, _GATED = range(3)
-_FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Kinds of pack.c."""
 _pointer, _integer = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
     "linear": (_pointer, _pointer, _integer, _integer, _pointer, ctypes.c_float, _pointer, _integer, _pointer),
@@ -74,7 +72,7 @@ class Kernels:
         _check_rows(weights, first, n, n_in)
         rows = rows.contiguous()
         with self._lock:
-            broken = self._quantize(ctypes.byref(weights.record), first, rows.data_ptr(), _FLOATS[rows.dtype], n)
+            broken = self._quantize(ctypes.byref(weights.record), first, rows.data_ptr(), FLOAT_KINDS[rows.dtype], n)
         if broken:
             raise ValueError("a value is not finite")
 

@@ -11,6 +11,8 @@ LIMITS = PAGE_SIZE, MAX_QUERIES, MAX_HEAD_DIM, MAX_ROWS, SPLIT_PAGES = 32, 64, 5
 """Limits of attention.c, in the order of its `attention_limits`."""
 CELL_KINDS: Mapping[torch.dtype, int] = {torch.bfloat16: 0, torch.float32: 1, torch.int8: 2}
 """`AttentionCall.kind` for the types in which keys and values are stored: the kinds of cells.h."""
+FLOAT_KINDS: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""Kinds of floats in a checkpoint: those of pack.c and step.c."""
 WHOLE = -1
 """The `part` of a task of attention.h that is not split."""
 
@@ -70,7 +72,10 @@ class NetworkRecord(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("n_layers", "n_pools", "n_positions", "n_tokens", "dim", "hidden_dim", "n_heads", "n_kv_heads")
         ),
-        *((name, ctypes.c_int64) for name in ("head_dim", "kind", "page_size", "rows_a_task", "split", "enough")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("head_dim", "kind", "embedding_kind", "page_size", "rows_a_task", "split", "enough")
+        ),
         ("eps", ctypes.c_float),
     )
 

@@ -8,13 +8,14 @@ MIRRORED(pool_t, F(rotations), F(q_factors), F(window));
 #undef F
 #define F(name) FIELD(network_t, name)
 MIRRORED(network_t, F(embeddings), F(layers), F(pools), F(norm), F(head), F(n_layers), F(n_pools), F(n_positions), F(n_tokens),
-         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(page_size), F(rows_a_task), F(split),
+         F(dim), F(hidden_dim), F(n_heads), F(n_kv_heads), F(head_dim), F(kind), F(embedding_kind), F(page_size), F(rows_a_task), F(split),
          F(enough), F(eps));
 #undef F
 #define F(name) FIELD(step_t, name)
 MIRRORED(step_t, F(slices), F(tokens), F(pages), F(sampling), F(x), F(sampled), F(n_slices), F(block_rows), F(product_bytes));
 #undef F
 
+enum { FLOAT32, FLOAT16, BFLOAT16 }; /* kinds of embeddings */
 enum { LINE = 64, ROWS_A_LOOKUP = 32 };
 
 /* Scratch memory that is handed out piece by piece. `used` may exceed it: then nobody may write there. */
@@ -103,6 +104,29 @@ static attention_call place(const work *w, int64_t p, const int64_t *pages) {
     };
 }
 
+/* LANES values of bfloat16. */
+INLINE vf widen(const uint16_t *from) {
+    vi bits;
+    for (int i = 0; i < LANES; i++) bits[i] = (int32_t)((uint32_t)from[i] << 16);
+    return (vf)bits;
+}
+
+/* The embedding of a token [dim]. */
+static void embed(const network_t *m, int64_t token, float *x) {
+    if (m->embedding_kind == FLOAT32) {
+        memcpy(x, (const float *)m->embeddings + token * m->dim, (size_t)m->dim * 4);
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)m->embeddings + token * m->dim;
+    for (int64_t i = 0; i < m->dim; i += LANES) {
+        int64_t n = least_of(LANES, m->dim - i);
+        uint16_t halves[LANES] = {0};
+        memcpy(halves, from + i, (size_t)n * 2);
+        vf v = m->embedding_kind == FLOAT16 ? load_half(halves) : widen(halves);
+        memcpy(x + i, &v, (size_t)n * 4);
+    }
+}
+
 /* The embeddings and the rotations of some rows. */
 static void look_up_some(void *context, int task, int thread) {
     const work *w = context;
@@ -110,7 +134,7 @@ static void look_up_some(void *context, int task, int thread) {
     (void)thread;
     for (int64_t i = task * ROWS_A_LOOKUP; i < w->n_rows && i < (task + 1) * ROWS_A_LOOKUP; i++) {
         int64_t position = w->positions[i];
-        memcpy(w->s->x + i * m->dim, m->embeddings + w->s->tokens[i] * m->dim, (size_t)m->dim * 4);
+        embed(m, w->s->tokens[i], w->s->x + i * m->dim);
         for (int64_t p = 0; p < m->n_pools; p++) {
             const float *rotations = m->pools[p].rotations + position * m->head_dim;
             memcpy(w->pools[p].rotations + i * m->head_dim, rotations, (size_t)m->head_dim * 4);
