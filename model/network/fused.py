@@ -29,7 +29,10 @@ class FusedLayers:
         self._config = model.config
         self._cache_dtype = pools.layers[0].k.dtype
         self._owners = (model, pools)  # keep alive the memory that the layers point to
-        self._distinct = {_shape(block): block for block in model.layers}.values()  # type: ignore[arg-type]
+        parts = [part for block in model.layers for part in _parts(block)]  # type: ignore[arg-type]
+        products = [part for part in parts if not isinstance(part, PackedExperts)]
+        self._products = {(part.n_in, part.record.format): part for part in products}.values()
+        self._experts = [part for part in parts if isinstance(part, PackedExperts)]
         self.layers = (records.Layer * len(model.layers))(
             *(
                 _layer(block, cache.k, pool)  # type: ignore[arg-type]
@@ -57,12 +60,8 @@ class FusedLayers:
 
     def scratch_bytes(self, n_rows: int) -> int:
         """Bytes of scratch memory of the layers for the rows."""
-        return max(self._scratch_bytes(block, n_rows) for block in self._distinct)  # type: ignore[arg-type]
-
-    def _scratch_bytes(self, block: Block, n_rows: int) -> int:
-        experts = _experts(block)
-        products = max(weights.scratch_bytes(n_rows) for weights in _weights(block))
-        return products if experts is None else max(products, self._kernels.experts_scratch(experts, n_rows))
+        products = [part.scratch_bytes(n_rows) for part in self._products]
+        return max(products + [self._kernels.experts_scratch(part, n_rows) for part in self._experts])
 
 
 def fuse(model: Transformer, attention: Attention, pools: PagePools) -> FusedLayers | None:
@@ -91,11 +90,6 @@ def _weights(block: Block) -> list[Any]:
 def _parts(block: Block) -> list[Any]:
     """All weights of a layer, as `_weights`."""
     return [*_weights(block), *([_experts(block)] if isinstance(block.feed_forward, MoE) else [])]
-
-
-def _shape(block: Block) -> tuple[int, ...]:
-    """Layers of one shape need the same scratch memory: their sizes are those of the first."""
-    return isinstance(block.feed_forward, MoE), *(weights.record.format for weights in _weights(block))
 
 
 def _layer(block: Block, cells: Tensor, pool: int) -> records.Layer:

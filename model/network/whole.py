@@ -14,12 +14,13 @@ from model.attention.cache import PagePools
 from model.attention.rope import RopeTables
 from model.batch import Slice
 from model.kernels.cpu import native, records
+from model.kernels.cpu.packed import PackedWeights
 from model.network.fused import FusedLayers
 from model.network.transformer import Transformer
 
 
 class WholeSteps:
-    """The steps of `model` over the pages of `pools`; see `whole_steps`. `block_rows` rows of logits are computed at once."""
+    """The steps of `model` over `pools`; see `whole_steps`. Logits are computed for `block_rows` rows at once."""
 
     def __init__(
         self, model: Transformer, layers: FusedLayers, pools: PagePools, tables: RopeTables, block_rows: int
@@ -38,7 +39,7 @@ class WholeSteps:
                 for window, index in zip(model.config.pool_windows, tables.table_of_pool, strict=True)
             )
         )
-        self._network = _network(model, layers, self._pools, pools, tables)
+        self._network = _network(model, layers, self._head, self._pools, pools, tables)
         self._owners = (model, pools, tables)  # keep alive the memory that the records point to
 
     def __call__(
@@ -103,6 +104,7 @@ def _pool(window: int | None, tables: RopeTables, index: int) -> records.PoolRec
 def _network(
     model: Transformer,
     layers: FusedLayers,
+    head: PackedWeights,
     pool_records: "ctypes.Array[records.PoolRecord]",
     pools: PagePools,
     tables: RopeTables,
@@ -113,7 +115,7 @@ def _network(
         layers=ctypes.addressof(layers.layers),
         pools=ctypes.addressof(pool_records),
         norm=model.norm.weight.data_ptr(),
-        head=ctypes.addressof(model.output.packed.record),
+        head=ctypes.addressof(head.record),
         n_layers=len(layers.layers),
         n_pools=len(pool_records),
         n_positions=len(tables.tables[0]),

@@ -75,6 +75,11 @@ class Masks:
             with suppress(ProcessLost):  # `_collect` requests them again
                 self._request()
 
+    @property
+    def all_well(self) -> bool:
+        """Whether every sequence of the step has its masks."""
+        return not (self._failures or self._faults)
+
     def failure(self, samples: Sequence[Slice]) -> str | None:
         """Why the request's grammar lets no token be sampled for one of these slices."""
         return _reason(self._failures, samples)

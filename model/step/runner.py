@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -157,8 +157,9 @@ class ModelRunner:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        has_faults = bool(images or adapters)
-        faults = [fault_of(item, images, adapters) if has_faults else None for item in batch.slices]
+        if not (images or adapters or batch.images or batch.forgotten):
+            return self._launch(batch)
+        faults = [fault_of(item, images, adapters) for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
         try:
             finish = self._launch(StepBatch(sound)) if sound else partial(StepOutput, ())
@@ -215,7 +216,7 @@ class ModelRunner:
     def _start_whole(
         self, batch: StepBatch, before: LastTokens, views: Sequence[Sequence[Slice]], flat: list[Slice]
     ) -> Started | None:
-        """A step of text in one call; tokens with parameters of PyTorch are sampled after it. None if that cannot be."""
+        """A step of text in one call; PyTorch may sample after it. None if that cannot be."""
         if self._whole is None or any(item.images or item.adapter for item in batch.slices):
             return None
         sampling = sampler.compiled_rows(flat)
@@ -266,11 +267,17 @@ class ModelRunner:
 
     def _collect(self, batch: StepBatch, started: Started) -> StepOutput:
         """Wait for the sampled tokens, then compute the requested logprobs of prompts and embeddings."""
+        if (
+            self._masks.all_well
+            and not started.score_rows
+            and (plain := sampler.plain_tokens(started.sampled, started.views)) is not None
+        ):
+            return StepOutput(tuple([SliceOutput((token,)) for token in plain]))
         sampled = chain.from_iterable(some.read() for some in started.sampled)
         rows = started.score_rows or ((0, 0),) * len(batch.slices)
         outputs = []
         for item, views, (row, n_rows) in zip(batch.slices, started.views, rows, strict=True):
-            tokens, scores = _accepted(item, list(islice(sampled, len(views))))
+            tokens, scores = sampler.accepted(item, list(islice(sampled, len(views))))
             prompt = self._score(item, started.hidden[row : row + n_rows]) if n_rows else ()
             failure = ALL_HIDDEN if NO_TOKEN in tokens else self._masks.failure(views[: len(tokens)])
             pooled = self._pool(item, started.hidden[row : row + item.stop - item.start]) if item.params.embed else ()
@@ -355,14 +362,3 @@ def _finite(output: SliceOutput) -> bool:
         return True
     logprobs = (item.logprob for item in (*output.logprobs, *output.prompt_logprobs))
     return all(map(isfinite, logprobs)) and all(map(isfinite, output.pooled))
-
-
-def _accepted(
-    item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
-) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """The sampled tokens up to the first that differs from the draft, and their logprobs."""
-    if item.n_draft:
-        draft = item.tokens[item.stop - item.n_draft : item.stop]
-        agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
-        sampled = sampled[: sum(1 for _ in agree) + 1]
-    return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])

@@ -7,6 +7,7 @@ Nothing waits for the device: sampled tokens stay there for the next step, and `
 """
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import chain, takewhile
 
 import numpy as np
 import torch
@@ -35,6 +36,10 @@ class Sampled:
         """These N as `rows` of the tokens of more slices."""
         tokens.index_copy_(0, indices(rows, tokens.device), self.tokens)
         return Sampled(tokens, {rows[row]: place for row, place in self._scores.items()}, self._scored)
+
+    def ids(self) -> list[int] | None:
+        """Wait for the device; the tokens, or None if there are logprobs beside them."""
+        return None if self._scored else self._fetch.wait().tolist()
 
     def read(self) -> list[tuple[int, TokenLogprob | None]]:
         """Wait for the device."""
@@ -99,6 +104,25 @@ def sample_parts(
         return Sampled(tokens, {}, None)
     others = sample(logits, [slices[row] for row in whole], last)
     return others.among(tokens, whole)
+
+
+def plain_tokens(sampled: Sequence[Sampled], views: Sequence[Sequence[Slice]]) -> list[int] | None:
+    """The token of each slice, if each has one, and nothing else is to be said of them."""
+    ids = [some.ids() for some in sampled]
+    tokens = list(chain.from_iterable(filter(None, ids)))
+    plain = None not in ids and len(tokens) == len(views) and all(map(len, views))
+    return tokens if plain and tokens and min(tokens) >= 0 else None
+
+
+def accepted(
+    item: Slice, sampled: list[tuple[int, TokenLogprob | None]]
+) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+    """The sampled tokens up to the first that differs from the draft, and their logprobs."""
+    if item.n_draft:
+        draft = item.tokens[item.stop - item.n_draft : item.stop]
+        agree = takewhile(lambda pair: pair[0] == pair[1][0], zip(draft, sampled, strict=False))
+        sampled = sampled[: sum(1 for _ in agree) + 1]
+    return tuple([token for token, _ in sampled]), tuple([logprob for _, logprob in sampled if logprob is not None])
 
 
 def unimplemented(last: Sequence[SamplingStep], reported: Set[str]) -> set[str]:
