@@ -1,13 +1,17 @@
 """Time of each part of a step, against its floor: `python -m benchmarks.step [MODEL] [--scheme int8]`.
 
 The parts are timed from outside, by wrapping their callables. For that, the layers are called part by part. In the
-server all of them may be one call of the kernels, which the last line shows. The floor of a projection is the greater
+server all of a step may be one call of the kernels, which the last lines show. The floor of a projection is the greater
 of two times. One reads its weights at the memory bandwidth, measured over a buffer as large as all weights. The other
-computes its multiply-adds at the best rate of any projection with 512 rows. The floor of attention reads the keys and
-values.
+computes its multiply-adds at the best rate of any projection with 512 rows, whose results go to memory that was used
+before. The floor of attention reads the keys and values. The share is the floor of all parts, over the time of the step
+as served.
+
+`--json FILE` writes the seconds of all parts and floors.
 """
 
 import argparse
+import json
 import random
 import statistics
 import time
@@ -15,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,7 +149,8 @@ def rate(runner: ModelRunner, shapes: dict[str, Kind]) -> float:
     found = []
     for name, projection in dict(projections(runner)).items():
         x = torch.randn(CHUNK, widths.get(name, config.dim)).to(dtype)
-        found.append(CHUNK * shapes[name].weights / best(lambda: projection.multiply(x), 5))  # noqa: B023
+        y = torch.zeros(CHUNK, projection.n_out).to(dtype)  # new memory would be cleared by the system, page by page
+        found.append(CHUNK * shapes[name].weights / best(lambda: projection(x, onto=y), 10))  # noqa: B023
     return max(found)
 
 
@@ -180,11 +186,11 @@ def profile(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: 
 
 def both(runner: ModelRunner, clock: Clock, rows: int, length: int, n_steps: int) -> dict[str, float]:
     """The seconds of `profile`, which calls the layers one by one, and the seconds of the step as it is served."""
-    fused = runner._fused
+    whole, fused = runner._whole, runner._fused
     served = profile(runner, clock, rows, length, n_steps)["step"]
-    runner._fused = None
+    runner._whole = runner._fused = None
     found = profile(runner, clock, rows, length, n_steps)
-    runner._fused = fused
+    runner._whole, runner._fused = whole, fused
     return found | {"served": served}
 
 
@@ -231,6 +237,7 @@ def table(cases: dict[str, tuple[dict[str, float], dict[str, float]]]) -> Table:
     result.add_row("rest", *(cell(value, None) for value in rest), end_section=True)
     result.add_row("step, part by part", *(cell(found["step"], None) for found, _ in cases.values()))
     result.add_row("step as served", *(cell(found["served"], sum(floor.values())) for found, floor in cases.values()))
+    result.add_row("share", *(f"{sum(floor.values()) / found['served']:.0%}" for found, floor in cases.values()))
     return result
 
 
@@ -241,6 +248,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,64", help="decoding sequences of a step, comma-separated")
     parser.add_argument("--context", type=int, default=256, help="tokens before the decoded ones")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the seconds of all parts and floors")
     args = parser.parse_args()
     threads = choose_threads()
     runner = engine.load(args.model, **engine.SCHEMES[args.scheme])
@@ -263,6 +271,10 @@ def main() -> None:
             status.update(case)
             cases[case] = both(runner, clock, *shape, args.steps), floor.seconds(runner, shapes, *shape)
     console.print(table(cases))
+    if args.json:
+        args.json.write_text(
+            json.dumps({case: {"seconds": found, "floor": least} for case, (found, least) in cases.items()})
+        )
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ class ModelRunner:
         """Start a step; see `Runner`. Slices whose image or adapter has a fault are left out, and end with it."""
         images = self._images.update(batch)
         adapters = self._adapters.begin_step({item.adapter for item in batch.slices} - {0})
-        if not (images or adapters or batch.images or batch.forgotten):
+        if batch.slices and not (images or adapters or batch.images or batch.forgotten):
             return self._launch(batch)
         faults = [fault_of(item, images, adapters) for item in batch.slices]
         sound = tuple(item for item, fault in zip(batch.slices, faults, strict=True) if fault is None)
