@@ -28,9 +28,15 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). */
+/* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). y is not x. */
 INLINE void rotate(const float *x, const float *rotations, float *y, int half) {
-    for (int i = 0; i < half; i++) {
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = load(x + i), b = load(x + i + half), c = load(rotations + i), s = load(rotations + half + i);
+        store(y + i, a * c - b * s);
+        store(y + i + half, b * c + a * s);
+    }
+    for (; i < half; i++) {
         float a = x[i], b = x[i + half], c = rotations[i], s = rotations[half + i];
         y[i] = a * c - b * s;
         y[i + half] = b * c + a * s;
