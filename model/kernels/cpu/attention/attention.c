@@ -12,7 +12,8 @@
 #include "pool.h"
 #include "attention/tiles.h"
 
-enum { ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
+/* QUERY: floats between queries, so many that their words do not meet in one set of the cache. */
+enum { QUERY = MAX_DIM + 16, ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
 #define F(name) FIELD(task_t, name)
@@ -37,23 +38,47 @@ INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
 
 enum { ROWS_A_WRITE = 16 };
 
+static const float *value_of(const call *c, int64_t row, int head) {
+    return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
+}
+
+INLINE void write_row(const int kind, const call *c, int64_t row, int with_value) {
+    const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
+    float rotated[MAX_DIM];
+    for (int head = 0; head < c->n_kv_heads; head++) {
+        const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
+        if (c->rotations) {
+            rotate(k, c->rotations + row * dim, rotated, dim / 2);
+            k = rotated;
+        }
+        char *keys = cell(c, kind, c->slots[row] / PAGE, head);
+        store_key(kind, keys, dim, within, k);
+        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
+    }
+}
+
+/* Stores the values of two rows whose slots are pairs. */
+INLINE void write_pair(const call *c, int64_t row) {
+    const int dim = (int)c->head_dim;
+    for (int head = 0; head < c->n_kv_heads; head++)
+        store_pair(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE),
+                   value_of(c, row, head), value_of(c, row + 1, head));
+}
+
 static void write_some(void *context, int task, int thread) {
     const call *c = context;
-    const int dim = (int)c->head_dim, kind = (int)c->kind;
-    float rotated[MAX_DIM];
+    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
     (void)thread;
-    for (int64_t row = task * ROWS_A_WRITE; row < c->n_rows && row < (task + 1) * ROWS_A_WRITE; row++)
-        for (int head = 0; head < c->n_kv_heads; head++) {
-            const float *k = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + head) * dim;
-            const float *v = k + c->n_kv_heads * dim;
-            if (c->rotations) {
-                rotate(k, c->rotations + row * dim, rotated, dim / 2);
-                k = rotated;
-            }
-            char *keys = cell(c, kind, c->slots[row] / PAGE, head);
-            store_key(kind, keys, dim, (int)(c->slots[row] % PAGE), k);
-            store_value(kind, keys + half_bytes(kind, dim), dim, (int)(c->slots[row] % PAGE), v);
+    for (; row < end; row++) {
+        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
+        if (c->kind == INT8) write_row(INT8, c, row, 1);
+        if (c->kind != BF16) continue;
+        if (row > paired && row + 1 < end && c->slots[row] % 2 == 0 && c->slots[row + 1] == c->slots[row] + 1) {
+            write_pair(c, row);
+            paired = row + 1;
         }
+        write_row(BF16, c, row, row > paired);
+    }
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
@@ -88,7 +113,9 @@ static void leave(float *part, float most, float total, const float *acc, int pa
 
 static void finish(const call *c, int64_t row, int head, float total, const float *acc) {
     float *y = c->out + (row * c->n_heads + head) * c->head_dim;
-    for (int d = 0; d < c->head_dim; d++) y[d] = acc[d] / total;
+    int d = 0;
+    for (; d + LANES <= c->head_dim; d += LANES) store(y + d, load(acc + d) / splat(total));
+    for (; d < c->head_dim; d++) y[d] = acc[d] / total;
 }
 
 static void join_some(void *context, int task, int thread) {
@@ -110,14 +137,14 @@ static void join_some(void *context, int task, int thread) {
 /* ---- attend ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    float q[MAX_QUERIES * MAX_DIM], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
+    float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
     vf total[MAX_QUERIES];
     float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
-    int32_t q_offset[MAX_QUERIES], p_offset[MAX_QUERIES * BLOCK];
+    int32_t q_offset[MAX_QUERIES];
 } state;
 
-/* Converts n weights, or half a query, to words; n is a multiple of LANES. `words` may be `x`. */
+/* Converts n weights, or a query, to words; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
     for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
     if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
@@ -132,21 +159,21 @@ INLINE int32_t sum_bytes(const int8_t *q, int n) {
 /* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
 INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, float factor, int m, int padded,
                        state *s) {
-    const int dim = (int)c->head_dim, words = kind == FLOAT32 || (kind == BF16 && !PAIRED) ? dim : padded / 2;
-    float rotated[MAX_DIM], scale = LOG2_E / sqrtf((float)dim) * factor;
-    if (rotations) rotate(q, rotations, rotated, dim / 2);
-    else memcpy(rotated, q, (size_t)dim * 4);
-    for (int d = 0; d < dim; d++) rotated[d] *= scale;
-    memset(rotated + dim, 0, (size_t)(padded - dim) * 4);
+    const int dim = (int)c->head_dim;
+    const float scale = LOG2_E / sqrtf((float)dim) * factor;
+    float *x = s->q + m * QUERY;
+    if (rotations) rotate(q, rotations, x, dim / 2);
+    else memcpy(x, q, (size_t)dim * 4);
+    for (int d = dim; d < padded; d++) x[d] = 0;
+    for (int d = 0; d < padded; d += LANES) store(x + d, load(x + d) * splat(scale));
     if (kind == INT8) {
         int8_t q[2 * MAX_DIM];
-        s->q_factor[m] = to_bytes(rotated, padded, q, q + padded);
+        s->q_factor[m] = to_bytes(x, padded, q, q + padded);
         s->q_offset[m] = -OFFSET * (128 * sum_bytes(q, padded) + sum_bytes(q + padded, padded));
-        memcpy(rotated, q, (size_t)padded * 2);
+        memcpy(x, q, (size_t)padded * 2);
     } else {
-        to_words(kind, rotated, padded, rotated);
+        to_words(kind, x, padded, x);
     }
-    for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = rotated[i];
 }
 
 /* Keys first..last-1 of a block: those that a query sees. */
@@ -192,12 +219,8 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
             store(weights + i, weight);
         }
         float *words = p + page * words_of_page(kind);
-        if (kind == INT8) {
-            s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0);
-            s->p_offset[m * BLOCK + page] = -OFFSET * sum_bytes((int8_t *)words, PAGE);
-        } else {
-            to_words(kind, weights, PAGE, words);
-        }
+        if (kind == INT8) s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0);
+        else to_words(kind, weights, PAGE, words);
     }
     s->total[m] = total;
 }
@@ -241,10 +264,10 @@ INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s,
 /* Computes the scores of queries from..from+many-1 over the block's pages k.from..k.end-1. */
 INLINE void score(const int kind, state *s, product_t k, int from, int many, int dim) {
     const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
-    k.a = s->q + from, k.a_row = 1, k.a_word = MAX_QUERIES, k.stride = PAGE * 4;
+    k.a = s->q + from * QUERY, k.a_row = QUERY, k.a_word = 1, k.stride = PAGE * 4;
     k.y = s->p + from * KEYS, k.y_stride = KEYS;
     for (int n = k.from; n < k.end; n++) k.last[n] = words;
-    if (kind == INT8) multiply_key_bytes(&(bytes_t){k, s->q_factor + from, s->q_offset + from, 1}, many, dim);
+    if (kind == INT8) multiply_key_bytes(&(bytes_t){k, s->q_factor + from, s->q_offset + from}, many, dim);
     else multiply_keys(kind, &k, many);
 }
 
@@ -259,7 +282,7 @@ INLINE void add_values(const int kind, state *s, product_t v, int from, int many
         v.first[n] = (int)most_of(any.first - n * PAGE, 0) / each;
         v.last[n] = ((int)least_of(any.last - n * PAGE, PAGE) + each - 1) / each;
     }
-    if (kind == INT8) multiply_value_bytes(&(bytes_t){v, s->p_factor + from * BLOCK, s->p_offset + from * BLOCK, BLOCK}, many, dim);
+    if (kind == INT8) multiply_value_bytes(&(bytes_t){v, s->p_factor + from * BLOCK, 0}, many, dim);
     else multiply_values(kind, &v, many, dim);
 }
 

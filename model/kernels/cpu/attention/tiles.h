@@ -37,7 +37,7 @@ INLINE vi load_words(const char *b, int n) {
 
 /* Prefetches n vectors, if they are those of the first rows: one tile of a column does it for all. */
 INLINE void prefetch(const char *soon, int row, int n) {
-    if (!row) UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH, 0, 2);
+    if (!row) UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH);
 }
 
 /* M rows times C vectors of P pages each, for scores. */
@@ -132,13 +132,12 @@ INLINE void multiply_values(const int kind, const product_t *p, int rows, int co
     }
 }
 
-/* A product of bytes: exact sums of a page, times the factor of the row. A row has a factor and an offset, or one of
- * them for each page. */
+/* A product of bytes: exact sums of a page, times the factor of the row. Queries have an offset and a factor each,
+ * weights a factor for each page. */
 typedef struct {
     product_t p;
     const float *factor;
     const int32_t *offset;
-    int each;
 } bytes_t;
 
 INLINE int32_t quad_at(const float *a) {
@@ -197,16 +196,16 @@ INLINE void value_bytes_tile(const int M, const int C, const bytes_t *t, int row
         const float *a = p->a + row * p->a_row + page * p->a_page;
         vi acc[TILE][MOST_VECTORS];
         UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-            acc[m][c] = splat_int(t->offset[(row + m) * t->each + page]);
+            acc[m][c] = splat_int(0);
         for (int i = p->first[page]; i < p->last[page]; i++) {
             int64_t at = i * p->stride + column * 4;
             prefetch(p->soon[page] + at, row, C);
-            UNROLL for (int c = 0; c < C; c++) words[c] = load_quads((const uint8_t *)p->b[page] + at + c * WIDTH);
+            UNROLL for (int c = 0; c < C; c++) words[c] = load_signed(p->b[page] + at + c * WIDTH);
             UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-                acc[m][c] = dot(acc[m][c], words[c], quad_at(a + m * p->a_row + i * p->a_word));
+                acc[m][c] = dot_signed(acc[m][c], words[c], quad_at(a + m * p->a_row + i * p->a_word));
         }
         UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-            sums[m][c] = fused(__builtin_convertvector(acc[m][c], vf), splat(t->factor[(row + m) * t->each + page]), sums[m][c]);
+            sums[m][c] = fused(__builtin_convertvector(acc[m][c], vf), splat(t->factor[(row + m) * BLOCK + page]), sums[m][c]);
     }
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) store(y + m * p->y_stride + c * LANES, sums[m][c]);
 }
