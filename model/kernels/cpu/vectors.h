@@ -108,9 +108,13 @@ INLINE float sum(vf v) {
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 INLINE float largest(vf v) {
+#if defined(__AVX512VNNI__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     FOLD(v, f4, larger4)
     float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2], b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
     return a > b ? a : b;
+#endif
 }
 /* The greatest of magnitudes. They have the order of their bits: NaN is above all, then infinity. */
 INLINE vi larger_bits(vi a, vi b) {
@@ -124,9 +128,13 @@ INLINE vi larger_bits(vi a, vi b) {
 }
 INLINE i4 larger4_int(i4 a, i4 b) { return ((a > b) & a) | (~(a > b) & b); }
 INLINE float greatest_magnitude(vi v) {
+#if defined(__AVX512VNNI__)
+    int32_t most = _mm512_reduce_max_epi32((__m512i)v);
+#else
     FOLD(v, i4, larger4_int)
     int32_t most = 0;
     for (int i = 0; i < 4; i++) most = part[0][i] > most ? part[0][i] : most;
+#endif
     float x;
     memcpy(&x, &most, 4);
     return x;

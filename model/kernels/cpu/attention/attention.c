@@ -12,8 +12,9 @@
 #include "pool.h"
 #include "attention/tiles.h"
 
-/* QUERY: floats between queries, so many that their words do not meet in one set of the cache. */
-enum { QUERY = MAX_DIM + 16, ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
+/* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
+ * before their use keys and values are prefetched. */
+enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
 #define F(name) FIELD(task_t, name)
@@ -45,6 +46,8 @@ static const float *value_of(const call *c, int64_t row, int head) {
 INLINE void write_row(const int kind, const call *c, int64_t row, int with_value) {
     const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
     float rotated[MAX_DIM];
+    const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
+    for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
     for (int head = 0; head < c->n_kv_heads; head++) {
         const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
         if (c->rotations) {
@@ -150,12 +153,6 @@ INLINE void to_words(const int kind, const float *x, int n, float *words) {
     if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
 }
 
-INLINE int32_t sum_bytes(const int8_t *q, int n) {
-    int32_t total = 0;
-    for (int i = 0; i < n; i++) total += q[i];
-    return total;
-}
-
 /* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
 INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, float factor, int m, int padded,
                        state *s) {
@@ -168,8 +165,9 @@ INLINE void load_query(const int kind, const call *c, const float *q, const floa
     for (int d = 0; d < padded; d += LANES) store(x + d, load(x + d) * splat(scale));
     if (kind == INT8) {
         int8_t q[2 * MAX_DIM];
-        s->q_factor[m] = to_bytes(x, padded, q, q + padded);
-        s->q_offset[m] = -OFFSET * (128 * sum_bytes(q, padded) + sum_bytes(q + padded, padded));
+        int32_t total;
+        s->q_factor[m] = to_bytes(x, padded, q, q + padded, &total);
+        s->q_offset[m] = -OFFSET * total;
         memcpy(x, q, (size_t)padded * 2);
     } else {
         to_words(kind, x, padded, x);
@@ -219,7 +217,7 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
             store(weights + i, weight);
         }
         float *words = p + page * words_of_page(kind);
-        if (kind == INT8) s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0);
+        if (kind == INT8) s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0, 0);
         else to_words(kind, weights, PAGE, words);
     }
     s->total[m] = total;
@@ -227,6 +225,14 @@ INLINE void weigh(const int kind, const int all, state *s, int m, int from, int 
 
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Prefetches the queries of a task. */
+INLINE void ask_for_rows(const call *c, int index) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
+    const int64_t a_row = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, some = c->n_heads / c->n_kv_heads * c->head_dim;
+    for (int64_t row = t->row; row < t->row + t->n_rows; row++)
+        for (int64_t i = 0; i < some; i += 16) __builtin_prefetch(c->qkv + row * a_row + index % c->n_kv_heads * some + i, 0, 2);
+}
 
 /* The n-th cell that a task reads, or its last cell if it reads fewer. */
 INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
@@ -288,8 +294,8 @@ INLINE void add_values(const int kind, state *s, product_t v, int from, int many
 
 /* Attends to pages from..end-1, all of one block, for those queries of a task that see any of them. `next` is the task
  * after it, whose first cells are prefetched. */
-INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, int next,
-                         state *s, int padded) {
+INLINE void attend_block(const int kind, const call *c, int index, int64_t from, int64_t end, int next, state *s, int padded) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
     const int64_t half = half_bytes(kind, dim);
     int64_t low = 0, high = t->n_rows; /* rows that see any of the pages */
@@ -297,13 +303,18 @@ INLINE void attend_block(const int kind, const call *c, const task_t *t, int hea
     if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
     if (low >= high) return;
     const int first = (int)low * group, many = (int)(high - low) * group;
-    product_t keys = {.from = (int)(from % BLOCK), .end = (int)(end - from + from % BLOCK)}, values = keys;
-    for (int n = 0; n < BLOCK; n++) {
-        int64_t b = most_of(least_of(from / BLOCK * BLOCK + n, end - 1), from); /* of a page outside nothing is used */
-        const int64_t *page = c->pages + t->page + b - t->block;
-        keys.b[n] = cell(c, kind, *page, head);
-        keys.soon[n] = values.b[n] = keys.b[n] + half;
-        values.soon[n] = b + BLOCK < t->end ? cell(c, kind, page[BLOCK], head) : nth_cell(c, kind, next, b + BLOCK - t->end);
+    const int n = (int)(end - from), one = (int)(from % BLOCK), ahead = (int)most_of(least_of(AHEAD / half, 2 * BLOCK), 1);
+    const char *used[4 * BLOCK]; /* keys and values in the order of their use, these and the next block's */
+    for (int i = 0; i < n + BLOCK; i++) {
+        int64_t b = from - t->block + i;
+        char *here = nth_cell(c, kind, b < t->end - t->block ? index : next, b < t->end - t->block ? b : b - (t->end - t->block));
+        int at = i < n ? i : i + n;
+        used[at] = here, used[at + (i < n ? n : BLOCK)] = here + half;
+    }
+    product_t keys = {.from = one, .end = one + n}, values = keys;
+    for (int i = 0; i < n; i++) {
+        keys.b[one + i] = used[i], keys.soon[one + i] = used[i + ahead];
+        values.b[one + i] = used[n + i], values.soon[one + i] = used[n + i + ahead];
     }
     score(kind, s, keys, first, many, dim);
     range any = weigh_all(kind, c, t, s, first, many, from / BLOCK * KEYS, &values, padded);
@@ -314,10 +325,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
     const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
-    for (int64_t b = 0; b < BLOCK; b++) {
-        const char *keys = nth_cell(c, kind, index, b);
-        for (int64_t i = 0; i < half_bytes(kind, dim); i += 64) __builtin_prefetch(keys + i, 0, 2);
-    }
+    ask_for_rows(c, next);
     const task_t *after = c->tasks + next / c->n_kv_heads;
     for (int64_t row = after->row; row < after->row + after->n_rows; row++)
         for (int d = 0; d < group * dim; d += 16)
@@ -336,7 +344,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
         memset(s->acc, 0, (size_t)(n * padded) * 4);
         for (int64_t b = block, end; b < stop; b = end) {
             end = least_of(stop, (b / BLOCK + 1) * BLOCK);
-            attend_block(kind, c, t, head, b, end, next, s, padded);
+            attend_block(kind, c, index, b, end, next, s, padded);
         }
         for (int m = 0; m < n; m++)
             join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum(s->total[m]),

@@ -44,20 +44,23 @@ INLINE void rotate(const float *x, const float *rotations, float *y, int half) {
 }
 
 /* Quantizes x [n], padded with zeros to a multiple of 16, to q [n], and returns the factor: x = q * factor, |q| <= 127.
- * With `rest` [n], x = (128 q + rest) * factor. */
-INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
+ * With `rest` [n], x = (128 q + rest) * factor, and `total` is the sum of 128 q + rest. */
+INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest, int32_t *total) {
     const float units = rest ? 127 * 128 : 127;
     vi most = {0};
     for (int i = 0; i < n; i += LANES) most = larger_bits(magnitude(load(x + i)), most);
     float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : units / amax;
+    vi sums = {0};
     for (int i = 0; i < n; i += LANES) {
         vi whole = nearest(load(x + i) * splat(inverse)), high = rest ? (whole + splat_int(64)) >> 7 : whole;
         vb bytes = __builtin_convertvector(high, vb);
         memcpy(q + i, &bytes, sizeof bytes);
         if (!rest) continue;
+        sums += whole;
         bytes = __builtin_convertvector(whole - (high << 7), vb);
         memcpy(rest + i, &bytes, sizeof bytes);
     }
+    if (rest) *total = sum_int(sums);
     return amax <= 1e-30f ? 0 : amax / units;
 }
 
@@ -67,7 +70,7 @@ INLINE int quantize(char *half, int dim, int within, const float *x, int8_t *q) 
     float whole[MAX_DIM];
     memcpy(whole, x, (size_t)dim * 4);
     memset(whole + dim, 0, (size_t)(width - dim) * 4);
-    float factor = to_bytes(whole, width, q, 0);
+    float factor = to_bytes(whole, width, q, 0, 0);
     memcpy((float *)(half + PAGE * width) + within, &factor, 4);
     return width;
 }
