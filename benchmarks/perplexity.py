@@ -1,7 +1,7 @@
 """The loss of quality by each scheme: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
 
-It measures the perplexity of the first tokens of a text, in pieces of --piece tokens, each from an empty context. It also
-measures for how many tokens greedy answers equal those of float32. The default text is licences that every Debian
+It measures the perplexity of the first tokens of a text, in pieces of --piece tokens, each from an empty context. It
+also measures for how many tokens greedy answers equal those of float32. The default text is licences that every Debian
 system has. --gpu measures the schemes of GPUs: PyTorch does their arithmetic slowly on the CPU, with activations in
 float32.
 """
