@@ -1,7 +1,7 @@
 """The loss of quality by each scheme: `python -m benchmarks.perplexity [--model MODEL] [--text FILE]`.
 
-It measures the perplexity of the first tokens of a text, in pieces of 1,024, each from an empty context. It also
-measures for how many tokens greedy answers equal those of float32. The default text is licences that every Debian
+It measures the perplexity of the first tokens of a text, in pieces of --piece tokens, each from an empty context. It
+also measures for how many tokens greedy answers equal those of float32. The default text is licences that every Debian
 system has. --gpu measures the schemes of GPUs: PyTorch does their arithmetic slowly on the CPU, with activations in
 float32.
 """
@@ -34,7 +34,7 @@ GPU_SCHEMES = {
     **{name: {"quantize": name, "dtype": "float32"} for name in ("fp8", "int4-weights")},
     "fp8 keys": {"quantize": "none", "dtype": "float32", "attention": "reference", "kv_dtype": "fp8"},
 }
-PIECE = 1024
+CPU_SCHEMES = SCHEMES | {"int8, int8 keys": {"quantize": "int8", "kv_dtype": "int8"}}
 ANSWER = 64
 PROMPTS = (
     "The capital of France is",
@@ -60,12 +60,12 @@ def default_text() -> str:
     return "\n".join((LICENCES / name).read_text() for name in NAMES)
 
 
-def score(runner: ModelRunner, tokens: list[int]) -> float:
+def score(runner: ModelRunner, tokens: list[int], piece: int) -> float:
     """Mean negative log probability of all tokens but the first one of each piece."""
     scheduler = engine.scheduler_for(runner)
     params = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    for first in range(0, len(tokens), PIECE):
-        scheduler.submit(Submit(first, tokens[first : first + PIECE], params))
+    for first in range(0, len(tokens), piece):
+        scheduler.submit(Submit(first, tokens[first : first + piece], params))
     updates = (update for step in engine.steps(runner, scheduler) for update in step.updates)
     return -fmean(item.logprob for update in updates for item in update.prompt_logprobs)
 
@@ -97,14 +97,14 @@ class Quality:
 
 
 def measure(
-    model: str, tokens: list[int], tokenizer: Tokenizer, schemes: Mapping[str, Mapping[str, str]]
+    model: str, tokens: list[int], piece: int, tokenizer: Tokenizer, schemes: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Quality]:
     prompts = [tokenizer.encode(text, add_bos=True, parse_control=False) for text in PROMPTS]
     with Console(stderr=True).status("") as status:
         for scheme, options in schemes.items():
             status.update(scheme)
             runner = engine.load(model, device="cpu", **options)
-            yield Quality(scheme, score(runner, tokens), answers(runner, prompts))
+            yield Quality(scheme, score(runner, tokens, piece), answers(runner, prompts))
 
 
 def table(found: list[Quality]) -> Table:
@@ -125,14 +125,15 @@ def main() -> None:
     parser.add_argument("--model", default=EMBEDDED)
     parser.add_argument("--text", type=Path, help="a file in place of the licences")
     parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--piece", type=int, default=1024)
     parser.add_argument("--gpu", action="store_true", help="measure the schemes of GPUs")
     args = parser.parse_args()
     text = args.text.read_text() if args.text else default_text()
     tokenizer = load_tokenizer(resolve(args.model))
     tokens = tokenizer.encode(text, add_bos=False, parse_control=False)[: args.tokens]
     print(f"{args.model}, {len(tokens)} tokens of a text with CRC-32 {zlib.crc32(text.encode()):08x}")
-    schemes = GPU_SCHEMES if args.gpu else SCHEMES
-    Console().print(table(list(measure(args.model, tokens, tokenizer, schemes))))
+    schemes = GPU_SCHEMES if args.gpu else CPU_SCHEMES
+    Console().print(table(list(measure(args.model, tokens, args.piece, tokenizer, schemes))))
 
 
 if __name__ == "__main__":

@@ -108,9 +108,13 @@ INLINE float sum(vf v) {
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 INLINE float largest(vf v) {
+#if defined(__AVX512VNNI__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     FOLD(v, f4, larger4)
     float a = part[0][0] > part[0][2] ? part[0][0] : part[0][2], b = part[0][1] > part[0][3] ? part[0][1] : part[0][3];
     return a > b ? a : b;
+#endif
 }
 /* The greatest of magnitudes. They have the order of their bits: NaN is above all, then infinity. */
 INLINE vi larger_bits(vi a, vi b) {
@@ -124,9 +128,13 @@ INLINE vi larger_bits(vi a, vi b) {
 }
 INLINE i4 larger4_int(i4 a, i4 b) { return ((a > b) & a) | (~(a > b) & b); }
 INLINE float greatest_magnitude(vi v) {
+#if defined(__AVX512VNNI__)
+    int32_t most = _mm512_reduce_max_epi32((__m512i)v);
+#else
     FOLD(v, i4, larger4_int)
     int32_t most = 0;
     for (int i = 0; i < 4; i++) most = part[0][i] > most ? part[0][i] : most;
+#endif
     float x;
     memcpy(&x, &most, 4);
     return x;
@@ -139,6 +147,13 @@ INLINE int32_t sum_int(vi v) {
 
 /* Nearest integer, ties to even, for |x| < 2^22. */
 INLINE vi nearest(vf x) { return (vi)(x + splat(12582912.0f)) - (vi)splat(12582912.0f); }
+
+/* The bits of bfloat16 in the lower halves: nearest, ties to even; one NaN for all. */
+INLINE vi half_bits(vf x) {
+    vi bits = (vi)x, rounded = bits + splat_int(0x7FFF) + ((bits >> 16) & splat_int(1));
+    vi wrong = x != x;
+    return (wrong & splat_int(0x7FC0)) | (~wrong & (rounded >> 16) & splat_int(0xFFFF));
+}
 
 /* exp, to about 1 unit in the last place; 0 below -87.3, at most exp(88.3) (the polynomial of Cephes' expf). */
 INLINE vf exponential(vf x) {
@@ -233,6 +248,24 @@ INLINE vi dot(vi acc, quads w, int32_t x) {
     return acc + ((vi)(pairs << 16) >> 16) + (pairs >> 16);
 }
 INLINE vi dot_unsigned(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
+#endif
+
+/* The same for signed weights as they are, times 4 bytes 0..127 of one row: nothing exceeds the product. */
+#if defined(__AVX512VNNI__)
+INLINE quads load_signed(const void *w) { return load_int(w); }
+INLINE vi dot_signed(vi acc, quads w, int32_t x) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(x), (__m512i)w); }
+#elif defined(__AVX2__)
+INLINE quads load_signed(const void *w) { return load_int(w); }
+INLINE vi dot_signed(vi acc, quads w, int32_t x) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi32(x), (__m256i)w); /* at most 2 * 127 * 127 */
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+INLINE quads load_signed(const void *w) {
+    vh v = (vh)load_int(w);
+    return (quads){(vh)(v << 8) >> 8, v >> 8};
+}
+INLINE vi dot_signed(vi acc, quads w, int32_t x) { return dot(acc, w, x); }
 #endif
 
 /* Products of bfloat16, two in a lane. Their factors are pairs too if the processor has an instruction for that, else

@@ -12,7 +12,9 @@
 #include "pool.h"
 #include "attention/tiles.h"
 
-enum { ROWS = 16, MAX_QUERIES = 64, BLOCK = 4, SPLIT = 16, KEYS = BLOCK * PAGE };
+/* QUERY: floats between queries, so many that their words do not meet in one set of the cache. AHEAD: how many bytes
+ * before their use keys and values are prefetched. */
+enum { QUERY = MAX_DIM + 16, AHEAD = 11 * 1024, ROWS = 16, MAX_QUERIES = 64, SPLIT = 16, KEYS = BLOCK * PAGE };
 
 typedef attention_call call;
 #define F(name) FIELD(task_t, name)
@@ -37,23 +39,49 @@ INLINE char *cell(const call *c, const int kind, int64_t page, int head) {
 
 enum { ROWS_A_WRITE = 16 };
 
+static const float *value_of(const call *c, int64_t row, int head) {
+    return c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + c->n_kv_heads + head) * c->head_dim;
+}
+
+INLINE void write_row(const int kind, const call *c, int64_t row, int with_value) {
+    const int dim = (int)c->head_dim, within = (int)(c->slots[row] % PAGE);
+    float rotated[MAX_DIM];
+    const float *soon = value_of(c, row + 1 < c->n_rows ? row + 1 : row, -(int)c->n_kv_heads);
+    for (int i = 0; i < 2 * c->n_kv_heads * dim; i += 16) __builtin_prefetch(soon + i);
+    for (int head = 0; head < c->n_kv_heads; head++) {
+        const float *v = value_of(c, row, head), *k = v - c->n_kv_heads * dim;
+        if (c->rotations) {
+            rotate(k, c->rotations + row * dim, rotated, dim / 2);
+            k = rotated;
+        }
+        char *keys = cell(c, kind, c->slots[row] / PAGE, head);
+        store_key(kind, keys, dim, within, k);
+        if (with_value) store_value(kind, keys + half_bytes(kind, dim), dim, within, v);
+    }
+}
+
+/* Stores the values of two rows whose slots are pairs. */
+INLINE void write_pair(const call *c, int64_t row) {
+    const int dim = (int)c->head_dim;
+    for (int head = 0; head < c->n_kv_heads; head++)
+        store_pair(cell(c, BF16, c->slots[row] / PAGE, head) + half_bytes(BF16, dim), dim, (int)(c->slots[row] % PAGE),
+                   value_of(c, row, head), value_of(c, row + 1, head));
+}
+
 static void write_some(void *context, int task, int thread) {
     const call *c = context;
-    const int dim = (int)c->head_dim, kind = (int)c->kind;
-    float rotated[MAX_DIM];
+    int64_t row = task * ROWS_A_WRITE, end = row + ROWS_A_WRITE < c->n_rows ? row + ROWS_A_WRITE : c->n_rows, paired = -1;
     (void)thread;
-    for (int64_t row = task * ROWS_A_WRITE; row < c->n_rows && row < (task + 1) * ROWS_A_WRITE; row++)
-        for (int head = 0; head < c->n_kv_heads; head++) {
-            const float *k = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + c->n_heads + head) * dim;
-            const float *v = k + c->n_kv_heads * dim;
-            if (c->rotations) {
-                rotate(k, c->rotations + row * dim, rotated, dim / 2);
-                k = rotated;
-            }
-            char *keys = cell(c, kind, c->slots[row] / PAGE, head);
-            store_key(kind, keys, dim, (int)(c->slots[row] % PAGE), k);
-            store_value(kind, keys + half_bytes(kind, dim), dim, (int)(c->slots[row] % PAGE), v);
+    for (; row < end; row++) {
+        if (c->kind == FLOAT32) write_row(FLOAT32, c, row, 1);
+        if (c->kind == INT8) write_row(INT8, c, row, 1);
+        if (c->kind != BF16) continue;
+        if (row > paired && row + 1 < end && c->slots[row] % 2 == 0 && c->slots[row + 1] == c->slots[row] + 1) {
+            write_pair(c, row);
+            paired = row + 1;
         }
+        write_row(BF16, c, row, row > paired);
+    }
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------ */
@@ -88,7 +116,9 @@ static void leave(float *part, float most, float total, const float *acc, int pa
 
 static void finish(const call *c, int64_t row, int head, float total, const float *acc) {
     float *y = c->out + (row * c->n_heads + head) * c->head_dim;
-    for (int d = 0; d < c->head_dim; d++) y[d] = acc[d] / total;
+    int d = 0;
+    for (; d + LANES <= c->head_dim; d += LANES) store(y + d, load(acc + d) / splat(total));
+    for (; d < c->head_dim; d++) y[d] = acc[d] / total;
 }
 
 static void join_some(void *context, int task, int thread) {
@@ -110,43 +140,54 @@ static void join_some(void *context, int task, int thread) {
 /* ---- attend ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    float q[MAX_QUERIES * MAX_DIM], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
+    float q[MAX_QUERIES * QUERY], acc[MAX_QUERIES * MAX_DIM], joined[MAX_QUERIES * MAX_DIM], p[MAX_QUERIES * KEYS];
     vf total[MAX_QUERIES];
     float most[MAX_QUERIES], joined_most[MAX_QUERIES], joined_total[MAX_QUERIES];
     float q_factor[MAX_QUERIES], p_factor[MAX_QUERIES * BLOCK];
-    int32_t q_offset[MAX_QUERIES], p_offset[MAX_QUERIES * BLOCK];
+    int32_t q_offset[MAX_QUERIES];
 } state;
 
-/* Converts n weights, or half a query, to words; n is a multiple of LANES. `words` may be `x`. */
+/* Converts n weights, or a query, to words; n is a multiple of LANES. `words` may be `x`. */
 INLINE void to_words(const int kind, const float *x, int n, float *words) {
     for (int i = 0; kind == BF16 && i < n; i += LANES) store_factors((char *)words + i * FACTOR, load(x + i));
     if (kind != BF16 && words != x) memcpy(words, x, (size_t)n * 4);
 }
 
-INLINE int32_t sum_bytes(const int8_t *q, int n) {
-    int32_t total = 0;
-    for (int i = 0; i < n; i++) total += q[i];
-    return total;
-}
-
 /* Makes q the query m: rotated, and multiplied by the scale of scores and by `factor`. */
 INLINE void load_query(const int kind, const call *c, const float *q, const float *rotations, float factor, int m, int padded,
                        state *s) {
-    const int dim = (int)c->head_dim, words = kind == FLOAT32 || (kind == BF16 && !PAIRED) ? dim : padded / 2;
-    float rotated[MAX_DIM], scale = LOG2_E / sqrtf((float)dim) * factor;
-    if (rotations) rotate(q, rotations, rotated, dim / 2);
-    else memcpy(rotated, q, (size_t)dim * 4);
-    for (int d = 0; d < dim; d++) rotated[d] *= scale;
-    memset(rotated + dim, 0, (size_t)(padded - dim) * 4);
+    const int dim = (int)c->head_dim;
+    const float scale = LOG2_E / sqrtf((float)dim) * factor;
+    float *x = s->q + m * QUERY;
+    if (rotations) rotate(q, rotations, x, dim / 2);
+    else memcpy(x, q, (size_t)dim * 4);
+    for (int d = dim; d < padded; d++) x[d] = 0;
+    for (int d = 0; d < padded; d += LANES) store(x + d, load(x + d) * splat(scale));
     if (kind == INT8) {
         int8_t q[2 * MAX_DIM];
-        s->q_factor[m] = to_bytes(rotated, padded, q, q + padded);
-        s->q_offset[m] = -OFFSET * (128 * sum_bytes(q, padded) + sum_bytes(q + padded, padded));
-        memcpy(rotated, q, (size_t)padded * 2);
+        int32_t total;
+        s->q_factor[m] = to_bytes(x, padded, q, q + padded, &total);
+        s->q_offset[m] = -OFFSET * total;
+        memcpy(x, q, (size_t)padded * 2);
     } else {
-        to_words(kind, rotated, padded, rotated);
+        to_words(kind, x, padded, x);
     }
-    for (int i = 0; i < words; i++) s->q[i * MAX_QUERIES + m] = rotated[i];
+}
+
+/* Keys first..last-1 of a block: those that a query sees. */
+typedef struct {
+    int first, last;
+} range;
+
+/* Makes the scores of all other keys of n -inf. They may have been anything, also NaN. */
+INLINE void hide_rest(float *p, range seen, int n) {
+    for (int i = 0; i < n; i++) p[i] = i < seen.first || i >= seen.last ? -INFINITY : p[i];
+}
+
+INLINE float greatest(const float *p, int n) {
+    vf high = load(p);
+    for (int i = LANES; i < n; i += LANES) high = larger(load(p + i), high);
+    return largest(high);
 }
 
 /* Raises the greatest score of a query to `now` and scales its sums accordingly. */
@@ -157,72 +198,41 @@ INLINE void raise(float now, float *most, vf *total, float *acc, int padded) {
     *most = now;
 }
 
-/* Converts the scores of query m over a block to weights as words, and updates its maximum and its sum of weights. The
- * query sees keys first..last-1. */
-INLINE void weigh(const int kind, state *s, int m, int first, int last, char *const *values, int dim, int padded) {
+/* The words that the weights of a page take. */
+INLINE int words_of_page(const int kind) { return kind == INT8 ? PAGE / 4 : kind == BF16 && PAIRED ? PAGE / 2 : PAGE; }
+
+/* Converts the scores of query m over a block's pages from..end-1 to weights as words, in their place, and adds them to
+ * its sum of weights. `all` says that it sees all their keys. */
+INLINE void weigh(const int kind, const int all, state *s, int m, int from, int end, const char *const *values, int dim) {
     float *p = s->p + m * KEYS, weights[PAGE];
-    const int all = first == 0 && last == KEYS, from = first / PAGE * PAGE, to = (last + PAGE - 1) / PAGE * PAGE;
-    for (int i = from; !all && i < to; i++) p[i] = i < first || i >= last ? -INFINITY : p[i];
-    vf high = load(p + from);
-    for (int i = from + LANES; i < to; i += LANES) high = larger(load(p + i), high);
-    float now = largest(high);
-    if (now > s->most[m]) raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
-    for (int page = 0; page < BLOCK; page++) {
-        for (int i = 0; i < PAGE; i += LANES) {
-            vf weight = {0};
-            if (page * PAGE >= from && page * PAGE < to) {
-                vf x = load(p + page * PAGE + i);
-                weight = weight_of(x, s->most[m]);
-                if (!all) weight = choose(x > splat(-INFINITY), weight, splat(0));
-                s->total[m] += weight;
-                if (kind == INT8) weight *= load(factors(values[page], dim) + i);
-                if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* the factor may be NaN */
-            }
+    vf total = s->total[m];
+    for (int page = from; page < end; page++) {
+        const float *scores = p + page * PAGE;
+        UNROLL for (int i = 0; i < PAGE; i += LANES) {
+            vf x = load(scores + i), weight = weight_of(x, s->most[m]);
+            if (!all) weight = choose(x > splat(-INFINITY), weight, splat(0));
+            total += weight;
+            if (kind == INT8) weight *= load(factors(values[page], dim) + i);
+            if (kind == INT8 && !all) weight = choose(x > splat(-INFINITY), weight, splat(0)); /* the factor may be NaN */
             store(weights + i, weight);
         }
-        float *words = p + page * (kind == INT8 ? PAGE / 4 : kind == BF16 && PAIRED ? PAGE / 2 : PAGE);
-        if (kind == INT8) {
-            s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0);
-            s->p_offset[m * BLOCK + page] = -OFFSET * sum_bytes((int8_t *)words, PAGE);
-        } else {
-            to_words(kind, weights, PAGE, words);
-        }
+        float *words = p + page * words_of_page(kind);
+        if (kind == INT8) s->p_factor[m * BLOCK + page] = to_bytes(weights, PAGE, (int8_t *)words, 0, 0);
+        else to_words(kind, weights, PAGE, words);
     }
-}
-
-/* Computes the scores of queries from..from+many-1 over a page, into columns `at`.. of the block. */
-INLINE void score(const int kind, state *s, int from, int many, char *keys, int at, int dim, int padded, int64_t ahead) {
-    const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
-    product_t p = {.a = s->q + from, .a_row = 1, .a_word = MAX_QUERIES, .b = keys, .stride = PAGE * 4, .last = words,
-                   .y = s->p + from * KEYS + at, .y_stride = KEYS, .ahead = ahead};
-    if (kind != INT8) {
-        product(kind, &p, many, PAGE);
-        return;
-    }
-    for (int i = 0; i < PAGE; i += 16) __builtin_prefetch((const char *)(factors(keys, dim) + i) + ahead, 0, 2);
-    bytes_t t = {.p = p, .factor = s->q_factor + from, .offset = s->q_offset + from, .each = 1, .levels = 2, .by_column = factors(keys, dim)};
-    product_bytes(&t, many, PAGE);
-}
-
-/* Adds the weighted values at positions least..most-1 of the block's n-th page to the sums of these queries. */
-INLINE void add_values(const int kind, state *s, int from, int many, char *values, int n, int least, int most, int dim,
-                       int padded, int64_t ahead) {
-    const int each = kind == INT8 ? 4 : kind == BF16 ? 2 : 1, words = kind == BF16 && !PAIRED ? PAGE : PAGE / each;
-    product_t p = {.a = s->p + from * KEYS + n * words, .a_row = KEYS, .a_word = 1, .b = values, .first = least / each,
-                   .last = (most + each - 1) / each, .odd = kind == BF16 && most % 2, .y = s->acc + from * padded,
-                   .y_stride = padded, .add = 1, .ahead = ahead};
-    p.stride = (kind == INT8 ? byte_width(dim) : dim) * 4;
-    if (kind != INT8) {
-        product(kind, &p, many, dim);
-        return;
-    }
-    for (int i = 0; i < PAGE; i += 16) __builtin_prefetch((const char *)(factors(values, dim) + i) + ahead, 0, 2);
-    bytes_t t = {.p = p, .factor = s->p_factor + from * BLOCK + n, .offset = s->p_offset + from * BLOCK + n, .each = BLOCK, .levels = 1};
-    product_bytes(&t, many, byte_width(dim));
+    s->total[m] = total;
 }
 
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Prefetches the queries of a task. */
+INLINE void ask_for_rows(const call *c, int index) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
+    const int64_t a_row = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, some = c->n_heads / c->n_kv_heads * c->head_dim;
+    for (int64_t row = t->row; row < t->row + t->n_rows; row++)
+        for (int64_t i = 0; i < some; i += 16) __builtin_prefetch(c->qkv + row * a_row + index % c->n_kv_heads * some + i, 0, 2);
+}
 
 /* The n-th cell that a task reads, or its last cell if it reads fewer. */
 INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
@@ -230,51 +240,96 @@ INLINE char *nth_cell(const call *c, const int kind, int index, int64_t n) {
     return cell(c, kind, c->pages[t->page + least_of(n, t->end - t->block - 1)], (int)(index % c->n_kv_heads));
 }
 
+/* The keys of query m of a task that it sees of the block whose first position is `start`. */
+INLINE range seen_by(const call *c, const task_t *t, int m, int group, int64_t start) {
+    int64_t position = t->position + m / group - start;
+    return (range){c->window ? (int)most_of(position - c->window + 1, 0) : 0,
+                   (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS)};
+}
+
+/* Makes weights of the scores of queries first..first+many-1, and returns the range of keys that any of them sees. */
+INLINE range weigh_all(const int kind, const call *c, const task_t *t, state *s, int first, int many, int64_t start,
+                       const product_t *v, int padded) {
+    const int group = (int)(c->n_heads / c->n_kv_heads), dim = (int)c->head_dim;
+    range any = {KEYS, 0};
+    for (int m = first; m < first + many; m++) {
+        range seen = seen_by(c, t, m, group, start);
+        float *p = s->p + m * KEYS;
+        const int all = seen.first == 0 && seen.last == KEYS, from = v->from * PAGE, n = v->end * PAGE - from;
+        if (!all) hide_rest(p + from, (range){seen.first - from, seen.last - from}, n);
+        float now = all ? greatest(p, KEYS) : greatest(p + from, n);
+        if (now > s->most[m]) raise(now, s->most + m, s->total + m, s->acc + m * padded, padded);
+        if (all) weigh(kind, 1, s, m, 0, BLOCK, v->b, dim);
+        else weigh(kind, 0, s, m, v->from, v->end, v->b, dim);
+        any.first = seen.first < any.first ? seen.first : any.first;
+        any.last = seen.last > any.last ? seen.last : any.last;
+    }
+    return any;
+}
+
+/* Computes the scores of queries from..from+many-1 over the block's pages k.from..k.end-1. */
+INLINE void score(const int kind, state *s, product_t k, int from, int many, int dim) {
+    const int words = kind == INT8 ? byte_width(dim) / 4 : kind == BF16 ? (dim + 1) / 2 : dim;
+    k.a = s->q + from * QUERY, k.a_row = QUERY, k.a_word = 1, k.stride = PAGE * 4;
+    k.y = s->p + from * KEYS, k.y_stride = KEYS;
+    for (int n = k.from; n < k.end; n++) k.last[n] = words;
+    if (kind == INT8) multiply_key_bytes(&(bytes_t){k, s->q_factor + from, s->q_offset + from}, many, dim);
+    else multiply_keys(kind, &k, many);
+}
+
+/* Adds the weighted values at positions `any` of the block to the sums of these queries. */
+INLINE void add_values(const int kind, state *s, product_t v, int from, int many, range any, int dim, int padded) {
+    const int each = kind == INT8 ? 4 : kind == BF16 ? 2 : 1;
+    v.a = s->p + from * KEYS, v.a_row = KEYS, v.a_word = 1, v.a_page = words_of_page(kind);
+    v.y = s->acc + from * padded, v.y_stride = padded, v.odd = kind == BF16 && any.last % 2;
+    v.stride = (kind == INT8 ? byte_width(dim) : dim) * 4;
+    v.from = (int)most_of(v.from, any.first / PAGE), v.end = (int)least_of(v.end, (any.last - 1) / PAGE + 1);
+    for (int n = v.from; n < v.end; n++) {
+        v.first[n] = (int)most_of(any.first - n * PAGE, 0) / each;
+        v.last[n] = ((int)least_of(any.last - n * PAGE, PAGE) + each - 1) / each;
+    }
+    if (kind == INT8) multiply_value_bytes(&(bytes_t){v, s->p_factor + from * BLOCK, 0}, many, dim);
+    else multiply_values(kind, &v, many, dim);
+}
+
 /* Attends to pages from..end-1, all of one block, for those queries of a task that see any of them. `next` is the task
  * after it, whose first cells are prefetched. */
-INLINE void attend_block(const int kind, const call *c, const task_t *t, int head, int64_t from, int64_t end, int next,
-                         state *s, int padded) {
+INLINE void attend_block(const int kind, const call *c, int index, int64_t from, int64_t end, int next, state *s, int padded) {
+    const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads);
-    const int64_t half = half_bytes(kind, dim), start = from / BLOCK * KEYS;
+    const int64_t half = half_bytes(kind, dim);
     int64_t low = 0, high = t->n_rows; /* rows that see any of the pages */
     if (!c->n_keys) low = most_of(from * PAGE - t->position, 0);
     if (c->window) high = least_of(high, end * PAGE + c->window - 1 - t->position);
     if (low >= high) return;
     const int first = (int)low * group, many = (int)(high - low) * group;
-    char *values[BLOCK] = {0};
-    int64_t ahead[BLOCK] = {0};
-    for (int64_t b = from; b < end; b++) {
-        const int64_t *page = c->pages + t->page + b - t->block;
-        char *keys = cell(c, kind, *page, head);
-        int n = (int)(b % BLOCK);
-        values[n] = keys + half;
-        char *soon = b + BLOCK < t->end ? cell(c, kind, page[BLOCK], head) : nth_cell(c, kind, next, b + BLOCK - t->end);
-        ahead[n] = soon - values[n];
-        score(kind, s, first, many, keys, n * PAGE, dim, padded, half);
+    const int n = (int)(end - from), one = (int)(from % BLOCK), ahead = (int)most_of(least_of(AHEAD / half, 2 * BLOCK), 1);
+    const char *used[4 * BLOCK]; /* keys and values in the order of their use, these and the next block's */
+    for (int i = 0; i < n + BLOCK; i++) {
+        int64_t b = from - t->block + i;
+        char *here = nth_cell(c, kind, b < t->end - t->block ? index : next, b < t->end - t->block ? b : b - (t->end - t->block));
+        int at = i < n ? i : i + n;
+        used[at] = here, used[at + (i < n ? n : BLOCK)] = here + half;
     }
-    int least = KEYS, most = 0;
-    for (int m = first; m < first + many; m++) {
-        int64_t position = t->position + m / group - start;
-        int begin = c->window ? (int)most_of(position - c->window + 1, 0) : 0;
-        int stop = (int)least_of(c->n_keys ? c->n_keys - start : position + 1, KEYS);
-        weigh(kind, s, m, begin, stop, values, dim, padded);
-        least = begin < least ? begin : least;
-        most = stop > most ? stop : most;
+    product_t keys = {.from = one, .end = one + n}, values = keys;
+    for (int i = 0; i < n; i++) {
+        keys.b[one + i] = used[i], keys.soon[one + i] = used[i + ahead];
+        values.b[one + i] = used[n + i], values.soon[one + i] = used[n + i + ahead];
     }
-    for (int64_t b = from; b < end; b++) {
-        int n = (int)(b % BLOCK), one = (int)most_of(least - n * PAGE, 0), two = (int)least_of(most - n * PAGE, PAGE);
-        if (one < two) add_values(kind, s, first, many, values[n], n, one, two, dim, padded, ahead[n]);
-    }
+    score(kind, s, keys, first, many, dim);
+    range any = weigh_all(kind, c, t, s, first, many, from / BLOCK * KEYS, &values, padded);
+    add_values(kind, s, values, first, many, any, dim, padded);
 }
 
 INLINE void attend(const int kind, const call *c, int index, int next, state *s) {
     const task_t *t = c->tasks + index / c->n_kv_heads;
     const int dim = (int)c->head_dim, group = (int)(c->n_heads / c->n_kv_heads), head = (int)(index % c->n_kv_heads);
     const int n = (int)t->n_rows * group, padded = round_up(dim);
-    for (int64_t b = 0; b < BLOCK; b++) {
-        const char *keys = nth_cell(c, kind, index, b);
-        for (int64_t i = 0; i < half_bytes(kind, dim); i += 64) __builtin_prefetch(keys + i, 0, 2);
-    }
+    ask_for_rows(c, next);
+    const task_t *after = c->tasks + next / c->n_kv_heads;
+    for (int64_t row = after->row; row < after->row + after->n_rows; row++)
+        for (int d = 0; d < group * dim; d += 16)
+            __builtin_prefetch(c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + next % c->n_kv_heads * group) * dim + d, 0, 2);
     for (int m = 0; m < n; m++) {
         int64_t row = t->row + m / group;
         const float *q = c->qkv + (row * (c->n_heads + 2 * c->n_kv_heads) + head * group + m % group) * dim;
@@ -289,7 +344,7 @@ INLINE void attend(const int kind, const call *c, int index, int next, state *s)
         memset(s->acc, 0, (size_t)(n * padded) * 4);
         for (int64_t b = block, end; b < stop; b = end) {
             end = least_of(stop, (b / BLOCK + 1) * BLOCK);
-            attend_block(kind, c, t, head, b, end, next, s, padded);
+            attend_block(kind, c, index, b, end, next, s, padded);
         }
         for (int m = 0; m < n; m++)
             join(s->joined_most + m, s->joined_total + m, s->joined + m * padded, s->most[m], sum(s->total[m]),

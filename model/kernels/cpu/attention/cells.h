@@ -2,9 +2,9 @@
  *
  * float32   keys [head_dim][PAGE], values [PAGE][head_dim].
  * bfloat16  keys [head_dim/2][PAGE][2], values [PAGE/2][head_dim][2], in pairs along the summed axis.
- * int8      keys [width/4][PAGE][4], values [PAGE/4][width][4], bytes q + 128, |q| <= 127. A float for each position
- *           follows the keys, and another one follows the values: the factors of their q. width is head_dim rounded up
- *           to a multiple of 16.
+ * int8      keys [width/4][PAGE][4], bytes q + 128, values [PAGE/4][width][4], bytes q, |q| <= 127. A float for each
+ *           position follows the keys, and another one follows the values: the factors of their q. width is head_dim
+ *           rounded up to a multiple of 16.
  *
  * With this layout q k' and p v are the same small product: rows of words (a float, a pair, a quad) that every query
  * multiplies.
@@ -28,9 +28,15 @@ INLINE uint16_t to_bf16(float x) {
     return x != x ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). */
+/* Rotates one head by cos [dim/2] and sin [dim/2], both in `rotations`: pairs are (i, i + dim/2). y is not x. */
 INLINE void rotate(const float *x, const float *rotations, float *y, int half) {
-    for (int i = 0; i < half; i++) {
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = load(x + i), b = load(x + i + half), c = load(rotations + i), s = load(rotations + half + i);
+        store(y + i, a * c - b * s);
+        store(y + i + half, b * c + a * s);
+    }
+    for (; i < half; i++) {
         float a = x[i], b = x[i + half], c = rotations[i], s = rotations[half + i];
         y[i] = a * c - b * s;
         y[i + half] = b * c + a * s;
@@ -38,46 +44,69 @@ INLINE void rotate(const float *x, const float *rotations, float *y, int half) {
 }
 
 /* Quantizes x [n], padded with zeros to a multiple of 16, to q [n], and returns the factor: x = q * factor, |q| <= 127.
- * With `rest` [n], x = (128 q + rest) * factor. */
-INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest) {
+ * With `rest` [n], x = (128 q + rest) * factor, and `total` is the sum of 128 q + rest. */
+INLINE float to_bytes(const float *x, int n, int8_t *q, int8_t *rest, int32_t *total) {
     const float units = rest ? 127 * 128 : 127;
     vi most = {0};
     for (int i = 0; i < n; i += LANES) most = larger_bits(magnitude(load(x + i)), most);
     float amax = greatest_magnitude(most), inverse = amax <= 1e-30f ? 0 : units / amax;
+    vi sums = {0};
     for (int i = 0; i < n; i += LANES) {
         vi whole = nearest(load(x + i) * splat(inverse)), high = rest ? (whole + splat_int(64)) >> 7 : whole;
         vb bytes = __builtin_convertvector(high, vb);
         memcpy(q + i, &bytes, sizeof bytes);
         if (!rest) continue;
+        sums += whole;
         bytes = __builtin_convertvector(whole - (high << 7), vb);
         memcpy(rest + i, &bytes, sizeof bytes);
     }
+    if (rest) *total = sum_int(sums);
     return amax <= 1e-30f ? 0 : amax / units;
 }
 
-INLINE void store_bytes(char *half, int dim, int within, const float *x, int is_value) {
-    int width = byte_width(dim), group = is_value ? 1 : 4;
-    float whole[MAX_DIM] = {0};
-    int8_t q[MAX_DIM];
+/* Quantizes a key or a value x [dim] for its position `within`, and returns the number of its bytes. */
+INLINE int quantize(char *half, int dim, int within, const float *x, int8_t *q) {
+    int width = byte_width(dim);
+    float whole[MAX_DIM];
     memcpy(whole, x, (size_t)dim * 4);
-    float factor = to_bytes(whole, width, q, 0);
+    memset(whole + dim, 0, (size_t)(width - dim) * 4);
+    float factor = to_bytes(whole, width, q, 0, 0);
     memcpy((float *)(half + PAGE * width) + within, &factor, 4);
-    char *to = half + (is_value ? within / 4 * width * 4 + within % 4 : within * 4);
-    for (int d = 0; d < width; d += group)
-        for (int i = 0; i < group; i++) to[d / group * (is_value ? 4 : PAGE * 4) + i] = (char)(q[d + i] ^ 128);
+    return width;
 }
 
-INLINE void store_key(int kind, char *keys, int dim, int within, const float *x) {
+INLINE void store_key(const int kind, char *keys, int dim, int within, const float *x) {
     uint16_t half[MAX_DIM];
-    if (kind == INT8) store_bytes(keys, dim, within, x, 0);
+    int8_t q[MAX_DIM];
+    if (kind == INT8) {
+        int width = quantize(keys, dim, within, x, q);
+        for (int d = 0; d < width; d++) q[d] ^= (int8_t)128;
+        for (int d = 0; d < width; d += 4) memcpy(keys + (d / 4 * PAGE + within) * 4, q + d, 4);
+    }
     for (int d = 0; kind == FLOAT32 && d < dim; d++) ((float *)keys)[d * PAGE + within] = x[d];
     for (int d = 0; kind == BF16 && d < dim; d++) half[d] = to_bf16(x[d]);
     for (int d = 0; kind == BF16 && d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + within) * 4, half + d, 4);
 }
 
-INLINE void store_value(int kind, char *values, int dim, int within, const float *x) {
-    if (kind == INT8) store_bytes(values, dim, within, x, 1);
+INLINE void store_value(const int kind, char *values, int dim, int within, const float *x) {
+    int8_t q[MAX_DIM];
+    if (kind == INT8) {
+        int width = quantize(values, dim, within, x, q);
+        char *to = values + within / 4 * width * 4 + within % 4;
+        for (int d = 0; d < width; d++) to[d * 4] = q[d];
+    }
     if (kind == FLOAT32) memcpy((float *)values + within * dim, x, (size_t)dim * 4);
     uint16_t *pairs = (uint16_t *)values + within / 2 * dim * 2 + within % 2;
     for (int d = 0; kind == BF16 && d < dim; d++) pairs[d * 2] = to_bf16(x[d]);
+}
+
+/* Stores the values x and y of two positions whose bfloat16 are pairs. */
+INLINE void store_pair(char *values, int dim, int within, const float *x, const float *y) {
+    char *pairs = values + within / 2 * dim * 4;
+    int d = 0;
+    for (; d + LANES <= dim; d += LANES) store((float *)pairs + d, (vf)(half_bits(load(x + d)) | half_bits(load(y + d)) << 16));
+    for (; d < dim; d++) {
+        uint16_t both[2] = {to_bf16(x[d]), to_bf16(y[d])};
+        memcpy(pairs + d * 4, both, 4);
+    }
 }

@@ -1,21 +1,26 @@
 /* Small products for attention: rows of words that queries multiply, see cells.h.
  *
- * Every output is summed in the order of the words, whatever the number of rows and columns in a tile.
+ * Every output is one chain of additions in the order of the words, and of the pages. Tiles have about 12 chains or
+ * more where registers suffice: a processor needs as many to start a multiply-add in every cycle.
  */
 #pragma once
 #include "attention/cells.h"
 
-enum { TILE = 8 };
+enum { BLOCK = 4, TILE = 8, WIDE = WIDTH == 64, MOST_VECTORS = 4 };
 
-/* A product over words `first`..`last` - 1. If `odd`, the second half of the last pair was never written.
- * The rows of a are `a_row` words apart, and the words of a row `a_word`. The rows of b are `stride` bytes apart, those
- * of y `y_stride` floats. The memory `ahead` bytes after b is prefetched. */
+/* Rows of words `a` times the pages `from`..`end` - 1 of a block.
+ *
+ * The rows of a are `a_row` words apart, the words of a row `a_word`, and what a page multiplies `a_page`. The rows of
+ * b, keys or values, are `stride` bytes apart, those of y `y_stride` floats. The sums of a page run over its words
+ * `first`..`last` - 1. If `odd`, the second half of the very last pair was never written. `soon` are as many bytes as b,
+ * to be prefetched. */
 typedef struct {
     const float *a;
-    const char *b;
     float *y;
-    int64_t a_row, a_word, stride, y_stride, ahead;
-    int first, last, odd, add;
+    int64_t a_row, a_word, a_page, stride, y_stride;
+    int from, end, odd;
+    int first[BLOCK], last[BLOCK];
+    const char *b[BLOCK], *soon[BLOCK];
 } product_t;
 
 /* acc + b times the i-th word of a query, where b is a loaded row of words. */
@@ -30,41 +35,94 @@ INLINE vi load_words(const char *b, int n) {
     return words;
 }
 
-/* y [M, C * LANES] (+)= a b. M, C and kind are constants after inlining, also n = LANES if C > 1. If C = 1, y has n
- * columns. */
-INLINE void tile(const int M, const int C, const int kind, const product_t *p, int row, int column, int n) {
+/* Prefetches n vectors, if they are those of the first rows: one tile of a column does it for all. */
+INLINE void prefetch(const char *soon, int row, int n) {
+    if (!row) UNROLL for (int c = 0; c < n; c += 64 / WIDTH) __builtin_prefetch(soon + c * WIDTH);
+}
+
+/* M rows times C vectors of P pages each, for scores. */
+INLINE void score_tile(const int M, const int P, const int C, const int kind, const product_t *p, int row, int page, int column) {
     const float *a = p->a + row * p->a_row;
-    const char *b = p->b + (int64_t)column * 4;
-    float *y = p->y + row * p->y_stride + column;
-    vf acc[TILE][4];
-    vi words[4];
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
-        acc[m][c] = p->add ? (vf)load_words((const char *)(y + m * p->y_stride + c * LANES), n) : splat(0);
-    for (int i = p->first; i < p->last - p->odd; i++) {
-        const char *from = b + i * p->stride;
-        if (!row) UNROLL for (int c = 0; c < C; c += 64 / WIDTH) __builtin_prefetch(from + p->ahead + c * WIDTH, 0, 2);
-        UNROLL for (int c = 0; c < C; c++) words[c] = load_words(from + c * WIDTH, n);
-        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+    vf acc[TILE][MOST_VECTORS];
+    vi words[MOST_VECTORS];
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < P * C; c++) acc[m][c] = splat(0);
+    for (int i = 0; i < p->last[page]; i++) {
+        int64_t at = i * p->stride + column * 4;
+        UNROLL for (int k = 0; k < P; k++) {
+            prefetch(p->soon[page + k] + at, row, C);
+            UNROLL for (int c = 0; c < C; c++) words[k * C + c] = load_words(p->b[page + k] + at + c * WIDTH, LANES);
+        }
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < P * C; c++)
             acc[m][c] = multiply(kind, acc[m][c], words[c], a + m * p->a_row, i, p->a_word);
     }
-    if (p->odd)
-        UNROLL for (int c = 0; c < C; c++) {
-            vi half = load_words(b + (p->last - 1) * p->stride + c * WIDTH, n) & splat_int(0xFFFF);
-            UNROLL for (int m = 0; m < M; m++)
-                acc[m][c] = multiply(kind, acc[m][c], half, a + m * p->a_row, p->last - 1, p->a_word);
+    float *y = p->y + row * p->y_stride + page * PAGE + column;
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int k = 0; k < P; k++) UNROLL for (int c = 0; c < C; c++)
+        store(y + m * p->y_stride + k * PAGE + c * LANES, acc[m][k * C + c]);
+}
+
+/* The scores of all rows over all pages. */
+INLINE void multiply_keys(const int kind, const product_t *p, int rows) {
+    for (int page = p->from, pages; page < p->end; page += pages) {
+        int m = 0;
+        pages = WIDE && page + 2 <= p->end ? 2 : 1;
+#define TILES(M, P, C) \
+    for (; m + M <= rows; m += M) \
+        for (int k = 0; k < pages; k += P) \
+            for (int column = 0; column < PAGE; column += C * LANES) score_tile(M, P, C, kind, p, m, page + k, column);
+        if (WIDE) TILES(8, 1, 2)
+        if (pages == 2) {
+            TILES(4, 2, 2)
+            TILES(3, 2, 2)
+            TILES(1, 2, 2)
         }
+        TILES(4, 1, 2)
+        TILES(3, 1, 2)
+        TILES(1, 1, 2)
+#undef TILES
+    }
+}
+
+/* Adds M rows times C vectors of the values of all pages. If C = 1, y has n columns. */
+INLINE void value_tile(const int M, const int C, const int kind, const product_t *p, int row, int column, int n) {
+    float *y = p->y + row * p->y_stride + column;
+    vf acc[TILE][MOST_VECTORS];
+    vi words[MOST_VECTORS];
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+        acc[m][c] = (vf)load_words((const char *)(y + m * p->y_stride + c * LANES), n);
+    for (int page = p->from; page < p->end; page++) {
+        const float *a = p->a + row * p->a_row + page * p->a_page;
+        const char *b = p->b[page] + column * 4, *soon = p->soon[page] + column * 4;
+        int last = p->last[page] - (p->odd && page == p->end - 1);
+        for (int i = p->first[page]; i < last; i++) {
+            prefetch(soon + i * p->stride, row, C);
+            UNROLL for (int c = 0; c < C; c++) words[c] = load_words(b + i * p->stride + c * WIDTH, n);
+            UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+                acc[m][c] = multiply(kind, acc[m][c], words[c], a + m * p->a_row, i, p->a_word);
+        }
+        if (last == p->last[page]) continue;
+        UNROLL for (int c = 0; c < C; c++) words[c] = load_words(b + last * p->stride + c * WIDTH, n) & splat_int(0xFFFF);
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+            acc[m][c] = multiply(kind, acc[m][c], words[c], a + m * p->a_row, last, p->a_word);
+    }
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
         memcpy(y + m * p->y_stride + c * LANES, &acc[m][c], n == LANES ? sizeof(vf) : (size_t)n * 4);
 }
 
-/* Computes all tiles of `rows` rows and `columns` columns. */
-INLINE void product(const int kind, const product_t *p, int rows, int columns) {
-    for (int column = 0, wide; column < columns; column += wide * LANES) {
-        int m = 0, n = columns - column < LANES ? columns - column : LANES;
-        wide = columns - column >= 2 * LANES ? 2 : 1;
-#define TILES(M, C, n) for (; m + M <= rows; m += M) tile(M, C, kind, p, m, column, n);
-        if (wide == 2) {
-            if (WIDTH == 64) TILES(8, 2, LANES)
+/* Adds the weighted values of all rows in `columns` columns. */
+INLINE void multiply_values(const int kind, const product_t *p, int rows, int columns) {
+    for (int column = 0, vectors; column < columns; column += vectors * LANES) {
+        int m = 0, left = columns - column, n = left < LANES ? left : LANES;
+        vectors = WIDE && left >= 4 * LANES ? 4 : left >= 2 * LANES ? 2 : 1;
+#define TILES(M, C, n) \
+    for (; m + M <= rows; m += M) \
+        for (int c = 0; c < vectors; c += C) value_tile(M, C, kind, p, m, column + c * LANES, n);
+        if (WIDE && vectors > 1) TILES(8, 2, LANES)
+        if (vectors == 4) {
+            TILES(4, 4, LANES)
+            TILES(3, 4, LANES)
+            TILES(1, 4, LANES)
+        }
+        if (vectors == 2) {
             TILES(4, 2, LANES)
             TILES(3, 2, LANES)
             TILES(1, 2, LANES)
@@ -74,49 +132,99 @@ INLINE void product(const int kind, const product_t *p, int rows, int columns) {
     }
 }
 
-/* A product of bytes: exact sums, times the factor of the query, and with `by_column` times the factor of the column.
- * With two levels, the query's first words count 128 times and its second words once. */
+/* A product of bytes: exact sums of a page, times the factor of the row. Queries have an offset and a factor each,
+ * weights a factor for each page. */
 typedef struct {
     product_t p;
-    const float *factor, *by_column; /* a row has `each` factors and offsets, of which this uses one */
+    const float *factor;
     const int32_t *offset;
-    int each, levels;
 } bytes_t;
 
-INLINE void tile_bytes(const int M, const int C, const bytes_t *t, int row, int column) {
+INLINE int32_t quad_at(const float *a) {
+    int32_t quad;
+    memcpy(&quad, a, 4);
+    return quad;
+}
+
+/* Scores of M rows. The first words of a query count 128 times, its second words once. `by_column` are the factors of
+ * the page's keys. */
+INLINE void score_bytes_tile(const int M, const int C, const bytes_t *t, int row, int page, int column, const float *by_column) {
     const product_t *p = &t->p;
     const float *a = p->a + row * p->a_row;
-    const char *b = p->b + (int64_t)column * 4;
-    vi acc[TILE][4];
-    quads words[4];
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) acc[m][c] = splat_int(0);
-    for (int level = 0; level < t->levels; level++) {
-        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) acc[m][c] <<= 7;
-        for (int i = p->first; i < p->last; i++) {
-            const char *from = b + i * p->stride;
-            if (!row && !level) UNROLL for (int c = 0; c < C; c += 64 / WIDTH) __builtin_prefetch(from + p->ahead + c * WIDTH, 0, 2);
-            UNROLL for (int c = 0; c < C; c++) words[c] = load_quads((const uint8_t *)from + c * WIDTH);
-            UNROLL for (int m = 0; m < M; m++) {
-                int32_t quad;
-                memcpy(&quad, a + m * p->a_row + (i + level * p->last) * p->a_word, 4);
-                UNROLL for (int c = 0; c < C; c++) acc[m][c] = dot(acc[m][c], words[c], quad);
-            }
-        }
+    const int last = p->last[page];
+    vi acc[2][TILE][MOST_VECTORS];
+    quads words[MOST_VECTORS];
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) acc[0][m][c] = acc[1][m][c] = splat_int(0);
+    for (int i = 0; i < last; i++) {
+        int64_t at = i * p->stride + column * 4;
+        prefetch(p->soon[page] + at, row, C);
+        UNROLL for (int c = 0; c < C; c++) words[c] = load_quads((const uint8_t *)p->b[page] + at + c * WIDTH);
+        UNROLL for (int level = 0; level < 2; level++) UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+            acc[level][m][c] = dot(acc[level][m][c], words[c], quad_at(a + m * p->a_row + (i + level * last) * p->a_word));
     }
+    float *y = p->y + row * p->y_stride + page * PAGE + column;
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) {
-        float *y = p->y + (row + m) * p->y_stride + column + c * LANES;
-        vf value = __builtin_convertvector(acc[m][c] + splat_int(t->offset[(row + m) * t->each]), vf), by = splat(t->factor[(row + m) * t->each]);
-        store(y, t->by_column ? value * by * load(t->by_column + column + c * LANES) : fused(value, by, load(y)));
+        vi whole = (acc[0][m][c] << 7) + acc[1][m][c] + splat_int(t->offset[row + m]);
+        store(y + m * p->y_stride + c * LANES,
+              __builtin_convertvector(whole, vf) * splat(t->factor[row + m]) * load(by_column + column + c * LANES));
     }
 }
 
-INLINE void product_bytes(const bytes_t *t, int rows, int columns) {
-    for (int column = 0, wide; column < columns; column += wide * LANES) {
+INLINE void multiply_key_bytes(const bytes_t *t, int rows, int dim) {
+    for (int page = t->p.from; page < t->p.end; page++) {
+        const float *by_column = factors(t->p.b[page], dim);
         int m = 0;
-        wide = columns - column >= 2 * LANES ? 2 : 1;
-#define TILES(M, C) for (; m + M <= rows; m += M) tile_bytes(M, C, t, m, column);
-        if (wide == 2) {
-            if (WIDTH == 64) TILES(8, 2)
+        for (int i = 0; i < PAGE; i += 16) __builtin_prefetch(factors(t->p.soon[page], dim) + i, 0, 2);
+#define TILES(M) \
+    for (; m + M <= rows; m += M) \
+        for (int column = 0; column < PAGE; column += 2 * LANES) score_bytes_tile(M, 2, t, m, page, column, by_column);
+        if (WIDE) TILES(4)
+        if (WIDE) TILES(3)
+        TILES(2)
+        TILES(1)
+#undef TILES
+    }
+}
+
+INLINE void value_bytes_tile(const int M, const int C, const bytes_t *t, int row, int column) {
+    const product_t *p = &t->p;
+    float *y = p->y + row * p->y_stride + column;
+    vf sums[TILE][MOST_VECTORS];
+    quads words[MOST_VECTORS];
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) sums[m][c] = load(y + m * p->y_stride + c * LANES);
+    for (int page = p->from; page < p->end; page++) {
+        const float *a = p->a + row * p->a_row + page * p->a_page;
+        vi acc[TILE][MOST_VECTORS];
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+            acc[m][c] = splat_int(0);
+        for (int i = p->first[page]; i < p->last[page]; i++) {
+            int64_t at = i * p->stride + column * 4;
+            prefetch(p->soon[page] + at, row, C);
+            UNROLL for (int c = 0; c < C; c++) words[c] = load_signed(p->b[page] + at + c * WIDTH);
+            UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+                acc[m][c] = dot_signed(acc[m][c], words[c], quad_at(a + m * p->a_row + i * p->a_word));
+        }
+        UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++)
+            sums[m][c] = fused(__builtin_convertvector(acc[m][c], vf), splat(t->factor[(row + m) * BLOCK + page]), sums[m][c]);
+    }
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int c = 0; c < C; c++) store(y + m * p->y_stride + c * LANES, sums[m][c]);
+}
+
+INLINE void multiply_value_bytes(const bytes_t *t, int rows, int dim) {
+    const int columns = byte_width(dim);
+    for (int page = t->p.from; page < t->p.end; page++)
+        for (int i = 0; i < PAGE; i += 16) __builtin_prefetch(factors(t->p.soon[page], dim) + i, 0, 2);
+    for (int column = 0, vectors; column < columns; column += vectors * LANES) {
+        int m = 0, left = columns - column;
+        vectors = WIDE && left >= 4 * LANES ? 4 : left >= 2 * LANES ? 2 : 1;
+#define TILES(M, C) \
+    for (; m + M <= rows; m += M) \
+        for (int c = 0; c < vectors; c += C) value_bytes_tile(M, C, t, m, column + c * LANES);
+        if (vectors == 4) {
+            TILES(3, 4)
+            TILES(1, 4)
+        }
+        if (vectors == 2) {
             TILES(4, 2)
             TILES(3, 2)
             TILES(1, 2)
