@@ -5,15 +5,20 @@ It gives prompts as many tokens as fit the target between two tokens, and at lea
 then make the steps at most twice as long as decoding alone. Without decoding sequences nothing limits the prompts.
 """
 
+from operator import add
 from typing import NamedTuple
 
-GAIN = 0.3
-"""The part of its error by which a step corrects the cost of steps. The first steps correct more."""
+MEMORY = 0.97
+"""The weight of a step in the cost of steps, against the one after it."""
+PENALTY = 0.1
+"""Of the weight of the latest steps: how strongly the cost is held to what it was."""
+FIXED = 1e6
+"""The same for the cost of prompt tokens in a step without them: older steps must not change it."""
 TYPICAL_ROWS, TYPICAL_TOKENS = 8, 32
 """A step that reads the weights takes as long as so many decoding rows, or prompt tokens, add to it. A rough scale."""
 LONGEST = 2.0
 """A step counts as so many times its expected seconds at most: one that takes longer was held up by something else."""
-LEAST_TOKENS = 32
+LEAST_TOKENS = 16
 """Prompt tokens of a step at least. For fewer tokens each of them costs more, as the weights are read again."""
 
 
@@ -40,15 +45,15 @@ class Cost(NamedTuple):
 
 
 class StepCost:
-    """The cost of steps, learnt from each of them by normalized least mean squares (Widrow and Hoff, 1960).
+    """The cost of steps: the least squares of the relative errors of the latest steps.
 
-    Each step moves the estimate by the least change that makes its error smaller. What a step says nothing about, such
-    as the cost of prompt tokens if it has none, stays.
+    Where these say nothing the estimate before stays: a small penalty holds each coefficient to it (ridge regression).
     """
 
     def __init__(self) -> None:
-        self._scaled = (0.0, 0.0, 0.0)
-        self._n = 0
+        self._scaled = [0.0, 0.0, 0.0]
+        self._products = [[0.0] * 3 for _ in range(3)]  # of the counts, over squared seconds
+        self._sums = [0.0] * 3  # of the counts, over seconds
 
     @property
     def now(self) -> Cost:
@@ -61,13 +66,31 @@ class StepCost:
 
         The seconds are those from the end of the step before, as a client sees them.
         """
-        counts = (1.0, rows / TYPICAL_ROWS, tokens / TYPICAL_TOKENS)
-        expected = sum([count * value for count, value in zip(counts, self._scaled, strict=True)])
-        error = (min(seconds, LONGEST * expected) if self._n else seconds) - expected
-        self._n += 1
-        change = max(GAIN, 1 / self._n) * error / sum([count * count for count in counts])
-        step, row, token = [max(0.0, value + change * count) for count, value in zip(counts, self._scaled, strict=True)]
-        self._scaled = step, row, token
+        if expected := self.now.seconds(rows, tokens):
+            seconds = min(seconds, LONGEST * expected)
+        counts = [count / max(seconds, 1e-6) for count in (1.0, rows / TYPICAL_ROWS, tokens / TYPICAL_TOKENS)]
+        for a, line in enumerate(self._products):
+            self._products[a] = [MEMORY * value + counts[a] * count for value, count in zip(line, counts, strict=True)]
+        self._sums = [MEMORY * value + count for value, count in zip(self._sums, counts, strict=True)]
+        weight = self._products[0][0]
+        penalties = (PENALTY * weight, PENALTY * weight, (PENALTY if tokens else FIXED) * weight)
+        matrix = [
+            [value + penalties[a] * (a == b) for b, value in enumerate(line)] for a, line in enumerate(self._products)
+        ]
+        before = [penalty * value for penalty, value in zip(penalties, self._scaled, strict=True)]
+        wanted = list(map(add, self._sums, before))
+        self._scaled = [max(0.0, value) for value in _solved(matrix, wanted)]
+
+
+def _solved(matrix: list[list[float]], wanted: list[float]) -> list[float]:
+    """The x of `matrix` [3, 3] times x = `wanted` [3], by elimination. The matrix is positive definite."""
+    lines = [[*line, value] for line, value in zip(matrix, wanted, strict=True)]
+    for place, pivot in enumerate(lines):
+        for other, line in enumerate(lines):
+            if other != place:
+                factor = line[place] / pivot[place]
+                lines[other] = [value - factor * part for value, part in zip(line, pivot, strict=True)]
+    return [line[3] / line[place] for place, line in enumerate(lines)]
 
 
 class PromptBudget:

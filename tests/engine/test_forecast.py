@@ -43,11 +43,11 @@ def test_rows_cost_too() -> None:
 
 
 def test_a_target_makes_chunks_shorter() -> None:
-    """Beside one that decodes, 64 tokens need two steps of the least chunk, of 1 + 0.5 + 32 seconds each."""
+    """Beside one that decodes, 64 tokens need four steps of the least chunk, of 1 + 0.5 + 16 seconds each."""
     case = outlook(load(1, None, 1, 4, 50), load(2, None, 64, 0, 50), places=2)
     case = case._replace(cost=Cost(SECOND, 0.5, 1.0), target=0.1, max_step_tokens=512)
-    assert LEAST_TOKENS == 32
-    assert forecast(case, {2}).first_token == Wait(2 * 33.5, pytest.approx(0.25 * 67))
+    assert LEAST_TOKENS == 16
+    assert forecast(case, {2}).first_token == Wait(4 * 17.5, pytest.approx(0.25 * 70))
 
 
 def test_a_sequence_waits_for_pages_although_a_place_is_free() -> None:
