@@ -91,6 +91,11 @@ class StepBatch:
     def n_tokens(self) -> int:
         return sum(item.stop - item.start for item in self.slices)
 
+    @property
+    def n_prompt(self) -> int:
+        """Number of tokens in chunks of several: of prompts, and of sequences that are computed again."""
+        return sum([n for item in self.slices if (n := item.stop - item.start - item.n_draft) > 1])
+
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
         return bool(self.slices or self.images or self.forgotten)
@@ -174,6 +179,8 @@ class RunnerInfo:
     `images` is None for a model without an image encoder. The embeddings of encoded images may fill `image_tokens`
     positions. Running sequences may use `max_adapters` LoRA adapters at a time.
     With a `pipeline` of several stages, as many steps or more may be in flight, each over other sequences.
+    Chunks of prompts aim at `target_inter_token` seconds between two tokens of the sequences that decode; 0 is no
+    target.
     """
 
     page_size: int
@@ -189,6 +196,7 @@ class RunnerInfo:
     image_tokens: int = 0
     max_adapters: int = 0
     pipeline: int = 1
+    target_inter_token: float = 0.0
 
 
 class StepTooLarge(MemoryError):

@@ -18,6 +18,8 @@ T = TypeVar("T")
 STEP_LIMITS = {"cpu": (64, 512), "cuda": (256, 2048)}
 """Default number of sequences and of tokens in a step. A step reads the weights once for all of them. On a CPU the
 limits are lower, because a longer step would delay every sequence's next token."""
+TARGET_INTER_TOKEN_MS = {"cpu": 20.0, "cuda": 0.0}
+"""Default target for the time between two tokens beside prompts, in milliseconds; 0 is none."""
 CPU_SHARE = 0.25
 """Default part of the memory left by the weights that the KV cache gets on a CPU."""
 MAX_RANKS = 64
@@ -176,6 +178,13 @@ class RunnerOptions:
         most=2**20,
         in_plan=True,
     )
+    target_inter_token_ms: float | None = option(
+        None,
+        "Milliseconds between two tokens of an answer at which chunks of prompts beside it aim. They may take as long "
+        "as decoding alone at least. 0 leaves them --max-step-tokens.",
+        unset="{:g}, on a GPU {:g}".format(*TARGET_INTER_TOKEN_MS.values()),
+        least=0,
+    )
     cache_memory: int | None = option(
         None,
         "Memory of the KV cache, such as 4GiB; where several ranks share a model, of each.",
@@ -240,6 +249,11 @@ class RunnerOptions:
     def layout(self) -> Layout:
         """How ranks share the model."""
         return Layout(self.tensor_parallel_size, self.pipeline_parallel_size, self.expert_parallel)
+
+    def target_seconds(self, device: str) -> float:
+        """Seconds between two tokens at which chunks of prompts aim on a "cpu" or on "cuda"; 0 is no target."""
+        target = self.target_inter_token_ms
+        return (TARGET_INTER_TOKEN_MS[device] if target is None else target) / 1000
 
     def step_limits(self, device: str) -> tuple[int, int]:
         """Maximum number of sequences and of tokens in a step on a "cpu" or on "cuda".

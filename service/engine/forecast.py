@@ -42,7 +42,7 @@ class Waits(NamedTuple):
 
 def forecast(outlook: Outlook, ids: Collection[int]) -> Waits:
     """The least waits of these sequences, the choices of one request. All None before the first step of an engine."""
-    if not outlook.base and not outlook.per_row:
+    if not any(outlook.cost):
         return Waits(None, None)
     replays = [_Replay(outlook, scenario).run(ids) for scenario in (EXPECTED, BEST, WORST)]
     return Waits(_wait([replay[0] for replay in replays]), _wait([replay[1] for replay in replays]))
@@ -155,17 +155,22 @@ class _Replay:
         """Compute steps until something changes; returns the sequences that decode from then on."""
         decoding = [item for item in self._running if item.begun]
         prompts = [item for item in self._running if not item.begun]
-        share = max(1, self._outlook.max_step_tokens - len(decoding))
+        share = self._share(len(decoding))
         n_steps = max(1, prompts[0].uncomputed // share) if prompts else min(item.left for item in decoding)
         n_steps = min((n_steps, *(item.left for item in decoding)))
         rows = _prefill(prompts, share * n_steps)
         for item in decoding:
             item.left -= n_steps
             item.length += n_steps
-        seconds = self._outlook.base * n_steps + self._outlook.per_row * (rows + n_steps * len(decoding))
-        self._now += self._cost * seconds
+        self._now += self._cost * n_steps * self._outlook.cost.seconds(len(decoding), rows / n_steps)
         self._running = [item for item in self._running if item.left > 0]
         return [item for item in prompts if item.begun]
+
+    def _share(self, n_decoding: int) -> int:
+        """Prompt tokens of a step beside so many sequences that decode, by the rule of the scheduler."""
+        left = self._outlook.max_step_tokens - n_decoding
+        prompts = self._outlook.cost.prompt_tokens(n_decoding, self._outlook.target)
+        return max(1, left if prompts is None else min(left, prompts))
 
 
 def _prefill(prompts: list[_Item], budget: int) -> int:

@@ -190,7 +190,9 @@ class EngineLoop:
         flights = [flight, *self._flights] if self._runner.info.pipeline > 1 else [flight]
         if not any(item.batch.images for item in flights):
             since = flight.launched if len(flights) > 1 else before or flight.launched
-            self._steps.cost.note(sum(item.n_tokens for item in flights), self._landed_at - since)
+            n_prompt = sum(item.batch.n_prompt for item in flights)
+            n_decode = sum(item.n_tokens for item in flights) - n_prompt
+            self._scheduler.prompts.note(n_decode, n_prompt, self._landed_at - since)
 
     def _count(self, batch: StepBatch, output: StepOutput, reported: bool) -> None:
         """Count a step in which every sequence is broken, or nothing can be encoded, as a failed one.
@@ -226,7 +228,7 @@ class EngineLoop:
         looks, self._looks = self._looks, []
         for look in looks:
             view = self._scheduler.view(self._preparing())
-            self._send(view.of(look.ids, self._steps.cost.line) if look.ids else view.whole(self._steps.take()))
+            self._send(view.of(look.ids) if look.ids else view.whole(self._steps.take()))
 
     def _expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """The load of the experts, now and then and in the last report before the engine is idle."""

@@ -6,6 +6,8 @@ It has no text, no token ids and no names of keys.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from service.engine.budget import Cost
+
 MAX_RUNNING, MAX_QUEUED = 64, 16
 """Sequences in one picture that run, and that wait; the others are counted. A full engine must not hide its queue."""
 MAX_PAGES = 64
@@ -90,13 +92,14 @@ class Load(NamedTuple):
 class Outlook(NamedTuple):
     """What an estimate of waiting times needs: see `forecast.py`.
 
-    A step costs `base` seconds and `per_row` for each row. `answers` are the numbers of tokens of the latest answers.
+    `cost` is that of steps, `target` the seconds between two tokens that limit prompts (`PromptBudget`). `answers` are
+    the numbers of tokens of the latest answers.
     `available` are the pages of each pool that can be taken. `loads` are all sequences that run, then those that wait,
     in order.
     """
 
-    base: float
-    per_row: float
+    cost: Cost
+    target: float
     answers: tuple[int, ...]
     page_size: int
     available: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Records of the steps: what the latest ones did, while somebody looks, and what a step costs."""
+"""Records of the steps: what the latest ones did, while somebody looks."""
 
 import time
 from collections import deque
@@ -9,42 +9,12 @@ from service.engine.picture import MAX_STEPS, Picture, StepPicture
 
 WATCHED_SECONDS = 3.0
 """A step is recorded if it begins at most so long after a look. Who watches looks at least once a second."""
-MEMORY = 0.99
-"""The weight of a step in the cost of steps, against the one after it."""
-
-
-class StepCost:
-    """The cost of a step in seconds, a line in its rows: the least squares over the steps, the latest count most.
-
-    The seconds of a step are those from the end of the step before to its own end, as a client sees them.
-    """
-
-    def __init__(self) -> None:
-        self._n = self._rows = self._seconds = self._squares = self._products = 0.0
-
-    def note(self, rows: int, seconds: float) -> None:
-        self._n = MEMORY * self._n + 1
-        self._rows = MEMORY * self._rows + rows
-        self._seconds = MEMORY * self._seconds + seconds
-        self._squares = MEMORY * self._squares + rows * rows
-        self._products = MEMORY * self._products + rows * seconds
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """Seconds of a step, and of each of its rows. Both are 0 before the first step, neither is negative."""
-        if not self._n:
-            return 0.0, 0.0
-        spread = self._squares - self._rows**2 / self._n
-        slope = (self._products - self._rows * self._seconds / self._n) / spread if spread > 1e-6 else 0.0
-        slope = min(max(slope, 0.0), self._seconds / self._rows)
-        return (self._seconds - slope * self._rows) / self._n, slope
 
 
 class StepRecorder:
     """The latest steps for the pictures of an engine. It records nothing while nobody looks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.cost = StepCost()
         self._clock = clock
         self._n = 0
         self._looked: float | None = None

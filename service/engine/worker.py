@@ -14,6 +14,7 @@ from functools import partial
 from model.batch import Runner
 from model.errors import NoriaError
 from model.machine.child import resident_bytes
+from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import (
     Abort,
@@ -128,6 +129,7 @@ class Worker:
             max_sequences=info.max_sequences,
             max_step_tokens=info.max_step_tokens,
             adapter_ready=partial(self._adapter_ready, runner),
+            prompts=PromptBudget(info.target_inter_token),
         )
 
     def _receive(self, block: bool) -> list[ToEngine]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from model.batch import Runner, RunnerInfo, StepBatch, StepOutput, TokenLogprob
 from model.sampling_params import SamplingParams
+from service.engine.budget import PromptBudget
 from service.engine.loop import EngineLoop
 from service.engine.messages import FromEngine, Report, Stats, Stop, Submit, ToEngine, Update
 from service.engine.scheduling.scheduler import Scheduler
@@ -56,6 +57,7 @@ class Drive:
         say: Say = next_token,
         order: Random | None = None,
         lack: Random | None = None,
+        prompts: PromptBudget | None = None,
     ) -> None:
         self.info = info
         self.order = order
@@ -63,7 +65,7 @@ class Drive:
         self.say = say
         self.max_step_tokens = max_step_tokens
         self.runner = self.new_runner(info, say)
-        self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens)
+        self.scheduler = Scheduler(info, max_sequences=max_sequences, max_step_tokens=max_step_tokens, prompts=prompts)
         self.answers: dict[int, list[int]] = defaultdict(list)
         self.updates: dict[int, list[Update]] = defaultdict(list)
         self.finished: dict[int, str] = {}

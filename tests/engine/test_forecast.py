@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.engine.budget import LEAST_TOKENS, Cost
 from service.engine.forecast import BEST, EXPECTED, WORST, Wait, Waits, forecast, remaining
 from service.engine.picture import Load, Outlook
 
@@ -15,11 +16,11 @@ def load(number: int, place: int | None, uncomputed: int, generated: int, max_to
 
 
 def outlook(*loads: Load, answers: tuple[int, ...] = (10,) * 20, pages: int = 1000, places: int = 1) -> Outlook:
-    return Outlook(SECOND, 0.0, answers, 4, (pages,), places, 16, loads)
+    return Outlook(Cost(SECOND), 0.0, answers, 4, (pages,), places, 16, loads)
 
 
 def test_nothing_is_known_before_the_first_step() -> None:
-    empty = outlook(load(1, 1, 10, 0, 10))._replace(base=0.0)
+    empty = outlook(load(1, 1, 10, 0, 10))._replace(cost=Cost())
     assert forecast(empty, {1}) == Waits(None, None)
 
 
@@ -37,8 +38,16 @@ def test_a_long_prompt_takes_chunks_beside_those_that_decode() -> None:
 
 
 def test_rows_cost_too() -> None:
-    heavy = outlook(load(1, None, 15, 0, 50))._replace(per_row=0.1)
+    heavy = outlook(load(1, None, 15, 0, 50))._replace(cost=Cost(SECOND, 9.0, 0.1))
     assert forecast(heavy, {1}).first_token == Wait(2.5, pytest.approx(0.625))
+
+
+def test_a_target_makes_chunks_shorter() -> None:
+    """Beside one that decodes, 64 tokens need four steps of the least chunk, of 1 + 0.5 + 16 seconds each."""
+    case = outlook(load(1, None, 1, 4, 50), load(2, None, 64, 0, 50), places=2)
+    case = case._replace(cost=Cost(SECOND, 0.5, 1.0), target=0.1, max_step_tokens=512)
+    assert LEAST_TOKENS == 16
+    assert forecast(case, {2}).first_token == Wait(4 * 17.5, pytest.approx(0.25 * 70))
 
 
 def test_a_sequence_waits_for_pages_although_a_place_is_free() -> None:

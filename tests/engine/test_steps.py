@@ -1,37 +1,10 @@
-"""The records of steps, and what a step costs."""
-
-import pytest
+"""The records of steps."""
 
 from model.sampling_params import SamplingParams
 from service.engine.picture import Picture
-from service.engine.steps import WATCHED_SECONDS, StepCost, StepRecorder
+from service.engine.steps import WATCHED_SECONDS, StepRecorder
 from tests.engine.driving import Drive
 from tests.fakes import make_info, parrot
-
-
-def test_the_cost_of_steps_is_the_line_through_them() -> None:
-    cost = StepCost()
-    assert cost.line == (0.0, 0.0)
-    for rows in (1, 2, 4, 512, 3):
-        cost.note(rows, 0.01 + 0.002 * rows)
-    assert cost.line == pytest.approx((0.01, 0.002))
-
-
-def test_a_change_of_speed_is_learnt() -> None:
-    cost = StepCost()
-    for factor in (1, 3):
-        for n in range(500):
-            cost.note(1 + n % 9, factor * (0.01 + 0.002 * (1 + n % 9)))
-    assert cost.line == pytest.approx((0.03, 0.006), rel=0.05)
-
-
-def test_steps_of_one_size_have_no_slope() -> None:
-    cost = StepCost()
-    for _ in range(100):
-        cost.note(8, 0.04)
-    base, per_row = cost.line
-    assert base + 8 * per_row == pytest.approx(0.04)
-    assert per_row >= 0 <= base
 
 
 def test_rows_are_counted_by_kind_while_somebody_looks() -> None:

@@ -71,6 +71,12 @@ class SimulateOptions:
     pages: int | None = option(None, "Pages of each pool.", unset="those of --costs", least=1)
     max_sequences: int | None = option(None, "Number of sequences in a step.", unset="that of --costs", least=1)
     max_step_tokens: int | None = option(None, "Number of tokens in a step.", unset="that of --costs", least=1)
+    target_inter_token_ms: float | None = option(
+        None,
+        "Milliseconds between two tokens at which chunks of prompts aim, as for noria serve.",
+        unset="that of --costs",
+        least=0,
+    )
     max_queue: int = same(Settings, "max_queue")
     ttft: float = option(1.0, "Target for the time to the first token, in seconds.", least=0.001, group="Report")
     inter_token: float = option(0.1, "Target for the mean time between an answer's tokens, in seconds.", least=0.001)
@@ -160,5 +166,5 @@ def _costs(options: SimulateOptions) -> Costs:
     else:
         _refuse(options, ("pages",), "--model, whose plan gives the pages")
         info = planned(options.model, options.device or "cuda", options.memory, costs.engine)
-    wanted = (options.pages, options.max_sequences, options.max_step_tokens)
+    wanted = (options.pages, options.max_sequences, options.max_step_tokens, options.target_inter_token_ms)
     return replace(costs, engine=limited(info, *wanted))

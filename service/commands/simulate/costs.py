@@ -46,6 +46,7 @@ class Costs:
 
 
 ENGINE = ("page_size", "max_model_len", "max_sequences", "max_step_tokens")
+TARGET = "target_inter_token"
 
 
 def engine(pools: Iterable[PoolSpec], **limits: Any) -> RunnerInfo:
@@ -55,11 +56,12 @@ def engine(pools: Iterable[PoolSpec], **limits: Any) -> RunnerInfo:
 
 def to_json(costs: Costs) -> dict[str, Any]:
     pools = [{"window": pool.window, "pages": pool.n_pages} for pool in costs.engine.pools]
+    limits = {name: getattr(costs.engine, name) for name in (*ENGINE, TARGET)}
     return {
         "about": costs.about,
         "lines": [line._asdict() for line in costs.lines],
         "request": costs.request,
-        "engine": {name: getattr(costs.engine, name) for name in ENGINE} | {"pools": pools},
+        "engine": limits | {"pools": pools},
     }
 
 
@@ -83,11 +85,12 @@ def parse(found: Any) -> Costs:
     about, limits = found["about"], found["engine"]
     if not isinstance(about, dict):
         raise ValueError(f"about must be an object, got {about!r}")
-    _names("engine", limits, (*ENGINE, "pools"))
+    _names("engine", limits, (*ENGINE, TARGET, "pools"))
     pools = [_pool(pool, f"engine.pools[{n}]") for n, pool in enumerate(_list(limits["pools"], "engine.pools"))]
     lines = [_line(line, f"lines[{n}]") for n, line in enumerate(_list(found["lines"], "lines"))]
     numbers = {name: _count(limits[name], f"engine.{name}") for name in ENGINE}
-    return Costs(about, tuple(lines), _seconds(found["request"], "request"), engine(pools, **numbers))
+    target = {TARGET: _seconds(limits[TARGET], f"engine.{TARGET}")}
+    return Costs(about, tuple(lines), _seconds(found["request"], "request"), engine(pools, **numbers, **target))
 
 
 def _line(found: Any, where: str) -> Line:

@@ -30,7 +30,13 @@ def planned(model: str, device: str, memory: str | None, info: RunnerInfo) -> Ru
     return replace(info, page_size=plan.page_size, pools=pools, max_model_len=plan.served)
 
 
-def limited(info: RunnerInfo, pages: int | None, max_sequences: int | None, max_step_tokens: int | None) -> RunnerInfo:
+def limited(
+    info: RunnerInfo,
+    pages: int | None,
+    max_sequences: int | None,
+    max_step_tokens: int | None,
+    target_inter_token_ms: float | None,
+) -> RunnerInfo:
     """`info` with the limits that are not None. Fewer pages make the longest sequence shorter, as they do in a server.
 
     Raises OptionError for limits with which no scheduler can work.
@@ -43,4 +49,6 @@ def limited(info: RunnerInfo, pages: int | None, max_sequences: int | None, max_
     for pool in pools:
         if pool.n_pages < (needed := max_pages(pool.window, length, info.page_size, tokens)):
             raise OptionError(f"a sequence of {length} tokens needs {needed} pages, and a pool has {pool.n_pages}")
-    return replace(info, pools=pools, max_model_len=length, max_sequences=sequences, max_step_tokens=tokens)
+    target = info.target_inter_token if target_inter_token_ms is None else target_inter_token_ms / 1000
+    longest = replace(info, pools=pools, max_model_len=length, target_inter_token=target)
+    return replace(longest, max_sequences=sequences, max_step_tokens=tokens)

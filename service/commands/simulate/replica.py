@@ -9,6 +9,7 @@ from model.batch import PoolSpec, Slice, SliceOutput, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
 from service.commands.simulate.costs import Costs
 from service.commands.simulate.requests import Request
+from service.engine.budget import PromptBudget
 from service.engine.messages import Submit, Update
 from service.engine.scheduling.skipping import SkippingScheduler, visible
 
@@ -60,8 +61,13 @@ class Replica:
     def __init__(self, costs: Costs, max_queue: int) -> None:
         info = costs.engine
         self._now = 0.0
+        self._prompts = PromptBudget(info.target_inter_token)
         self.scheduler = SkippingScheduler(
-            info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens, clock=lambda: self._now
+            info,
+            max_sequences=info.max_sequences,
+            max_step_tokens=info.max_step_tokens,
+            clock=lambda: self._now,
+            prompts=self._prompts,
         )
         self.gaps: Counter[int] = Counter()
         self.in_flight = self.steps = self.tokens = self.most_waiting = 0
@@ -72,6 +78,7 @@ class Replica:
         self._served: dict[int, Served] = {}
         self._stalled: dict[int, float] = {}  # preempted sequences, with the time of their latest token
         self._batch: StepBatch | None = None  # the step in flight
+        self._n_tokens = 0  # of the step in flight
         self._seconds = 0.0  # of the step in flight
 
     def submit(self, number: int, served: Served) -> None:
@@ -114,6 +121,7 @@ class Replica:
         n_quiet, quiet_keys = scheduler.n_quiet, scheduler.quiet_keys / len(self._pools)
         tokens += n_quiet
         self._seconds = self._costs.seconds(tokens, sequences + n_quiet, keys + quiet_keys, pairs + quiet_keys)
+        self._n_tokens = tokens
         self.tokens += tokens
 
     def _land(self) -> None:
@@ -123,6 +131,8 @@ class Replica:
         self._now += seconds
         self.busy += seconds
         self.steps += 1
+        n_prompt = self._batch.n_prompt
+        self._prompts.note(self._n_tokens - n_prompt, n_prompt, seconds)
         updates = self.scheduler.commit(StepOutput(tuple(map(_sampled, self._batch.slices))))
         self._batch = None
         n_next = n_quiet + sum([self._note(update) for update in updates])

@@ -1,11 +1,11 @@
 """The scheduler chooses the tokens of each step. It alone changes queues, sequences and page tables.
 
 A step computes up to `max_step_tokens` tokens. First come the sequences that decode, one token each, then prompt
-chunks, the oldest sequence first. A chunk ends before an image that is not encoded; work on that image then takes its
-budget. Then the scheduler admits sequences from the waiting queue, which shares the engine fairly between tenants;
-`adapters.py` bounds the LoRA adapters of a step. Draft tokens take what is left. When pages run out, the scheduler
-preempts the youngest sequence: it releases the pages, keeps the tokens and puts the sequence back into the queue at its
-old place.
+chunks, the oldest sequence first. Beside sequences that decode `PromptBudget` limits them. A chunk ends before an image
+that is not encoded; work on that image then takes its budget. Then the scheduler admits sequences from the waiting
+queue, which shares the engine fairly between tenants; `adapters.py` bounds the LoRA adapters of a step. Draft tokens
+take what is left. When pages run out, the scheduler preempts the youngest sequence: it releases the pages, keeps the
+tokens and puts the sequence back into the queue at its old place.
 
 Several steps may be in flight. The device, or each stage of a pipeline, computes them in the order of their plans. So
 chunks of one prompt may follow each other, and a page that one step releases may be written by the next. A runner that
@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import count
 
 from model.batch import BROKEN_NUMBERS, RunnerInfo, SliceOutput, StepBatch, StepOutput
+from service.engine.budget import PromptBudget
 from service.engine.messages import Stats, Submit, Update
 from service.engine.scheduling.adapters import AdapterPlaces
 from service.engine.scheduling.admission import awaits_page, fits, reuse
@@ -44,7 +45,8 @@ class Scheduler:
     Each `plan` is followed by its `commit`, or at once by `retract`. With `RunnerInfo.pipeline` stages, as many plans
     may come before the first of their commits; without, one more if `assume` returns True. `submit` and `abort` may
     come between. `advanced` has the ids of the sequences that the latest `commit` brought forward. `adapter_ready` is
-    `ready` of `AdapterPlaces`.
+    `ready` of `AdapterPlaces`. `prompts` is told what the steps cost; without it nothing but `max_step_tokens` limits
+    prompts.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Scheduler:
         max_step_tokens: int,
         clock: Callable[[], float] = time.monotonic,
         adapter_ready: Callable[[int, Collection[int]], bool] = lambda adapter, running: True,
+        prompts: PromptBudget | None = None,
     ) -> None:
         if not 1 <= max_sequences <= max_step_tokens:
             raise ValueError(f"max_sequences must be 1..max_step_tokens ({max_step_tokens}), got {max_sequences}")
@@ -64,6 +67,7 @@ class Scheduler:
         self._images = ImageStore(info)
         self._trail = Trail(self.pools)
         self.advanced: list[int] = []
+        self.prompts = prompts or PromptBudget()
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens  # of all steps in flight together
         self._limit = StepLimit(max_step_tokens, least=info.max_sequences)
@@ -120,7 +124,7 @@ class Scheduler:
 
     def plan(self) -> StepBatch:
         """Choose the tokens of the next step and take the pages that they need."""
-        step = Step(budget := max(1, self._limit.now // self._depth))
+        step = Step(budget := self._budget())
         for sequence in self._in_order(step):
             if step.budget and sequence in self._running:
                 self._extend(sequence, step)
@@ -225,6 +229,7 @@ class Scheduler:
             self._max_sequences,
             self._max_step_tokens,
             self._max_adapters,
+            self.prompts,
             {key: n_prompt for key, n_prompt in preparing.items() if key not in self._sequences},
         )
 
@@ -235,6 +240,14 @@ class Scheduler:
             assert self.has_work or pool.stats.held == 0, f"{pool.stats.held} pages are held by no sequence"
         self._images.check()
         assert self.has_work or self._images.n_held == 0, f"{self._images.n_held} images are held by no sequence"
+
+    def _budget(self) -> int:
+        """The number of tokens of the next step. Steps in flight share it, and the sequences that decode, evenly."""
+        n_decoding = len(self._running) - len(self._unfinished())
+        tokens, prompts = self._limit.now, self.prompts.tokens(n_decoding)
+        if prompts is not None:
+            tokens = min(tokens, n_decoding + prompts)
+        return max(1, tokens // self._depth)
 
     def _why_blocked(self, step: Step) -> str:
         """Why the head of the queue waits, once the step is planned: a reason of `SequencePicture`."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
+from service.engine.budget import PromptBudget
 from service.engine.picture import (
     MAX_PAGES,
     MAX_QUEUED,
@@ -35,6 +36,7 @@ class View:
     max_sequences: int
     max_step_tokens: int
     max_adapters: int
+    prompts: PromptBudget
     preparing: Mapping[int, int]
 
     def whole(self, steps: Picture) -> Picture:
@@ -45,11 +47,11 @@ class View:
         pools = tuple(map(_pool, self.pools))
         return replace(steps, pools=pools, sequences=shown, left_out=n_sequences - len(shown))
 
-    def of(self, ids: Iterable[int], line: tuple[float, float]) -> Picture:
-        """The sequences with these ids, and the outlook. A step costs `line`."""
+    def of(self, ids: Iterable[int]) -> Picture:
+        """The sequences with these ids, and the outlook."""
         wanted = frozenset(ids)
         found = tuple(item for item in self._all(pages=False) if item.id in wanted)
-        return Picture(sequences=found, outlook=self._outlook(line))
+        return Picture(sequences=found, outlook=self._outlook())
 
     def _all(self, *, pages: bool) -> Iterator[SequencePicture]:
         return chain(self._running(pages), self._queue(pages), self._unprepared())
@@ -73,10 +75,11 @@ class View:
         for sequence_id, n_prompt in self.preparing.items():
             yield SequencePicture(sequence_id, "waiting", n_prompt, 0, 0, 0, "grammar", None)
 
-    def _outlook(self, line: tuple[float, float]) -> Outlook:
+    def _outlook(self) -> Outlook:
         placed = chain(((None, item) for item in self.running), enumerate(self.waiting, 1))
         return Outlook(
-            *line,
+            self.prompts.cost,
+            self.prompts.target,
             self.answers,
             self.pools[0].page_size,
             tuple(pool.available for pool in self.pools),

@@ -51,7 +51,7 @@ def test_the_load_of_a_prompt_counts_the_work_on_its_images() -> None:
     engine.ask(2, prompt_of(BLUE, BLUE, [4]), PARAMS)
     loads = []
     for _ in range(4):
-        outlook = engine.scheduler.view({}).of((), (1.0, 0.0)).outlook
+        outlook = engine.scheduler.view({}).of(()).outlook
         assert outlook is not None
         loads.append([load.uncomputed for load in outlook.loads])
         engine.step()

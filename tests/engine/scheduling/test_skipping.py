@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from model.batch import SliceOutput, StepBatch, StepOutput
 from model.sampling_params import SamplingParams
+from service.engine.budget import Cost, PromptBudget
 from service.engine.messages import Submit, Update
 from service.engine.scheduling.scheduler import Scheduler
 from service.engine.scheduling.skipping import SkippingScheduler, visible
 from tests.fakes import make_info
 
 TENANTS = ("a", "b")
+COST = Cost(1.0, 0.5, 1.0)
 
 
 @dataclass
@@ -51,13 +53,15 @@ def ends(updates: list[Update]) -> list[tuple[int, str | None, int | None]]:
     specs=pools,
     max_sequences=st.integers(1, 6),
     chunk=st.integers(0, 6),
+    target=st.sampled_from([0.0, 4.0]),
 )
 def test_every_step_is_that_of_the_scheduler(
-    requests: list[Arrival], specs: tuple, max_sequences: int, chunk: int
+    requests: list[Arrival], specs: tuple, max_sequences: int, chunk: int, target: float
 ) -> None:
     info = make_info(page_size=4, pools=specs, max_model_len=64)
     limits = {"max_sequences": max_sequences, "max_step_tokens": max_sequences + chunk}
-    whole, skipping = Scheduler(info, **limits), SkippingScheduler(info, **limits)
+    whole = Scheduler(info, **limits, prompts=PromptBudget(target))
+    skipping = SkippingScheduler(info, **limits, prompts=PromptBudget(target))
     number, step = 0, 0
     waiting = sorted(requests, key=lambda arrival: arrival.step)
     while number < len(waiting) or whole.has_work:
@@ -76,6 +80,8 @@ def test_every_step_is_that_of_the_scheduler(
         assert skipping.quiet_keys == sum(visible(info.pools, start) for start, _, _ in parts.values())
         n_preempted = whole.stats().preemptions
         assert (n_preempted, whole.stats().pools) == (skipping.stats().preemptions, skipping.stats().pools)
+        for scheduler in (whole, skipping):
+            scheduler.prompts.note(len(expected.slices), expected.n_prompt, COST.seconds(1, expected.n_prompt))
         before = ends(whole.commit(answers(expected))) if expected else []
         assert ends(skipping.commit(answers(found))) == before
         assert whole.stats() == skipping.stats()

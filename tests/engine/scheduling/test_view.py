@@ -115,7 +115,7 @@ def test_what_is_left_out_is_counted() -> None:
         submit(drive, number)
     picture = view(drive).whole(Picture())
     assert (len(picture.sequences), picture.left_out) == (MAX_QUEUED, 53)
-    assert [item.id for item in view(drive).of([3, 68], (0.0, 0.0)).sequences] == [3, 68]
+    assert [item.id for item in view(drive).of([3, 68]).sequences] == [3, 68]
 
 
 def test_a_full_engine_does_not_hide_its_queue() -> None:

@@ -11,6 +11,7 @@ from service.commands.simulate.fleet import BALANCERS, Fleet
 from service.commands.simulate.replica import GAP_CLASS, gap_seconds
 from service.commands.simulate.requests import Request, at_random, distribution
 from service.commands.simulate.summary import Targets, summarize
+from service.engine.budget import PromptBudget
 from service.engine.messages import Submit
 from service.engine.scheduling.scheduler import Scheduler
 from tests.service.commands.simulate.costs import costs, served
@@ -85,7 +86,8 @@ def test_a_preempted_request_is_computed_again_and_its_gap_counted() -> None:
 def step_by_step(found: Costs, requests: Iterable[Request]) -> list[tuple[float, float]]:
     """First and last token of each request, by the scheduler alone: one Python step for each step."""
     info, now = found.engine, 0.0
-    scheduler = Scheduler(info, max_sequences=info.max_sequences, max_step_tokens=info.max_step_tokens)
+    limits = {"max_sequences": info.max_sequences, "max_step_tokens": info.max_step_tokens}
+    scheduler = Scheduler(info, **limits, prompts=(prompts := PromptBudget(info.target_inter_token)))
     arrivals = list(enumerate(requests))[::-1]
     first: dict[int, float] = {}
     end: dict[int, float] = {}
@@ -99,9 +101,11 @@ def step_by_step(found: Costs, requests: Iterable[Request]) -> list[tuple[float,
         counts = [
             (item.stop - item.start, item.stop, sum(range(item.start + 1, item.stop + 1))) for item in batch.slices
         ]
-        now += found.seconds(
+        seconds = found.seconds(
             sum(c[0] for c in counts), len(counts), sum(c[1] for c in counts), sum(c[2] for c in counts)
         )
+        now += seconds
+        prompts.note(batch.n_tokens - batch.n_prompt, batch.n_prompt, seconds)
         sampled = ((2 * item.sequence_id + 1,) if item.samples else () for item in batch.slices)
         for update in scheduler.commit(StepOutput(tuple(map(SliceOutput, sampled)))):
             first.setdefault(update.id, now)
@@ -110,11 +114,12 @@ def step_by_step(found: Costs, requests: Iterable[Request]) -> list[tuple[float,
     return [(first[number], end[number]) for number in sorted(first)]
 
 
-@pytest.mark.parametrize("pages", [40, 400])
-def test_a_load_is_served_as_step_by_step(pages: int) -> None:
-    """Few pages preempt. The times are equal to the last bit but for the order of additions."""
+@pytest.mark.parametrize(("pages", "target"), [(40, 0.0), (400, 0.0), (400, 0.02)])
+def test_a_load_is_served_as_step_by_step(pages: int, target: float) -> None:
+    """Few pages preempt. A target cuts chunks. The times are equal to the last bit but for the order of additions."""
     line = Line(step=2**-7, token=2**-12, sequence=2**-11, key=2**-16, pair=2**-18)
-    found = costs(line, pages=pages, max_sequences=16, max_step_tokens=32)
+    limits = {"max_sequences": 16, "max_step_tokens": 64, "target_inter_token": target}
+    found = costs(line, pages=pages, **limits)
     draws = distribution("uniform:1-60", "--input"), distribution("lognormal:20,0.5", "--output")
     requests = list(at_random(12.0, 150, *draws, shared=9, seed=3))
     fleet = served(found, *requests)

@@ -1,0 +1,145 @@
+"""What steps cost, and the prompt tokens that fit beside decoding, against arithmetic on paper."""
+
+from dataclasses import replace
+from itertools import cycle, islice
+
+import pytest
+
+from model.sampling_params import SamplingParams
+from service.engine.budget import LEAST_TOKENS, Cost, PromptBudget, StepCost
+from tests.engine.driving import Drive, expected
+from tests.fakes import make_info
+
+TRUE = Cost(0.004, 0.0005, 0.0002)
+SHAPES = ((0, 512), (16, 0), (4, 0), (16, 50), (1, 0), (30, 120))
+ANSWER = SamplingParams(temperature=0.0, max_tokens=60)
+
+
+def learnt(*costs: Cost, each: int = 300) -> StepCost:
+    """After steps of these costs, one after the other."""
+    found = StepCost()
+    for cost in costs:
+        for rows, tokens in islice(cycle(SHAPES), each):
+            found.note(rows, tokens, cost.seconds(rows, tokens))
+    return found
+
+
+def test_the_cost_of_rows_and_tokens_is_learnt_and_learnt_again() -> None:
+    assert StepCost().now == Cost(0.0, 0.0, 0.0)
+    slower = Cost(0.012, 0.0008, 0.0005)
+    for found, cost in ((learnt(TRUE), TRUE), (learnt(TRUE, slower), slower)):
+        for rows, tokens in SHAPES:
+            assert found.now.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=0.03)
+
+
+def test_steps_that_only_decode_say_nothing_about_prompts() -> None:
+    found = learnt(TRUE)
+    before = found.now.token
+    for _ in range(10_000):
+        found.note(16, 0, 0.05)
+    assert found.now.token == pytest.approx(before, rel=0.02)
+    assert found.now.seconds(16, 0) == pytest.approx(0.05)
+
+
+def test_a_step_that_something_held_up_counts_little() -> None:
+    """It took 500 times as long and counts as twice, once."""
+    found = learnt(TRUE)
+    found.note(16, 0, 6.0)
+    assert TRUE.seconds(16, 0) < found.now.seconds(16, 0) < 1.2 * TRUE.seconds(16, 0)
+
+
+def test_the_parts_are_told_apart_although_nothing_decodes_alone() -> None:
+    """Sequences join while prompts fill the rest of each step: rows and prompt tokens vary together."""
+    found = StepCost()
+    found.note(0, 512, TRUE.seconds(0, 512))
+    for rows in range(4, 24):
+        tokens = TRUE.prompt_tokens(rows, 0.02) or 0
+        found.note(rows, tokens, TRUE.seconds(rows, tokens))
+    assert found.now.seconds(24, 0) == pytest.approx(TRUE.seconds(24, 0), rel=0.2)
+    assert found.now.token == pytest.approx(TRUE.token, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "tokens"),
+    [
+        (16, 0.02, 60),  # decoding takes 12 ms, which is more than the 8 ms that are left
+        (2, 0.02, 75),  # 20 - 5 ms
+        (1, 0.001, 22),  # 4.5 ms, as long as decoding
+        (0, 0.02, None),  # nobody waits for the next token
+        (16, 0.0, None),
+    ],
+)
+def test_prompts_get_what_the_target_leaves_and_half_of_the_time(rows: int, target: float, tokens: int | None) -> None:
+    assert TRUE.prompt_tokens(rows, target) == tokens
+
+
+def test_before_the_first_prompt_nothing_is_limited() -> None:
+    assert Cost(0.004, 0.0005, 0.0).prompt_tokens(16, 0.02) is None
+
+
+def chunked(target: float, cost: Cost = TRUE) -> list[tuple[int, int]]:
+    """Two sequences decode when a prompt of 1000 tokens comes. Returns the decoding rows and prompt tokens of the
+    steps from then on."""
+    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
+    prompts = PromptBudget(target)
+    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=prompts)
+    for number in (1, 2):
+        engine.submit(number, [number] * 10, ANSWER)
+    steps = list[tuple[int, int]]()
+    while engine.scheduler.has_work:
+        batch = engine.step()
+        counts = batch.n_tokens - batch.n_prompt, batch.n_prompt
+        prompts.note(*counts, cost.seconds(*counts))
+        steps.append(counts)
+        if len(steps) == 8:
+            engine.submit(3, [3] * 1000, ANSWER)
+    engine.check_idle()
+    assert all(engine.answers[number] == expected([number] * n, ANSWER) for number, n in ((1, 10), (2, 10), (3, 1000)))
+    return steps[8:]
+
+
+def test_a_chunk_beside_decoding_meets_the_target() -> None:
+    """Two rows take 5 ms, so 15 ms are for prompts. The estimate is wrong by half at first, from the
+    short prompts, and nearly right after five."""
+    steps = chunked(0.02)
+    chunks = [(rows, tokens) for rows, tokens in steps if tokens]
+    assert all(rows == 2 for rows, _ in chunks)
+    assert sum(tokens for _, tokens in chunks) == 1000
+    for rows, tokens in chunks[5:-1]:
+        assert TRUE.seconds(rows, tokens) == pytest.approx(0.02, rel=0.1)
+
+
+def test_without_a_target_chunks_fill_the_step() -> None:
+    steps = chunked(0.0)
+    assert steps[:4] == [(2, 254)] * 3 + [(2, 238)]
+
+
+def test_a_target_out_of_reach_leaves_prompts_the_least_chunk() -> None:
+    """Prompts would get as long as decoding, 2 ms, which one token takes."""
+    chunks = [tokens for _, tokens in chunked(0.001, Cost(0.0, 0.001, 0.002)) if tokens]
+    assert sum(chunks) == 1000
+    assert chunks[:-1] == [LEAST_TOKENS] * (len(chunks) - 1)
+
+
+def test_a_prompt_alone_is_computed_in_full_chunks() -> None:
+    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
+    engine = Drive(info, max_sequences=4, max_step_tokens=256, prompts=PromptBudget(0.001))
+    engine.submit(1, [1] * 600, ANSWER)
+    assert [engine.step().n_tokens for _ in range(3)] == [256, 256, 88]
+
+
+def test_the_stages_of_a_pipeline_share_the_budget() -> None:
+    """Both decoding sequences and the 75 prompt tokens that fit beside them are for two steps in flight."""
+    prompts = PromptBudget(0.02)
+    for rows, tokens in islice(cycle(SHAPES), 300):
+        prompts.note(rows, tokens, TRUE.seconds(rows, tokens))
+    assert prompts.tokens(2) == pytest.approx(75, abs=2)
+    info = make_info(page_size=16, pools=((None, 100),), max_model_len=1100)
+    engine = Drive(replace(info, pipeline=2), max_step_tokens=256, prompts=prompts)
+    for number in (1, 2):
+        engine.submit(number, [number], ANSWER)
+    for _ in range(4):
+        engine.step()
+    engine.submit(3, [3] * 1000, ANSWER)
+    for _ in range(4):
+        assert engine.step().n_tokens <= (2 + 77) // 2
