@@ -83,8 +83,8 @@ class Step:
                 continue
             draft = sequence.lookup.draft(sequence.tokens, limit)
             available = min(table.capacity() - n_kept * table.pool.page_size for table in sequence.tables) - stop
-            n = pays.add(sequence.lookup.acceptance, min(len(draft), self.budget, available))
-            if n:
+            n = min(len(draft), self.budget, available)
+            if n > 0 and (n := pays.add(sequence.lookup.chances[:n])):
                 for table in sequence.tables:
                     table.grow(stop + n)
                 self.drafts[sequence] = draft[:n]
