@@ -249,6 +249,7 @@ def _runner(
         setup.images.tokens if setup.images else 0,
         max_adapters=setup.options.max_loras,
         pipeline=layout.pipeline,
+        copies_pages=device.type == "cpu",
     )
     pools = PagePools.allocate(config, specs, lambda shape: backend.allocate(shape, setup.kv_dtype, device))
     tables = RopeTables.build(config, length, device)

@@ -53,6 +53,7 @@ def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = Fals
     info = make_info(page_size=page_size, pools=pools, max_model_len=longest)
     max_sequences = draw(st.integers(1, max_step_tokens))
     info = replace(info, pipeline=draw(pipelines), runs_ahead=ahead, max_sequences=max_sequences)
+    info = replace(info, copies_pages=draw(st.booleans()))
     say = draw(st.sampled_from([next_token, parrot]))
     order = draw(st.none() | st.randoms()) if info.pipeline > 1 or ahead else None
     lack = draw(st.none() | st.randoms()) if info.pipeline == 1 else None

@@ -90,6 +90,13 @@ class PagePool:
         """Whether a held or cached page has this content."""
         return name in self._pages
 
+    def find(self, name: bytes) -> int:
+        """The page of this name. A cached one becomes the last to be evicted. Raises KeyError if there is none."""
+        page = self._pages[name]
+        if page in self._cached:
+            self._cached.move_to_end(page)
+        return page
+
     def take(self) -> int:
         """A page to write to, held once. Raises IndexError if none is available."""
         if self._free:
@@ -114,7 +121,7 @@ class PagePool:
         return page
 
     def name(self, page: int, name: bytes) -> None:
-        """Name a held, full page by its content. If another page has that name already, nothing changes."""
+        """Name a held page by its content, which is final. If another page has that name already, nothing changes."""
         if name not in self._pages and page not in self._names:
             self._names[page] = name
             self._pages[name] = page
