@@ -20,9 +20,11 @@ class Request:
     aborted_at: int | None
 
 
+BEGINNING = [1, 1, 2, 3] * 6
 windows = st.sampled_from([None, 1, 2, 3, 5, 9])
 request_fields = {
-    "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
+    "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30)
+    | st.builds(lambda n, end: [*BEGINNING[:n], end], st.integers(1, 24), st.integers(1, 3)),
     "params": st.builds(
         SamplingParams,
         temperature=st.sampled_from([0.0, 1.0]),
