@@ -43,7 +43,7 @@ request_fields = {
 @st.composite
 def loads(draw: st.DrawFn, pipelines: st.SearchStrategy[int], ahead: bool = False) -> tuple[Drive, list[Request]]:
     """An engine with hardly enough pages, and requests that share beginnings."""
-    page_size = draw(st.sampled_from([1, 3, 4, 8]))
+    page_size = draw(st.sampled_from([1, 3, 4, 8, 16]))
     max_step_tokens = draw(st.integers(3, 20))
     spare = draw(st.integers(0, 12))
     longest = 42

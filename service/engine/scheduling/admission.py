@@ -9,8 +9,8 @@ from service.engine.scheduling.sequence import Sequence
 from service.engine.scheduling.step import Step
 from service.engine.scheduling.trail import Trail
 
-LEAST_COPIED = 2
-"""Tokens that are worth a copy of their page. All prompts begin with the same token."""
+LEAST_COPIED = 4
+"""Tokens that are worth a copy of their page: under the embedded model, a copy takes as long as three."""
 
 
 def reuse(sequence: Sequence, pools: Items[PagePool]) -> int:

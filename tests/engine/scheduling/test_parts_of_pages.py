@@ -37,7 +37,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_prompt_begins_where_it_differs_from_all_earlier_ones(seed: int) -> None:
-    """Salts divide them. A beginning of one token in a page is not worth a copy."""
+    """Salts divide them. A few tokens are not worth a copy of their page."""
     rng, drive = Random(seed), new_drive(((None, 2000),))
     computed: dict[str, list[list[int]]] = {"": [], "salt": []}
     for _ in range(30):
@@ -55,7 +55,7 @@ def test_a_prompt_begins_where_it_differs_from_all_earlier_ones(seed: int) -> No
 def test_a_window_sees_what_was_copied_and_the_pages_before(window: int) -> None:
     """The windowed pool has lost all but the last pages of the first prompt. The second one continues its answer."""
     drive = new_drive(((None, 64), (window, 64)))
-    prompt = [40 + n % 50 for n in range(63)]
+    prompt = [40 + n % 50 for n in range(65)]
     assert serve(drive, prompt) == 0
     chat = prompt + drive.answers[0]
     assert serve(drive, [*chat, 7, 7, 7]) == len(chat) - 1
