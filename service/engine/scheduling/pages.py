@@ -2,7 +2,8 @@
 
 A page is *held* (sequences use it), *cached* (no sequence uses it, but its content may be reused; the least recently
 used page is evicted first) or *free*. The name of a full page is a chained hash of all tokens up to its end, so that
-equal names mean equal keys and values; the digests of the images that start in a page are part of its name. Salt and
+equal names mean equal keys and values; the digests of the images that start in a page are part of its name. The last
+page of a sequence that ended has a name by fewer tokens: others may copy it, and nobody shares it. Salt and
 LoRA adapter seed the chain: a request with another salt or adapter never finds these pages.
 """
 
