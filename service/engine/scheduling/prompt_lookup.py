@@ -11,8 +11,8 @@ FIRST_ACCEPTANCES = (0.2, 0.5, 0.75, 0.9)
 CANDIDATES = 8
 """Places, the latest, among which a longer match is looked for. More found nothing."""
 STEP_ROWS = 10.0
-"""Fixed cost of a step, in rows. Measured on two cores: 14 (int4) and 20 (int8), on older ones 4 to 9. The number of
-steps changes little between 8 and 20."""
+"""Fixed cost of a step, in rows. Measured on two cores: 14 (int4) and 20 (int8), on older ones 4 to 9. The
+gain changes little with numbers from 8 to 20."""
 ACCEPTANCE_SMOOTHING = 1 / 8
 LEVELS = tuple(bisect_right(MATCHES, n) - 1 for n in range(1, MATCHES[-1] + 1))
 """`LEVELS[n - 1]`: index of the greatest of `MATCHES` that is at most n."""
